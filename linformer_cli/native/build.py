@@ -16,7 +16,7 @@ import sysconfig
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .constants import definitions
@@ -132,10 +132,11 @@ def is_fresh(library: Path, instruction_set: InstructionSet) -> bool:
 
 @dataclass(frozen=True)
 class Compiler:
-    """The command of a C++ compiler. zig has other names for processors than GCC and clang."""
+    """The command of a C++ compiler. zig has other names for processors than GCC and clang, and a folder of caches."""
 
     command: tuple[str, ...]
     is_zig: bool = False
+    caches: Path | None = None  # None: in the home folder
 
     def options(self, target: Target, instruction_set: InstructionSet) -> tuple[str, ...]:
         if not self.is_zig:
@@ -145,7 +146,10 @@ class Compiler:
 
     def run(self, *arguments: str) -> None:
         """Run the compiler. Raises `CompilerError` with the first error that it reports."""
-        outcome = subprocess.run((*self.command, *arguments), capture_output=True, text=True, errors="replace")
+        caches = {f"ZIG_{kind}_CACHE_DIR": str(self.caches) for kind in ("GLOBAL", "LOCAL") if self.caches}
+        outcome = subprocess.run(
+            (*self.command, *arguments), env=os.environ | caches, capture_output=True, text=True, errors="replace"
+        )
         if outcome.returncode:
             lines = [line for line in outcome.stderr.splitlines() if "error" in line] or outcome.stderr.splitlines()
             raise CompilerError(f"{Path(self.command[0]).name}: {lines[0] if lines else 'failed'}")
@@ -192,6 +196,7 @@ def build_libraries(target: Target, folder: Path | None = None) -> Outcome:
         # zig compiles its C++ library once for each processor that it links for, so all libraries use the first's.
         link = (*compiler.options(target, target.instruction_sets[0]), "-shared", "-s", "-pthread")
         with tempfile.TemporaryDirectory(dir=folder, prefix=".") as place, ThreadPoolExecutor(os.cpu_count()) as pool:
+            compiler = replace(compiler, caches=Path(place) / "caches")
             if compiler.is_zig:  # this takes half of the time, in one thread
                 empty = Path(place) / "empty.cpp"
                 empty.touch()

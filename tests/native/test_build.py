@@ -110,6 +110,28 @@ def test_only_zig_builds_for_other_systems(monkeypatch) -> None:
             assert compiler.options(target, one)[:2] == ("-target", target.triple)
 
 
+def test_zig_compiles_its_cpp_library_once_and_leaves_nothing_in_the_home_folder(tmp_path, monkeypatch) -> None:
+    """It compiles this library for every processor that it links for, and keeps it in its caches."""
+    package = tmp_path / "modules" / "ziglang"
+    package.mkdir(parents=True)
+    (package / "__main__.py").write_text(
+        "import os, sys\n"
+        "caches = [os.environ[f'ZIG_{kind}_CACHE_DIR'] for kind in ('GLOBAL', 'LOCAL')]\n"
+        "with open(os.environ['LOG'], 'a') as log: print(*caches, *sys.argv[1:], file=log)\n"
+        "open(sys.argv[-1], 'w').close()\n"
+    )
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    build.build_libraries(build.TARGETS["windows-x86_64"], tmp_path / "new")
+    lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    links = [line for line in lines if "-shared" in line]
+    assert len(links) == 4  # three libraries, and one beside the compilation
+    assert {word for line in links for word in line if word.startswith("-mcpu=")} == {"-mcpu=x86_64"}
+    assert all(Path(folder).is_relative_to(tmp_path / "new") for line in lines for folder in line[:2])
+    assert {file.suffix for file in (tmp_path / "new").iterdir()} == {".dll"}
+
+
 @pytest.mark.parametrize("changed", ["a header", "a constant", "an option"])
 def test_the_digest_depends_on_everything_that_a_library_is_built_from(tmp_path, monkeypatch, changed) -> None:
     one = build.this_machine().instruction_sets[0]
