@@ -17,6 +17,7 @@ from .longformer import LongformerAttention
 from .lsh import LshAttention
 from .nystrom import NystromAttention
 from .performer import PerformerAttention
+from .probsparse import ProbsparseAttention
 from .retention import RetentionAttention
 from .rfa import RfaAttention
 from .single_head import SingleHeadAttention
@@ -43,6 +44,7 @@ CATALOGUE: dict[str, type[Attention]] = {
         LongShortAttention,
         SparseAttention,
         LogsparseAttention,
+        ProbsparseAttention,
         GauAttention,
         FlashAttention,
     )

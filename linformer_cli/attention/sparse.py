@@ -2,13 +2,12 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from linformer_cli.errors import UsageError
@@ -16,6 +15,7 @@ from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place, stack_spans
+from .parts.recomputed import recompute
 
 SparseState = KeyValueCache
 
@@ -167,9 +167,12 @@ class SparseAttention(CachedAttention):
             far = [x.contiguous() for x in far]
         outputs = []
         for start, *slab in zip(range(first, total, rows), *near, strict=True):
-            run = functools.partial(self.attend_slab, part, start)
-            outputs.append(_Recomputed.apply(run, len(slab), *slab, *far) if again else run(slab, far))
+            run = functools.partial(self._attend_parts, part, start, len(slab))
+            outputs.append(recompute(run, *slab, *far) if again else run(*slab, *far))
         return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
+
+    def _attend_parts(self, part: _Part, start: int, split: int, *x: Tensor) -> Tensor:
+        return self.attend_slab(part, start, x[:split], x[split:])
 
     def attend_slab(self, part: _Part, start: int, slab: Sequence[Tensor], far: Sequence[Tensor]) -> Tensor:
         """Outputs [N, rows, l, V] of some rows, from row `start` on.
@@ -273,26 +276,3 @@ class SparseAttention(CachedAttention):
 def _rows_before(x: Tensor, first: int) -> Tensor:
     """For each row of x from `first` on, the previous row (zeros for row 0): [N, rows, l, width]."""
     return x[:, first - 1 : -1] if first else functional.pad(x[:, :-1], (0, 0, 0, 0, 1, 0))
-
-
-class _Recomputed(torch.autograd.Function):
-    """Returns `run(slab, far)` and saves only the inputs. The backward pass calls `run` again.
-
-    This is equivalent to `torch.utils.checkpoint`, whose import takes seconds.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, run: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor], split: int, *x: Tensor
-    ) -> Tensor:
-        ctx.run, ctx.split = run, split
-        ctx.save_for_backward(*x)
-        return run(x[:split], x[split:])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
-        with torch.enable_grad(), torch.autocast(gradient.device.type, enabled=False):
-            y = ctx.run(leaves[: ctx.split], leaves[ctx.split :])
-        return None, None, *torch.autograd.grad(y, leaves, gradient)

@@ -18,6 +18,7 @@
 #include "ops/mix_lsh.h"
 #include "ops/mix_nystrom.h"
 #include "ops/mix_performer.h"
+#include "ops/mix_probsparse.h"
 #include "ops/mix_retention.h"
 #include "ops/mix_rows.h"
 #include "ops/mix_sines.h"
@@ -57,6 +58,7 @@ const Entry ENTRIES[] = {
     {"mix.nystrom", mix_nystrom, true},
     {"mix.performer", mix_performer, true},
     {"mix.performer_trig", mix_performer_trig, true},
+    {"mix.probsparse", mix_probsparse, true},
     {"mix.retention", mix_retention, true},
     {"mix.rfa", mix_rfa, true},
     {"mix.rows", mix_rows, true},

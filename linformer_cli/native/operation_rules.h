@@ -202,6 +202,19 @@ void check_performer_trig(MixRules& m) {
     m.constant(4, m.K * half);
 }
 
+void check_probsparse(MixRules& m) {
+    const double capacity = m.integer(0), block = m.positive(1), samples = m.integer(3);
+    const double listed = std::ceil(m.T / block) * samples;
+    m.need(capacity >= m.T && m.positive(2) <= block);
+    m.cache(capacity, 4);
+    m.state(2, m.H * m.V);
+    m.state(3, m.H * block);
+    m.state(4, m.H);
+    m.constant(5, listed, Type::INT32);
+    // Only sampled positions before the query's are read.
+    for (int64_t n = 0; m.kept && n < listed; n++) m.need(m.shared(7)[n] >= 0);
+}
+
 void check_rfa(MixRules& m) {
     const double C = m.positive(0), half = std::floor(C / 2);
     m.need(C == 2 * half);
@@ -277,6 +290,7 @@ const struct {
     {"mix.nystrom", check_mix<check_nystrom>},
     {"mix.performer", check_mix<check_performer>},
     {"mix.performer_trig", check_mix<check_performer_trig>},
+    {"mix.probsparse", check_mix<check_probsparse>},
     {"mix.retention", check_mix<check_retention>},
     {"mix.rfa", check_mix<check_rfa>},
     {"mix.rows", check_mix<check_rows>},

@@ -1,4 +1,4 @@
-"""Counts operations, bytes read and written, and bytes saved for training, without timing anything."""
+"""Counts operations, bytes read and written, sizes, and bytes saved for training, without timing anything."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +17,18 @@ class CountOperations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
         return func(*args, **(kwargs or {}))
+
+
+class LargestTensor(TorchDispatchMode):
+    """Finds the number of elements of the largest tensor that an operation returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.numel = max(self.numel, *(x.numel() for x in tree_leaves(results) if isinstance(x, Tensor)), 0)
+        return results
 
 
 # These operations read or write only the selected rows of their first input.

@@ -1,13 +1,9 @@
 """Tests of LogSparse attention; test_contract.py covers the rest."""
 
-from typing import Any
-
 import pytest
 import torch
+from attention.measures import LargestTensor
 from tolerances import FLOAT64, assert_agree
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.model.mixers import build_attention
@@ -37,18 +33,6 @@ def seen_by_last(length: int, **options: int) -> list[int]:
 def test_the_last_of_21_positions_sees(options: dict[str, int], seen: list[int]) -> None:
     """The distances are 0, 1, 2, 4, 8 and 16 after the window; a restart repeats those below it."""
     assert seen_by_last(21, **options) == seen
-
-
-class LargestTensor(TorchDispatchMode):
-    """Finds the number of elements of the largest tensor that an operation returns."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            self.numel = max(self.numel, *(x.numel() for x in tree_leaves(results) if isinstance(x, Tensor)), 0)
-        return results
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 4, "restart": 64}])

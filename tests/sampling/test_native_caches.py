@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 # The mechanisms that keep keys and values for later positions.
 WITH_CACHE = (
-    *("bigbird", "flash", "gau", "linformer", "logsparse", "long_short", "longformer", "lsh", "single_head"),
-    *("softmax", "sparse"),
+    *("bigbird", "flash", "gau", "linformer", "logsparse", "long_short", "longformer", "lsh", "probsparse"),
+    *("single_head", "softmax", "sparse"),
 )
 CACHED = {key: variant for key, variant in VARIANTS.items() if variant[0] in WITH_CACHE}
 every_cached = pytest.mark.parametrize("variant", CACHED)

@@ -1,0 +1,33 @@
+"""Functions whose intermediate results are not saved for the backward pass."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def recompute(run: Callable[..., Tensor], *x: Tensor) -> Tensor:
+    """run(*x), for which only `x` is saved. The backward pass calls `run` again. The result can be differentiated once.
+
+    This is equivalent to `torch.utils.checkpoint`, whose import takes seconds.
+    """
+    y: Tensor = _Recomputed.apply(run, *x)
+    return y
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Tensor], *x: Tensor) -> Tensor:
+        ctx.run = run
+        ctx.save_for_backward(*x)
+        return run(*x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        with torch.enable_grad(), torch.autocast(gradient.device.type, enabled=False):
+            y = ctx.run(*leaves)
+        return None, *torch.autograd.grad(y, leaves, gradient)

@@ -1,0 +1,236 @@
+"""ProbSparse attention (Zhou 2020, 'Informer', arXiv 2012.07436): only some queries attend, the others average."""
+
+import functools
+import math
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from linformer_cli.native.program import MixInputs
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .parts.caches import KeyValueCache, add_cache, cache_format, extend_cache, fit_rows, init_cache, push_in_place
+from .parts.recomputed import recompute
+
+# The largest number of queries that the parallel form computes at once: they are scored against all keys up to the
+# last of them. If a head has more scores in total, the backward pass recomputes them.
+QUERIES_AT_ONCE = 64
+SCORES_KEPT = 2**18
+# A threshold below every measure.
+EVERY_QUERY = -3e38
+# The sampled positions are fractions of a length, in units of 1 / FRACTIONS.
+FRACTIONS = 2**20
+
+
+class ProbsparseOptions(AttentionOptions):
+    """Options of ProbSparse attention."""
+
+    factor: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1_000,
+            description="c; about c ln(block) queries of a block attend, and c ln(T) keys are sampled to choose them",
+        ),
+    ] = 5.0
+    block: Annotated[
+        int,
+        Field(gt=0, le=65_536, description="number of positions whose measures set the threshold for the next ones"),
+    ] = 128
+
+
+class ProbsparseState(NamedTuple):
+    """A cache, the sum of all values [B, H, V], measures [B, H, block] of the current block, and the threshold [B, H].
+
+    Only the measures of known positions are valid.
+    """
+
+    cache: KeyValueCache
+    total: Tensor
+    measures: Tensor
+    threshold: Tensor
+
+
+class ProbsparseAttention(Attention):
+    """y_t is softmax attention to all j <= t if M_t >= m(b), and otherwise the mean of v_0 .. v_t.
+
+    M_t = max_j(q_t . k_j) - mean_j(q_t . k_j), over t and some sampled positions j < t, measures how much query t
+    prefers some keys. b is the block of `block` positions that contains t, and m(b) is the u-th largest measure of
+    block b - 1, where u = factor ln(block), rounded up. In block 0, every query attends. The sample of block b has
+    factor ln(T) positions below (b + 1) `block`, rounded up; T is the length of an image. Its fractions of this length
+    are drawn once and saved. Measures have no gradient.
+
+    This is section 3 of the source, with a causal choice of queries. The source chooses the factor ln(T) queries of the
+    whole sequence with the largest measures, so a later query can turn an earlier one off. If a measure equals the
+    threshold up to rounding, `attend` and `step` can decide differently.
+    """
+
+    name = "probsparse"
+    source = "Zhou 2020, arXiv 2012.07436"
+    family = "sparse"
+    method = "queries with peaked scores attend, others average"
+    memory = Memory.GROWING
+    options_type = ProbsparseOptions
+    options: ProbsparseOptions
+    sample: Tensor
+
+    def __init__(self, options: ProbsparseOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        self.active = min(options.block, max(1, math.ceil(options.factor * math.log(options.block))))
+        self.samples = max(1, math.ceil(options.factor * math.log(shape.positions)))
+        self.register_buffer("sample", torch.randint(FRACTIONS, (self.samples,)))
+
+    def _sampled(self, first: int, blocks: int) -> Tensor:
+        """The sampled positions [blocks, samples] of blocks from `first` on. Each is in its own part of the length."""
+        block = torch.arange(first, first + blocks, device=self.sample.device).unsqueeze(1)
+        fraction = torch.arange(self.samples, device=self.sample.device) * FRACTIONS + self.sample
+        return fraction * ((block + 1) * self.options.block) // (self.samples * FRACTIONS)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+    ) -> tuple[Tensor, ProbsparseState]:
+        cache = extend_cache(None if state is None else state.cache, k, v)
+        length, dtype = int(cache.position), accumulator_dtype(q.dtype)
+        start = length - q.shape[2]
+        with torch.autocast(q.device.type, enabled=False):
+            queries, values = q.to(dtype), v.to(dtype)
+            keys, held = (part[:, :, :length].to(dtype) for part in (cache.keys, cache.values))
+            totals = values.cumsum(dim=2)
+            if state is not None:
+                totals = totals + state.total.unsqueeze(2)
+            means = totals / torch.arange(start + 1, length + 1, device=q.device).unsqueeze(1)
+            active, measures, threshold = self._choose(queries, keys, state)
+            scaled = queries / math.sqrt(q.shape[-1])
+            y = _attend_active(means, active, *(x.flatten(0, 1) for x in (scaled, keys, held)))
+        # A copy, because a view would keep the sums of all positions in memory.
+        return y.to(v.dtype), ProbsparseState(cache, totals[:, :, -1].clone(), measures, threshold)
+
+    @torch.no_grad()
+    def _choose(self, q: Tensor, keys: Tensor, state: ProbsparseState | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Whether each of the last positions attends, bool [B, H, T], and the new measures and threshold."""
+        block, length, new = self.options.block, keys.shape[2], q.shape[2]
+        start = length - new
+        first, offset = divmod(start, block)
+        blocks = -(-(offset + new) // block)
+        sides = (offset, blocks * block - offset - new)
+        measures = self._measure(q, keys, first, sides)
+        threshold = q.new_full(q.shape[:2], EVERY_QUERY)
+        if state is not None:
+            measures[:, :, 0, :offset] = state.measures[:, :, :offset]
+            threshold = state.threshold
+        thresholds = torch.cat([threshold.unsqueeze(2), self._threshold(measures)], dim=2)
+        active = (measures >= thresholds[:, :, :-1].unsqueeze(-1)).flatten(2)[:, :, offset : offset + new]
+        if sides[1] == 0:
+            return active, torch.zeros_like(measures[:, :, 0]), thresholds[:, :, -1].clone()
+        return active, measures[:, :, -1].clone(), thresholds[:, :, -2].clone()
+
+    def _measure(self, q: Tensor, keys: Tensor, first: int, sides: tuple[int, int]) -> Tensor:
+        """Measures [B, H, blocks, block] of the last queries; `sides` are the unused places before and after them."""
+        block, length = self.options.block, keys.shape[2]
+        queries = functional.pad(q, (0, 0, *sides)).unflatten(2, (-1, block))
+        own = functional.pad((q * keys[:, :, -q.shape[2] :]).sum(dim=-1), sides).unflatten(2, (-1, block))
+        sampled = self._sampled(first, queries.shape[2])
+        chosen = keys.index_select(2, sampled.clamp(max=length - 1).flatten()).unflatten(2, sampled.shape)
+        position = torch.arange(first * block, first * block + own[0, 0].numel(), device=q.device)
+        hidden = sampled.unsqueeze(1) >= position.view(-1, block, 1)
+        scores = (queries @ chosen.transpose(-1, -2)).masked_fill_(hidden, -math.inf)
+        largest = torch.maximum(scores.amax(dim=-1), own)
+        total = scores.masked_fill_(hidden, 0).sum(dim=-1) + own
+        return _without_nan(largest - total / ((~hidden).sum(dim=-1) + 1))
+
+    def _threshold(self, measures: Tensor) -> Tensor:
+        """The u-th largest of measures [..., block]."""
+        return measures.topk(self.active, dim=-1).values[..., -1]
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> ProbsparseState:
+        heads, wide = (batch, self.shape.heads), accumulator_dtype(dtype)
+        return ProbsparseState(
+            init_cache(batch, self.shape, capacity, device, dtype),
+            torch.zeros(*heads, self.shape.value_width, device=device, dtype=wide),
+            torch.zeros(*heads, self.options.block, device=device, dtype=wide),
+            torch.full(heads, EVERY_QUERY, device=device, dtype=wide),
+        )
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: ProbsparseState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, ProbsparseState]:
+        cache, length = push_in_place(state.cache, k_t, v_t)
+        block, dtype = self.options.block, state.total.dtype
+        with torch.autocast(q_t.device.type, enabled=False):
+            q, position = q_t.to(dtype).unsqueeze(2), length - 1
+            sampled = self._sampled(position // block, 1).flatten()
+            seen = torch.cat([sampled[sampled < position], sampled.new_tensor([position])])
+            scores = (q @ cache.keys.index_select(2, seen).to(dtype).transpose(-1, -2)).squeeze(2)
+            measure = _without_nan(scores.amax(dim=-1) - scores.mean(dim=-1))
+            state.total.add_(v_t)
+            y = state.total / length
+            attends = (measure >= state.threshold).flatten().nonzero().flatten()
+            if len(attends):
+                parts = (part[:, :, :length].flatten(0, 1) for part in cache[:2])
+                keys, values = (part.index_select(0, attends).to(dtype) for part in parts)
+                queries = q.flatten(0, 1).index_select(0, attends)
+                found = functional.scaled_dot_product_attention(queries, keys, values).squeeze(1)
+                y = y.flatten(0, 1).index_copy(0, attends, found).view_as(y)
+            state.measures[:, :, position % block] = measure
+            if length % block == 0:
+                state.threshold.copy_(self._threshold(state.measures))
+        return y.to(v_t.dtype), state._replace(cache=cache)
+
+    def emit(self, inputs: MixInputs) -> None:
+        builder, shape, block = inputs.builder, self.shape, self.options.block
+        capacity = shape.positions
+        buffers = [
+            *add_cache(builder, shape, capacity),
+            builder.state(shape.heads * shape.value_width),
+            builder.state(shape.heads * block),
+            builder.state(shape.heads, EVERY_QUERY),
+            builder.shared(self._sampled(0, -(-capacity // block)).to(torch.int32)),
+        ]
+        integers = (capacity, block, self.active, self.samples, cache_format(builder))
+        inputs.emit("probsparse", shape.heads_and_widths, buffers, integers)
+
+    def list_states(self, state: ProbsparseState) -> list[Tensor]:
+        keys, values = (fit_rows(part, self.shape.positions) for part in state.cache[:2])
+        return [keys, values, *state[1:]]
+
+
+def _without_nan(measures: Tensor) -> Tensor:
+    """A query with NaN attends, so that its output is NaN too."""
+    return measures.masked_fill(measures.isnan(), math.inf)
+
+
+def _attend_active(means: Tensor, active: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`means` [B, H, T, V] with the outputs of softmax attention at the positions where `active` [B, H, T] is true.
+
+    q [N, T, K] holds scaled queries of the last positions of k [N, L, K] and v [N, L, V], with N = B H.
+    """
+    active = active.flatten(0, 1)
+    (rows, new), length = active.shape, k.shape[1]
+    most = int(active.sum(dim=1).max())
+    if most == 0:
+        return means
+    # Every sequence has `most` places. Its active queries come first, in the order of positions.
+    places = active.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
+    used = active.gather(1, places)
+    chosen = q.gather(1, places.unsqueeze(-1).expand(-1, -1, q.shape[-1]))
+    again = most * length > SCORES_KEPT and torch.is_grad_enabled()
+    outputs = []
+    for group, position, valid in zip(*(x.split(QUERIES_AT_ONCE, dim=1) for x in (chosen, places, used)), strict=True):
+        position = position + length - new
+        seen = int((position * valid).max()) + 1
+        run = functools.partial(_attend_rows, position)
+        parts = group, k[:, :seen], v[:, :seen]
+        outputs.append(recompute(run, *parts) if again else run(*parts))
+    at = (places + torch.arange(rows, device=q.device).unsqueeze(1) * new)[used]
+    y: Tensor = means.flatten(0, 2).index_copy(0, at, torch.cat(outputs, dim=1)[used]).view_as(means)
+    return y
+
+
+def _attend_rows(position: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Outputs [N, A, V] of queries [N, A, K] at positions [N, A]."""
+    later = torch.arange(k.shape[1], device=k.device) > position.unsqueeze(-1)
+    return (q @ k.transpose(1, 2)).masked_fill_(later, -math.inf).softmax(dim=-1) @ v
