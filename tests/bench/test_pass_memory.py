@@ -7,9 +7,16 @@ import torch
 
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.bench.measure import attention_pass, timing
 from linformer_cli.bench.measure import pass_memory as memory_module
-from linformer_cli.bench.measure.attention_pass import Inputs, PassSetup, build_checked_model, build_pass
+from linformer_cli.bench.measure.attention_pass import (
+    Inputs,
+    PassSetup,
+    build_checked_model,
+    build_pass,
+    count_least_bytes,
+)
 from linformer_cli.bench.measure.fresh_process import PassFailed
 from linformer_cli.bench.measure.pass_memory import measure_pass_memory
 from linformer_cli.model.mixers import MIXERS
@@ -113,6 +120,25 @@ def test_a_pass_gives_a_mechanism_its_shared_keys_and_extra_scalars(seen) -> Non
     assert state is None and training
     assert len(gradients) == 3 and all(gradient.any() for gradient in gradients)
     assert all(part.grad is None for part in (k, v, extra))
+
+
+def test_a_pass_gives_one_tensor_as_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple] = []
+
+    class Same(SoftmaxAttention):
+        shared_key_value = True
+
+        def attend(self, q, k, v, state=None, extra=None):
+            calls.append((q, k, v))
+            return super().attend(q, k, v, state)
+
+    for known in (CATALOGUE, MIXERS):
+        monkeypatch.setitem(known, "same", Same)
+    build_pass(setup(20, attention="same", options={}))()
+    ((q, k, v),) = calls
+    assert k is v and q is not k
+    less, whole = (count_least_bytes(setup(20, attention=name, options={})) for name in ("same", "softmax"))
+    assert whole - less == 4 * 2 * 20 * 3 * 8
 
 
 def test_passes_use_the_same_inputs_and_keep_the_random_state(seen) -> None:

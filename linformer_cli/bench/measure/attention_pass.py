@@ -64,7 +64,8 @@ def build_pass(setup: PassSetup, inputs: Inputs | None = None) -> Callable[[], N
         return tensor
 
     def work() -> None:
-        k, v = draw("k", shape.key_width), draw("v", shape.value_width)
+        k = draw("k", shape.key_width)
+        v = k if attention.shared_key_value else draw("v", shape.value_width)
         q = k if attention.shared_query_key else draw("q", shape.key_width)
         extra = draw("extra", attention.extra_per_head) if attention.extra_per_head else None
         y, _ = attention.attend(q, k, v, None, extra)
@@ -81,7 +82,8 @@ def count_least_bytes(setup: PassSetup) -> int:
     attention = _build(setup)
     shape = attention.shape
     queries = 0 if attention.shared_query_key else shape.key_width
-    inputs = queries + shape.key_width + shape.value_width + attention.extra_per_head
+    values = 0 if attention.shared_key_value else shape.value_width
+    inputs = queries + shape.key_width + values + attention.extra_per_head
     return 4 * setup.batch * shape.heads * shape.positions * (3 * inputs + 2 * shape.value_width)
 
 
