@@ -15,6 +15,7 @@ from .logsparse import LogsparseAttention
 from .long_short import LongShortAttention
 from .longformer import LongformerAttention
 from .lsh import LshAttention
+from .mlstm import MlstmAttention
 from .nystrom import NystromAttention
 from .performer import PerformerAttention
 from .probsparse import ProbsparseAttention
@@ -36,6 +37,7 @@ CATALOGUE: dict[str, type[Attention]] = {
         GlaAttention,
         DeltanetAttention,
         Gdn2Attention,
+        MlstmAttention,
         LshAttention,
         LinformerAttention,
         NystromAttention,

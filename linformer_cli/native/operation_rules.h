@@ -178,6 +178,13 @@ void check_lsh(MixRules& m) {
     m.scratch(5, m.H * capacity, Type::INT32);
 }
 
+void check_mlstm(MixRules& m) {
+    m.inputs(2);
+    m.sums(m.K);
+    m.state(2, m.H);
+    m.constant(3, m.H);
+}
+
 void check_nystrom(MixRules& m) {
     const double landmarks = m.positive(0);
     m.state(0, m.H * landmarks * m.V);
@@ -286,6 +293,7 @@ const struct {
     {"mix.linear", check_mix<check_linear>},
     {"mix.linformer", check_mix<check_linformer>},
     {"mix.lsh", check_mix<check_lsh>},
+    {"mix.mlstm", check_mix<check_mlstm>},
     {"mix.norm_heads", check_mix<check_norm_heads>},
     {"mix.nystrom", check_mix<check_nystrom>},
     {"mix.performer", check_mix<check_performer>},

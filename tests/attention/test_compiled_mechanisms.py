@@ -9,7 +9,7 @@ from machine import HAS_LIBRARY, NO_LIBRARY
 from tolerances import BFLOAT16, FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.attention.base import Attention, AttentionShape, state_tensors
 from linformer_cli.attention.kernels import scale
 from linformer_cli.model.mixers import build_attention
 from linformer_cli.native.library import textbook_only
@@ -22,6 +22,7 @@ MECHANISMS: list[tuple[str, dict[str, Any]]] = [
     ("rfa", {}),
     ("retention", {}),
     *(("gla", {"gate": gate}) for gate in ("vector", "scalar")),
+    ("mlstm", {}),
 ]
 every_mechanism = pytest.mark.parametrize(("name", "options"), MECHANISMS)
 
@@ -37,7 +38,8 @@ def draw(attention: Attention, batch: int, length: int) -> list[Tensor]:
     widths = [7, 7, 5, *([attention.extra_per_head] if attention.extra_per_head else [])]
     size = batch, attention.shape.heads, length
     q, k, v, *extra = (torch.randn(*size, width, generator=generator, dtype=torch.float64) for width in widths)
-    return [q, k, v, *(x + 4 for x in extra)]  # most gates are nearly open, so that states have a long memory
+    # Most gates are nearly open, and mamba's step sizes are small, so that states have a long memory.
+    return [q, k, v, *(x + (-4 if attention.name == "mamba" else 4) for x in extra)]
 
 
 def differentiate(attention: Attention, inputs: list[Tensor], split: int) -> list[Tensor]:
@@ -48,7 +50,7 @@ def differentiate(attention: Attention, inputs: list[Tensor], split: int) -> lis
         q, k, v, *extra = (x[:, :, piece] for x in leaves)
         y, state = attention.attend(q, k, v, state, *(extra or [None]))
         outputs.append(y)
-    results = [*outputs, *(x for x in state if x is not None and x.requires_grad)]
+    results = [*outputs, *(x for x in state_tensors(state) if x.requires_grad)]
     generator = torch.Generator().manual_seed(9)
     weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in results]
     return [*results, *torch.autograd.grad(results, leaves, weights)]

@@ -1,0 +1,146 @@
+"""mLSTM (Beck 2024, xLSTM, arXiv 2405.04517): running sums with an exponential input gate and a forget gate."""
+
+import math
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linformer_cli.native.program import MixInputs
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .kernels import sums as kernels
+from .parts.decayed_sums import decayed_causal_sums, sum_logs
+
+# The denominator is at least exp(-60), far below the rounding error of a sum whose largest weight is 1. Without this
+# bound, exp(-m) can round to 0, and a query of zeros gives 0 / 0.
+_LARGEST_EXPONENT = 60.0
+
+
+class MlstmOptions(AttentionOptions):
+    """Options of mLSTM."""
+
+    forget_gate: Annotated[
+        Literal["sigmoid", "exponential"],
+        Field(description="the activation of the forget gate; with 'exponential', old positions can gain weight"),
+    ] = "sigmoid"
+    chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
+
+
+class MlstmState(NamedTuple):
+    """s [B, H, K, V + 1], which holds exp(-m) C and, in its last column, exp(-m) n; and m [B, H]."""
+
+    s: Tensor
+    m: Tensor
+
+
+class MlstmAttention(Attention):
+    """y_t = C_t^T q_t / max(|n_t . q_t|, 1), with C_t = f_t C_{t-1} + i_t k_t v_t^T and n_t = f_t n_{t-1} + i_t k_t.
+
+    Keys are divided by sqrt(K). The input gate is i_t = exp(x_t), and the forget gate is f_t = sigmoid(z_t + b). x_t
+    and z_t are the head's two extra scalars, and b is learned for each head. With `forget_gate = "exponential"`, f_t is
+    exp(z_t + b).
+
+    i_t can overflow, so the state holds exp(-m_t) C_t and exp(-m_t) n_t, where m_t = max(log f_t + m_{t-1}, x_t, 0).
+    The output is then the quotient exp(-m_t) C_t^T q_t / max(|exp(-m_t) n_t . q_t|, exp(-m_t)). It does not depend on
+    m_t, so m_t passes no gradient.
+
+    These are equations 19 to 27 of the source, except for the 0 in m_t. It keeps exp(-m_t) from overflowing. Unlike the
+    authors' code, we add no epsilon to the denominator, because the output would then depend on m_t.
+    """
+
+    name = "mlstm"
+    source = "Beck 2024, arXiv 2405.04517"
+    family = "kernel"
+    method = "running sums, exponential input gate"
+    memory = Memory.CONSTANT
+    options_type = MlstmOptions
+    extra_per_head = 2
+    options: MlstmOptions
+
+    def __init__(self, options: MlstmOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        self.score_scale = float(shape.key_width**-0.5)
+        # At z = 0, the memory lengths of the heads range from a whole image down to a row.
+        bias = torch.linspace(math.log(shape.positions), math.log(shape.row), shape.heads)
+        self.gate_bias = nn.Parameter(bias if options.forget_gate == "sigmoid" else functional.logsigmoid(bias))
+
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return kernels.serves(device, accumulator_dtype(dtype))
+
+    def _log_gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """log i and log f, each [B, H, T], from the extra scalars [B, H, T, 2]."""
+        if extra is None or extra.shape[-1] != 2:
+            found = None if extra is None else list(extra.shape)
+            raise ValueError(f"mlstm needs extra scalars [B, H, T, 2], found {found}")
+        log_input, forget = extra.to(dtype).unbind(-1)
+        forget = forget + self.gate_bias.to(dtype).unsqueeze(-1)
+        return log_input, functional.logsigmoid(forget) if self.options.forget_gate == "sigmoid" else forget
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, MlstmState]:
+        dtype = accumulator_dtype(q.dtype)
+        s, before = (None, q.new_zeros(q.shape[:2], dtype=dtype)) if state is None else state
+        with torch.autocast(q.device.type, enabled=False):
+            log_input, log_forget = self._log_gates(extra, dtype)
+            m, log_kept = _stabilise(log_input.detach(), log_forget.detach(), before)
+            # The difference is 0 and carries the gradient.
+            log_kept = log_kept + (log_forget - log_forget.detach())
+            weight = (log_input - m).exp() * self.score_scale
+            values = functional.pad(v.to(dtype), (0, 1), value=1.0)
+            inputs = q.to(dtype), k.to(dtype) * weight.unsqueeze(-1), values
+            sums, s = decayed_causal_sums(*inputs, log_kept, s, self.options.chunk)
+            y = _divide(sums, m)
+        return y.to(v.dtype), MlstmState(s, m[..., -1].clone())
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> MlstmState:
+        sizes = batch, self.shape.heads, self.shape.key_width, self.shape.value_width + 1
+        s = torch.zeros(sizes, device=device, dtype=accumulator_dtype(dtype))
+        return MlstmState(s, s.new_zeros(sizes[:2]))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MlstmState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, MlstmState]:
+        s, m = state
+        with torch.autocast(s.device.type, enabled=False):
+            gates = self._log_gates(None if extra_t is None else extra_t.unsqueeze(2), s.dtype)
+            log_input, log_forget = (gate.squeeze(-1) for gate in gates)
+            faded = log_forget + m
+            m.copy_(torch.maximum(faded, log_input.clamp(min=0)))
+            s.mul_((faded - m).exp()[..., None, None])
+            key = k_t.to(s.dtype) * ((log_input - m).exp() * self.score_scale).unsqueeze(-1)
+            s.addcmul_(key.unsqueeze(-1), functional.pad(v_t.to(s.dtype), (0, 1), value=1.0).unsqueeze(-2))
+            y_t = _divide((q_t.to(s.dtype).unsqueeze(-2) @ s).squeeze(-2), m)
+        return y_t.to(v_t.dtype), state
+
+    def emit(self, inputs: MixInputs) -> None:
+        shape, builder = self.shape, inputs.builder
+        buffers = [builder.state(shape.heads * shape.key_width * columns) for columns in (shape.value_width, 1)]
+        buffers += builder.state(shape.heads), builder.shared(self.gate_bias)
+        integers, reals = (int(self.options.forget_gate == "sigmoid"),), (self.score_scale, _LARGEST_EXPONENT)
+        inputs.emit("mlstm", shape.heads_and_widths, buffers, integers, reals)
+
+    def list_states(self, state: Any) -> list[Tensor]:
+        s, m = state
+        return [s[..., :-1], s[..., -1], m]
+
+
+def _stabilise(log_input: Tensor, log_forget: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """m_t and log f_t + m_{t-1} - m_t, each [B, H, T], for log i and log f [B, H, T] and the m [B, H] before them.
+
+    Let F_t be the sum of log f up to t. Then m_t - F_t is the largest of `before` and of max(log i_j, 0) - F_j over all
+    j <= t, and the second result is the fall of this maximum, which is never positive.
+    """
+    total = sum_logs(log_forget, dim=-1)
+    peaks = log_input.clamp(min=0) - total
+    highest = torch.cat([before.detach().unsqueeze(-1).to(peaks.dtype), peaks], dim=-1).cummax(dim=-1).values
+    m, log_kept = total + highest[..., 1:], highest[..., :-1] - highest[..., 1:]
+    return m.to(log_input.dtype), log_kept.to(log_input.dtype)
+
+
+def _divide(sums: Tensor, m: Tensor) -> Tensor:
+    """The outputs [..., V] from sums [..., V + 1], whose last column is exp(-m) n . q, and m [...]."""
+    least = (-m.clamp(max=_LARGEST_EXPONENT)).exp()
+    return sums[..., :-1] / torch.maximum(sums[..., -1].abs(), least).unsqueeze(-1)

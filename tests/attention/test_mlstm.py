@@ -1,0 +1,111 @@
+"""Tests particular to mLSTM; test_contract.py covers what all mechanisms share."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.mlstm import MlstmAttention, MlstmState
+from linformer_cli.model.mixers import build_attention
+
+CPU = torch.device("cpu")
+every_forget_gate = pytest.mark.parametrize("forget_gate", ["sigmoid", "exponential"])
+
+
+def build(dtype: torch.dtype = torch.float64, heads: int = 2, **options: Any) -> MlstmAttention:
+    shape = AttentionShape(heads, key_width=6, value_width=5, positions=784, row=28)
+    attention = build_attention("mlstm", options, shape).to(dtype)
+    assert isinstance(attention, MlstmAttention)
+    return attention
+
+
+def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Any]:
+    """Draw q, k, v, no state, and the extra scalars for the input gate and the forget gate."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, extra = (
+        torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5, 2)
+    )
+    return [q, k, v, None, extra]
+
+
+def step_through(attention: MlstmAttention, inputs: list[Any], state: MlstmState) -> tuple[Tensor, MlstmState]:
+    q, k, v, _, extra = inputs
+    outputs = []
+    for t in range(v.shape[2]):
+        y_t, state = attention.step(q[:, :, t], k[:, :, t], v[:, :, t], state, extra[:, :, t])
+        outputs.append(y_t)
+    return torch.stack(outputs, dim=2), state
+
+
+@every_forget_gate
+@pytest.mark.parametrize(("heads", "memories"), [(1, [784]), (3, [784, math.sqrt(784 * 28), 28])])
+def test_initial_memories_range_from_an_image_to_a_row(forget_gate: str, heads: int, memories: list[float]) -> None:
+    """With a memory of n positions, a weight falls to n / (n + 1) at every position."""
+    bias = build(heads=heads, forget_gate=forget_gate).gate_bias
+    kept = bias.sigmoid() if forget_gate == "sigmoid" else bias.exp()
+    assert_agree(1 / (1 - kept), torch.tensor(memories, dtype=torch.float64) + 1, 1e-5)
+
+
+@pytest.mark.parametrize("extra", [None, torch.zeros(2, 2, 3, 1)])
+def test_a_wrong_number_of_scalars_is_refused(extra: Tensor | None) -> None:
+    attention, (q, k, v, *_) = build(), draw(3)
+    with pytest.raises(ValueError, match=r"extra scalars \[B, H, T, 2\], found"):
+        attention.attend(q, k, v, None, extra)
+
+
+@every_forget_gate
+def test_the_output_does_not_depend_on_the_stabiliser(forget_gate: str) -> None:
+    """A state with a larger m, and sums scaled to match, means the same."""
+    attention, first, second = build(forget_gate=forget_gate), draw(20), draw(30)
+    _, state = attention.attend(*first)
+    second[3] = state
+    expected, _ = attention.attend(*second)
+    second[3] = MlstmState(state.s * math.exp(-7), state.m + 7)
+    found, _ = attention.attend(*second)
+    assert_agree(found, expected, FLOAT64)
+    stepped, _ = step_through(attention, second, second[3])
+    assert_agree(stepped, expected, FLOAT64)
+
+
+@every_forget_gate
+@pytest.mark.parametrize("shift", [80.0, 2000.0, -80.0, -2000.0])
+def test_huge_and_tiny_input_gates_give_finite_results(forget_gate: str, shift: float) -> None:
+    """exp(80) squared overflows float32. With a query of zeros, the numerator and the sum of weights are 0.
+
+    Queries and keys are positive, so that the sum of weights cannot cancel.
+    """
+    attention, (q, k, v, _, extra) = build(torch.float32, forget_gate=forget_gate), draw(40, torch.float32)
+    q, k = q.abs(), k.abs()
+    q[:, :, ::3] = 0
+    for places in (slice(None), slice(10, 11)):
+        scalars = extra.clone()
+        scalars[:, :, places, 0] += shift
+        leaves = [part.clone().requires_grad_() for part in (q, k, v, scalars)]
+        y, _ = attention.attend(*leaves[:3], None, leaves[3])
+        for tensor in (y, *torch.autograd.grad(y.sum(), leaves)):
+            assert bool(torch.isfinite(tensor).all())
+        empty = attention.init_state(2, 40, CPU, torch.float32)
+        stepped, _ = step_through(attention, [q, k, v, None, scalars], empty)
+        exact = [part.double() for part in (q, k, v, scalars)]
+        expected, _ = build(forget_gate=forget_gate).attend(*exact[:3], None, exact[3])
+        # Rounding a scalar near 2000 to float32 changes its exponential by 1e-4.
+        for found in (y, stepped):
+            assert_agree(found, expected, FLOAT32_DRIFT if abs(shift) < 100 else 1e-2)
+
+
+def test_a_small_sum_of_weights_is_not_divided_by() -> None:
+    """With small input gates, the denominator is 1, and the output is proportional to the gates."""
+    attention, (q, k, v, _, extra) = build(), draw(20)
+    extra[..., 0] = -10
+    y, _ = attention.attend(q, k, v, None, extra)
+    extra[..., 0] = -12
+    assert_agree(attention.attend(q, k, v, None, extra)[0], y * math.exp(-2), 1e-12)
+    # With large gates, the output is a quotient of sums, and a common factor cancels.
+    extra[..., 0] = 50
+    y, _ = attention.attend(q, k, v, None, extra)
+    extra[..., 0] = 60
+    assert_agree(attention.attend(q, k, v, None, extra)[0], y, FLOAT64)
