@@ -21,6 +21,7 @@ from .performer import PerformerAttention
 from .probsparse import ProbsparseAttention
 from .retention import RetentionAttention
 from .rfa import RfaAttention
+from .rwkv7 import Rwkv7Attention
 from .single_head import SingleHeadAttention
 from .softmax import SoftmaxAttention
 from .sparse import SparseAttention
@@ -38,6 +39,7 @@ CATALOGUE: dict[str, type[Attention]] = {
         DeltanetAttention,
         Gdn2Attention,
         MlstmAttention,
+        Rwkv7Attention,
         LshAttention,
         LinformerAttention,
         NystromAttention,

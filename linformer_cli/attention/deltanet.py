@@ -5,7 +5,8 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import AttentionShape
-from .parts.delta_attention import DeltaAttention, DeltaOptions, DeltaState, Gates
+from .parts.delta_attention import DeltaAttention, DeltaOptions, Gates
+from .parts.delta_rule import DeltaState
 
 DeltanetState = DeltaState
 

@@ -5,7 +5,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from .base import AttentionShape
-from .parts.delta_attention import DeltaAttention, DeltaOptions, DeltaState, Gates
+from .parts.delta_attention import DeltaAttention, DeltaOptions, Gates
+from .parts.delta_rule import DeltaState
 from .parts.halves import PowerOfTwo
 
 Gdn2State = DeltaState

@@ -22,6 +22,7 @@
 #include "ops/mix_probsparse.h"
 #include "ops/mix_retention.h"
 #include "ops/mix_rows.h"
+#include "ops/mix_rwkv7.h"
 #include "ops/mix_sines.h"
 #include "ops/mix_single_head.h"
 #include "ops/project.h"
@@ -64,6 +65,7 @@ const Entry ENTRIES[] = {
     {"mix.retention", mix_retention, true},
     {"mix.rfa", mix_rfa, true},
     {"mix.rows", mix_rows, true},
+    {"mix.rwkv7", mix_rwkv7, true},
     {"mix.single_head", mix_single_head, true},
 };
 

@@ -256,6 +256,12 @@ void check_rows(MixRules& m) {
     }
 }
 
+void check_rwkv7(MixRules& m) {
+    m.inputs(2 * m.K);
+    m.state(0, m.H * m.K * m.V);
+    m.constant(1, m.H * 5 * m.K);
+}
+
 void check_single_head(MixRules& m) {
     const double capacity = m.integer(0);
     m.need(m.H == 1 && m.K == m.V && capacity >= m.T);
@@ -302,6 +308,7 @@ const struct {
     {"mix.retention", check_mix<check_retention>},
     {"mix.rfa", check_mix<check_rfa>},
     {"mix.rows", check_mix<check_rows>},
+    {"mix.rwkv7", check_mix<check_rwkv7>},
     {"mix.single_head", check_mix<check_single_head>},
 };
 

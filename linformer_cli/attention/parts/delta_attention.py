@@ -12,12 +12,7 @@ from linformer_cli.attention.base import Attention, AttentionOptions, AttentionS
 from linformer_cli.attention.kernels import delta as kernels
 from linformer_cli.native.program import MixInputs
 
-from .delta_rule import Updates, delta_step, delta_sums
-
-# The floors are added to the squared lengths of queries and keys, and to the mean squares of outputs. Vectors of zeros
-# then stay zero and have finite gradients.
-_KEY_FLOOR = 1e-6
-OUTPUT_FLOOR = 1e-5
+from .delta_rule import OUTPUT_FLOOR, DeltaState, Updates, delta_step, delta_sums, directions
 
 
 class DeltaOptions(AttentionOptions):
@@ -27,12 +22,6 @@ class DeltaOptions(AttentionOptions):
         bool, Field(description="let erase gates reach 2, not 1, so that an update can reverse the sign of a value")
     ] = False
     chunk: Annotated[int, Field(gt=0, le=65_536, description="positions per chunk of the parallel form")] = 32
-
-
-class DeltaState(NamedTuple):
-    """s [B, H, K, V], the matrix that maps a key to its value."""
-
-    s: Tensor
 
 
 class Gates(NamedTuple):
@@ -79,7 +68,7 @@ class DeltaAttention(Attention):
             found = None if extra is None else list(extra.shape)
             raise ValueError(f"{self.name} needs extra scalars [B, H, T, {self.extra_per_head}], found {found}")
         erase, write, decay = extra.to(v.dtype).split(self.gates, dim=-1)
-        k, erase = unit_directions(k), self.largest_erase * erase.sigmoid()
+        k, erase = directions(functional.silu(k)), self.largest_erase * erase.sigmoid()
         log_a = v.new_zeros(1, 1, v.shape[2], 1)
         if self.gate_bias is not None:
             log_a = functional.logsigmoid(decay + self.gate_bias.to(v.dtype).view(-1, 1, self.gates.decay))
@@ -92,7 +81,7 @@ class DeltaAttention(Attention):
         with torch.autocast(q.device.type, enabled=False):
             updates = self._updates(k.to(dtype), v.to(dtype), extra)
             carried = None if state is None else state.s
-            y, s = delta_sums(unit_directions(q.to(dtype)), updates, carried, self.options.chunk)
+            y, s = delta_sums(directions(functional.silu(q.to(dtype))), updates, carried, self.options.chunk)
             y = functional.rms_norm(y, y.shape[-1:], eps=OUTPUT_FLOOR)
         return y.to(v.dtype), DeltaState(s)
 
@@ -108,7 +97,7 @@ class DeltaAttention(Attention):
         with torch.autocast(s.device.type, enabled=False):
             q, k, v = (x.to(s.dtype).unsqueeze(2) for x in (q_t, k_t, v_t))
             updates = self._updates(k, v, None if extra_t is None else extra_t.unsqueeze(2))
-            y_t = delta_step(unit_directions(q), updates, s).squeeze(2)
+            y_t = delta_step(directions(functional.silu(q)), updates, s).squeeze(2)
             y_t = functional.rms_norm(y_t, y_t.shape[-1:], eps=OUTPUT_FLOOR)
         return y_t.to(v_t.dtype), state
 
@@ -120,9 +109,3 @@ class DeltaAttention(Attention):
         )
         integers = (int(gates.erase > 1), gates.write, int(gates.decay > 1))
         inputs.emit("deltanet", shape.heads_and_widths, buffers, integers, (self.largest_erase,))
-
-
-def unit_directions(x: Tensor) -> Tensor:
-    """silu(x) [..., K], scaled to length 1."""
-    x = functional.silu(x)
-    return x * (x.square().sum(dim=-1, keepdim=True) + _KEY_FLOOR).rsqrt()

@@ -17,6 +17,17 @@ from linformer_cli.attention.kernels import delta as kernels
 
 from .decayed_sums import pairwise_products, sum_logs
 
+# The floors are added to the squared lengths of queries and keys, and to the mean squares of outputs. Vectors of zeros
+# then stay zero and have finite gradients.
+_KEY_FLOOR = 1e-6
+OUTPUT_FLOOR = 1e-5
+
+
+class DeltaState(NamedTuple):
+    """s [B, H, K, V], the matrix that maps a key to its value."""
+
+    s: Tensor
+
 
 class Updates(NamedTuple):
     """What T positions do to the state.
@@ -101,3 +112,8 @@ def delta_step(q: Tensor, updates: Updates, s: Tensor) -> Tensor:
     u = beta * (v - held)
     s.addcmul_(k.transpose(-1, -2), u)
     return torch.addcmul(read, (q * k).sum(-1, keepdim=True), u)
+
+
+def directions(x: Tensor) -> Tensor:
+    """x [..., K], scaled to length 1."""
+    return x * (x.square().sum(dim=-1, keepdim=True) + _KEY_FLOOR).rsqrt()

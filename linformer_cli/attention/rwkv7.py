@@ -1,0 +1,155 @@
+"""RWKV-7 (Peng 2025, "Goose", arXiv 2503.14456): a delta rule that removes one key and adds another."""
+
+import math
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linformer_cli.native.program import MixInputs
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .kernels import delta as kernels
+from .parts.delta_rule import OUTPUT_FLOOR, DeltaState, Updates, delta_step, delta_sums, directions
+from .parts.halves import PowerOfTwo
+
+Rwkv7State = DeltaState
+
+# The fastest decay is exp(-e^-0.5) = 0.545 per position.
+_FASTEST = math.exp(-0.5)
+
+
+class Rwkv7Options(AttentionOptions):
+    """Options of RWKV-7."""
+
+    bonus: Annotated[bool, Field(description="add the value of the position itself, with a weight of its own")] = True
+    chunk: Annotated[
+        PowerOfTwo, Field(gt=0, le=32_768, description="positions per chunk of the parallel form, a power of two")
+    ] = 16
+
+
+class _Inputs(NamedTuple):
+    """The queries and updates of 2 T half steps, and the bonus [B, H, T, V] or None."""
+
+    q: Tensor
+    updates: Updates
+    bonus: Tensor | None
+
+
+class Rwkv7Attention(Attention):
+    """y_t = q_t s_t / rms(q_t s_t) + (q_t . (rho * c_t)) v_t, with a state s_t that removes one key and adds another:
+
+        s_t = (diag(w_t) - (a_t * kappa_t) kappa_t^T) s_{t-1} + c_t v_t^T
+
+    w_t = exp(-e^-0.5 sigmoid(x_t + b)) is the decay and a_t = sigmoid(z_t + d) the in-context learning rate. x_t and
+    z_t are extra scalars, each with K numbers. The removal key kappa_t is k_t * xi, scaled to length 1. The replacement
+    key is c_t = k_t * (1 + (a_t - 1) * alpha). b, d, xi, alpha and rho are learned, with K numbers per head.
+
+    This is section 4 of the source, where q is called r and c is called k~. Unlike the source's layer, ours has no
+    token shift, no value residual and no output gate, projects x and z without a bottleneck, and divides by the root
+    mean square without weights, where the source has a group norm.
+    """
+
+    name = "rwkv7"
+    source = "Peng 2025, arXiv 2503.14456"
+    family = "kernel"
+    method = "delta rule, separate removal and replacement keys"
+    memory = Memory.CONSTANT
+    options_type = Rwkv7Options
+    options: Rwkv7Options
+
+    def __init__(self, options: Rwkv7Options, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        self.extra_per_head = 2 * shape.key_width
+        # Initially, the memory lengths m of the rows of s range from a whole image down to a row: w = exp(-1 / m).
+        longest, shortest = (math.log(max(2, memory)) for memory in (shape.positions, shape.row))
+        opening = torch.linspace(-longest, -shortest, shape.key_width).exp() / _FASTEST
+        sizes = shape.heads, shape.key_width
+        self.decay_bias = nn.Parameter(opening.logit().repeat(shape.heads, 1))
+        self.rate_bias = nn.Parameter(torch.zeros(sizes))
+        self.removal = nn.Parameter(torch.ones(sizes))  # xi
+        self.replacement = nn.Parameter(torch.ones(sizes))  # alpha
+        self.bonus = nn.Parameter(torch.zeros(sizes)) if options.bonus else None  # rho
+
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return kernels.serves(device, accumulator_dtype(dtype))
+
+    def _prepare(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None) -> _Inputs:
+        """The inputs of the delta rule for q, k and v, which have the type of the state, and `extra` [B, H, T, E].
+
+        Each position is two steps of the delta rule. The first one decays s and removes what s holds for kappa. The
+        second one adds c v^T and reads the output. The delta rule reads the decayed state, so the vector that reads is
+        kappa / w. The decay w is at least 0.545.
+        """
+        if extra is None or extra.shape[-1] != self.extra_per_head:
+            found = None if extra is None else list(extra.shape)
+            raise ValueError(f"rwkv7 needs extra scalars [B, H, T, {self.extra_per_head}], found {found}")
+        decay_bias, rate_bias, removal, replacement = (
+            x.to(v.dtype).unsqueeze(-2) for x in (self.decay_bias, self.rate_bias, self.removal, self.replacement)
+        )
+        decay, rate = extra.to(v.dtype).chunk(2, dim=-1)
+        log_w, rate = -_FASTEST * (decay + decay_bias).sigmoid(), (rate + rate_bias).sigmoid()
+        kappa = directions(k * removal)
+        added = k * (1 + (rate - 1) * replacement)
+        none = torch.zeros_like(k)
+        updates = Updates(
+            k=_alternate(rate * kappa, added),
+            v=_alternate(torch.zeros_like(v), v),
+            beta=v.new_ones(1, 1, 2 * v.shape[2], 1),
+            log_a=_alternate(log_w, none),
+            d=_alternate(kappa * (-log_w).exp(), none),
+        )
+        bonus = None
+        if self.bonus is not None:
+            bonus = (q * added * self.bonus.to(v.dtype).unsqueeze(-2)).sum(dim=-1, keepdim=True) * v
+        return _Inputs(_alternate(none, q), updates, bonus)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, DeltaState]:
+        dtype = accumulator_dtype(q.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            halves = self._prepare(q.to(dtype), k.to(dtype), v.to(dtype), extra)
+            carried = None if state is None else state.s
+            y, s = delta_sums(halves.q, halves.updates, carried, 2 * self.options.chunk)
+            y = _scale(y[:, :, 1::2], halves.bonus)
+        return y.to(v.dtype), DeltaState(s)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> DeltaState:
+        sizes = batch, self.shape.heads, self.shape.key_width, self.shape.value_width
+        return DeltaState(torch.zeros(sizes, device=device, dtype=accumulator_dtype(dtype)))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: DeltaState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, DeltaState]:
+        s = state.s
+        with torch.autocast(s.device.type, enabled=False):
+            q, k, v = (x.to(s.dtype).unsqueeze(2) for x in (q_t, k_t, v_t))
+            halves = self._prepare(q, k, v, None if extra_t is None else extra_t.unsqueeze(2))
+            for half in (slice(0, 1), slice(1, 2)):
+                updates = Updates(*(x[:, :, half] for x in halves.updates if x is not None))
+                y = delta_step(halves.q[:, :, half], updates, s)
+            y = _scale(y, halves.bonus)
+        return y.squeeze(2).to(v_t.dtype), state
+
+    def emit(self, inputs: MixInputs) -> None:
+        shape, builder = self.shape, inputs.builder
+        bonus = torch.zeros_like(self.removal) if self.bonus is None else self.bonus
+        parameters = (self.decay_bias, self.rate_bias, self.removal, self.replacement, bonus)
+        buffers = (
+            builder.state(shape.heads * shape.key_width * shape.value_width),
+            builder.shared(torch.stack(parameters, dim=1)),
+        )
+        inputs.emit("rwkv7", shape.heads_and_widths, buffers)
+
+
+def _alternate(first: Tensor, second: Tensor) -> Tensor:
+    """[B, H, 2 T, N] of two tensors [B, H, T, N], with the parts of a position side by side."""
+    return torch.stack([first, second], dim=3).flatten(2, 3)
+
+
+def _scale(sums: Tensor, bonus: Tensor | None) -> Tensor:
+    """Sums [B, H, T, V] divided by their root mean square, plus the bonus."""
+    y = functional.rms_norm(sums, sums.shape[-1:], eps=OUTPUT_FLOOR)
+    return y if bonus is None else y + bonus

@@ -1,0 +1,103 @@
+"""Tests particular to RWKV-7; test_contract.py covers what all mechanisms share."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tolerances import FLOAT64, assert_agree
+from torch.nn import functional
+
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.rwkv7 import Rwkv7Attention
+from linformer_cli.model.mixers import build_attention
+from linformer_cli.native.library import textbook_only
+
+# The sigmoid of this scalar is 1 in every type, and the sigmoid of its negative is 0.
+CERTAIN = 2000.0
+
+
+def build(row: int = 28, **options: Any) -> Rwkv7Attention:
+    shape = AttentionShape(heads=2, key_width=4, value_width=5, positions=784, row=row)
+    attention = build_attention("rwkv7", options, shape).double()
+    assert isinstance(attention, Rwkv7Attention)
+    return attention
+
+
+def draw(length: int = 40, extra: int = 8) -> list[Any]:
+    """Draw q, k, v, no state, and the extra scalars for the decay and for the learning rate."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, extras = (
+        torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64) for width in (4, 4, 5, extra)
+    )
+    return [q, k, v, None, extras]
+
+
+def test_the_parameters_have_one_number_per_key_dimension() -> None:
+    names = ["decay_bias", "rate_bias", "removal", "replacement", "bonus"]
+    parameters = dict(build().named_parameters())
+    assert list(parameters) == names
+    assert all(parameter.shape == (2, 4) for parameter in parameters.values())
+    assert [name for name, _ in build(bonus=False).named_parameters()] == names[:-1]
+    with pytest.raises(ValueError, match=r"rwkv7 needs extra scalars \[B, H, T, 8\], found"):
+        build().attend(*draw(3, extra=7))
+
+
+@pytest.mark.parametrize(("row", "shortest"), [(28, 28), (1, 2)])
+def test_initial_memories_of_a_head_range_from_an_image_to_a_row(row: int, shortest: float) -> None:
+    """The memory is the number of positions after which a value has decayed to 1/e."""
+    attention = build(row)
+    q, k, v, _, extra = draw(2)
+    # The learning rate is 0, so nothing is removed. The second key is 0, so the first value only decays.
+    extra[..., :4], extra[..., 4:], k[:, :, 1] = 0, -CERTAIN, 0
+    attention.replacement.data.zero_()
+    first, last = (
+        attention.attend(*(part[:, :, :end] for part in (q, k, v)), None, extra[:, :, :end])[1].s for end in (1, 2)
+    )
+    memories = -1 / (last / first).log()
+    expected = 784 * (shortest / 784) ** (torch.arange(4, dtype=torch.float64) / 3)
+    assert_agree(memories[0, 0, :, 0], expected, 1e-4)
+    assert_agree(memories, memories[:1, :1, :, :1].expand_as(memories), 1e-9)
+
+
+def test_the_fastest_decay_is_the_source_s() -> None:
+    attention = build()
+    q, k, v, _, extra = draw(2)
+    extra[..., :4], extra[..., 4:], k[:, :, 1] = CERTAIN, -CERTAIN, 0
+    attention.replacement.data.zero_()
+    first, last = (
+        attention.attend(*(part[:, :, :end] for part in (q, k, v)), None, extra[:, :, :end])[1].s for end in (1, 2)
+    )
+    assert_agree(last, math.exp(-math.exp(-0.5)) * first, FLOAT64)
+
+
+def test_a_rate_of_one_removes_what_the_state_holds_for_a_key() -> None:
+    attention = build()
+    q, k, v, _, extra = draw(21)
+    extra[:, :, 20, :4], extra[:, :, 20, 4:], v[:, :, 20] = -CERTAIN, CERTAIN, 0
+    _, state = attention.attend(q, k, v, None, extra)
+    key = functional.normalize(k[:, :, 20], dim=-1)
+    assert (key.unsqueeze(-2) @ state.s).abs().max() < 1e-5
+    extra[:, :, 20, 4:] = -CERTAIN
+    _, state = attention.attend(q, k, v, None, extra)
+    assert (key.unsqueeze(-2) @ state.s).abs().max() > 0.1
+
+
+def test_the_bonus_adds_the_value_of_the_position_itself() -> None:
+    attention = build()
+    q, k, v, _, extra = draw()
+    extra[..., 4:] = CERTAIN  # the replacement key is then the key
+    expected, _ = build(bonus=False).attend(q, k, v, None, extra)
+    assert torch.equal(attention.attend(q, k, v, None, extra)[0], expected)
+    attention.bonus.data.fill_(0.5)
+    assert_agree(attention.attend(q, k, v, None, extra)[0], expected + 0.5 * (q * k).sum(-1, keepdim=True) * v, FLOAT64)
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 64])
+def test_the_result_does_not_depend_on_the_chunk(chunk: int) -> None:
+    inputs = draw()
+    expected, expected_state = build(chunk=8).attend(*inputs)
+    with textbook_only():  # the compiled form has no chunks
+        y, state = build(chunk=chunk).attend(*inputs)
+    assert_agree(y, expected, FLOAT64)
+    assert_agree(state.s, expected_state.s, FLOAT64)
