@@ -113,8 +113,8 @@ def attend_all(q: Tensor, cache: KeyValueCache, values: Tensor) -> Tensor:
 
 
 def _may_have_huge_scores(q: Tensor, k: Tensor) -> bool:
-    bound = q.detach().abs().amax() * k.detach().abs().amax() * k.shape[-1] ** 0.5
-    return bool(bound > 1e5)
+    largest = [torch.maximum(-low, high).float() for low, high in (x.detach().aminmax() for x in (q, k))]
+    return bool(largest[0] * largest[1] * k.shape[-1] ** 0.5 > 1e5)
 
 
 class CacheLayout(NamedTuple):
