@@ -3,11 +3,14 @@
 import errno
 import os
 import secrets
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from .errors import LintxError
 
-TEMPORARY_FILES = ".lintx-*.tmp"  # `write_file` may leave one behind if the process is killed
+# The names of what `write_file` and `write_folder` may leave behind if the process is killed.
+TEMPORARY_FILES = ".lintx-*.tmp"
 
 _ADVICE = {
     errno.EACCES: "choose a folder that you may write to",
@@ -62,6 +65,26 @@ def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) ->
         raise _explain(path, error) from None
 
 
+def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write a new folder with `files`, by name, or nothing. Missing parent folders are created.
+
+    The files are first written to a temporary folder beside it, which is then renamed. Raises `LintxError` with the
+    path and the reason if the system refuses.
+    """
+    target = Path(os.path.realpath(folder))
+    temporary = target.parent / _temporary_name()
+    try:
+        temporary.mkdir(parents=True)
+        for name, data in files.items():
+            write_flushed(temporary / name, data)
+        os.rename(temporary, target)
+    except BaseException as error:  # including Ctrl-C
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _explain(folder, error) from None
+        raise
+
+
 def require_writable(path: str | os.PathLike[str]) -> None:
     """Raise `LintxError`, as `write_file` would, if it is already clear that `path` cannot be written.
 
@@ -85,6 +108,11 @@ def _foreseen_error(target: Path) -> int:
     if not folder.is_dir():
         return errno.ENOTDIR
     return 0 if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
+
+
+def _temporary_name() -> str:
+    # It is not derived from the target's name, which may already be as long as the system allows.
+    return TEMPORARY_FILES.replace("*", secrets.token_hex(6))
 
 
 def _explain(path: str | os.PathLike[str], error: OSError) -> LintxError:
@@ -123,8 +151,7 @@ def _write_directly(path: str | os.PathLike[str], data: bytes) -> None:
 
 def _write_then_rename(target: Path, data: bytes, flush: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The temporary name is not derived from the target's name, which may already be as long as the system allows.
-    temporary = target.parent / TEMPORARY_FILES.replace("*", secrets.token_hex(6))
+    temporary = target.parent / _temporary_name()
     try:
         if flush:
             write_flushed(temporary, data)

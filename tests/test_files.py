@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from linformer_cli.errors import LintxError
-from linformer_cli.files import require_writable, user_cache, write_file
+from linformer_cli.files import require_writable, user_cache, write_file, write_folder
 
 
 def test_the_user_can_choose_the_cache_folder(monkeypatch):
@@ -73,6 +73,35 @@ def test_an_interrupted_write_leaves_no_partial_file(tmp_path, monkeypatch, faul
     with pytest.raises(expected, match=message):
         write_file(path, b"new")
     assert [entry.read_bytes() for entry in tmp_path.iterdir()] == ([] if before is None else [before])
+
+
+def test_a_folder_is_written_whole(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    write_folder(folder, {"a": b"1", "b": b"2"})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"a": b"1", "b": b"2"}
+    assert [path.name for path in folder.parent.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), LintxError, "site: no space left on device; free some"),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+    ],
+    ids=["full", "ctrl-c"],
+)
+def test_an_interrupted_write_leaves_no_partial_folder(tmp_path, monkeypatch, fault, expected, message):
+    asked = []
+
+    def fail(_):
+        asked.append(1)
+        if len(asked) == 2:
+            raise fault
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(expected, match=message):
+        write_folder(tmp_path / "site", {"a": b"1", "b": b"2"})
+    assert len(asked) == 2 and list(tmp_path.iterdir()) == []
 
 
 def test_errors_name_the_path_and_the_reason(tmp_path):

@@ -40,15 +40,15 @@ def demo(
     from linformer_cli.checkpoint import read_checkpoint
     from linformer_cli.demo.server import DemoServer
     from linformer_cli.demo.site import build_site
-    from linformer_cli.files import write_file
+    from linformer_cli.files import require_writable, write_folder
 
-    if build is not None and build.exists():
-        raise UsageError(f"'{build}' exists already; name another folder")
+    if build is not None:
+        if build.exists():
+            raise UsageError(f"'{build}' exists already; name another folder")
+        require_writable(build)
     site = build_site(read_checkpoint(checkpoint))
     if build is not None:
-        build.mkdir(parents=True)
-        for name, file in site.items():
-            write_file(build / name, file.data)
+        write_folder(build, {name: file.data for name, file in site.items()})
         talk(f"wrote {build}: {len(site)} files, {sum(len(file.data) for file in site.values()):,} bytes")
         return
     try:

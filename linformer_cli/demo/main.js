@@ -35,12 +35,15 @@ class Engine {
   }
 }
 
-async function load(name) {
-  const response = await fetch(name).catch(() => null);
-  if (!response?.ok) throw new Error(`The file ${name} cannot be loaded.`);
-  return response;
+async function loadBytes(name) {
+  try {
+    const response = await fetch(name);
+    if (response.ok) return new Uint8Array(await response.arrayBuffer());
+  } catch {
+    // The server has stopped, perhaps in the middle of the file.
+  }
+  throw new Error(`The file ${name} cannot be loaded. Is the server still running?`);
 }
-const loadBytes = async (name) => new Uint8Array(await (await load(name)).arrayBuffer());
 
 function setUpTabs(views) {
   const tabs = Object.keys(views).map((name) => find(`tab-${name}`));
@@ -82,7 +85,7 @@ function describe(model, files) {
 
 try {
   if (!globalThis.WebAssembly) throw new Error("This browser has no WebAssembly. A newer browser has it.");
-  const model = await (await load("model.json")).json();
+  const model = JSON.parse(new TextDecoder().decode(await loadBytes("model.json")));
   const names = model.rival ? ["model", "rival"] : ["model"];
   const parts = await Promise.all([loadBytes("engine.wasm"), ...names.map((name) => loadBytes(`${name}.lintx`))]);
   const files = Object.fromEntries(names.map((name, n) => [name, parts[n + 1]]));
@@ -100,5 +103,6 @@ try {
     document.body.dataset.ready = "yes";
   });
 } catch (error) {
+  find("about").textContent = "";
   complain(error.message);
 }

@@ -128,6 +128,7 @@ onmessage = async ({ data: { id, job, ...details } }) => {
       postMessage({ id, channels, height, width, levels, classes, values, layers });
     } else if (job) await perform(id, JOBS[job](details));
   } catch (error) {
-    postMessage({ id, error: error.message });
+    const stopped = "The engine has stopped, perhaps because memory ran out. Please reload the page.";
+    postMessage({ id, error: error instanceof WebAssembly.RuntimeError ? stopped : error.message });
   }
 };

@@ -6,6 +6,16 @@
 
 enum Format { BFLOAT16 = LINTX_FORMAT_BFLOAT16, INT8 = LINTX_FORMAT_INT8 };
 
+// Browsers load an engine without products of floats, which is smaller. With products in int8, caches are bfloat16.
+#ifdef LINTX_ONLY_INT8
+constexpr bool ONLY_INT8 = true;
+#else
+constexpr bool ONLY_INT8 = false;
+#endif
+
+// Whether the numbers of a cache of this format are bfloat16 instead of float.
+constexpr bool is_bfloat16(int64_t format) { return ONLY_INT8 || format == BFLOAT16; }
+
 struct bfloat16 {
     uint16_t bits;
     bfloat16() = default;

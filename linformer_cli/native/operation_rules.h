@@ -334,6 +334,8 @@ inline std::string check_program(const FileProgram& file) {
         const auto rule = std::find_if(std::begin(RULES), std::end(RULES),
                                        [&](const auto& each) { return operation.name == each.name; });
         if (rule == std::end(RULES)) return "the file has the unknown operation '" + operation.name + "'";
+        if (ONLY_INT8 && operation.name == "project" && operation.arguments.integer[3] != INT8)
+            return "the file has products of floats, and this engine has products in int8 only";
         Rules rules(file, operation.arguments);
         rules.distinct(operation.name == "join");
         rule->check(rules);

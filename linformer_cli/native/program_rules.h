@@ -92,7 +92,7 @@ public:
     void scratch(int64_t n, double count, Type type = Type::FLOAT32) { Rules::scratch(2 + n, count, type); }
     // State `n` holds `count` numbers in the format that integer `format` names.
     void rows(int64_t n, double count, int64_t format) {
-        state(n, count, integer(format) == LINTX_FORMAT_BFLOAT16 ? Type::BFLOAT16 : Type::FLOAT32);
+        state(n, count, is_bfloat16(static_cast<int64_t>(integer(format))) ? Type::BFLOAT16 : Type::FLOAT32);
     }
     // A cache of keys and values.
     void cache(double capacity, int64_t format) {

@@ -62,6 +62,31 @@ class Browser:
         actions = [moves[0], {"type": "pointerDown", "button": 0}, *moves[1:], {"type": "pointerUp", "button": 0}]
         self.call("/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": actions}]})
 
+    def touch(self, selector: str, points: list[tuple[float, float]]) -> None:
+        """Put a finger down, move it and lift it; points are shares of the width and height of an element."""
+        box = self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
+        kinds = ["touchStart", *["touchMove"] * (len(points) - 1)]
+        for kind, (x, y) in zip(kinds, points, strict=True):
+            place = {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
+            self.command("Input.dispatchTouchEvent", type=kind, touchPoints=[place])
+        self.command("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+
+    @contextlib.contextmanager
+    def as_phone(self, width: int) -> Iterator[None]:
+        """A context in which the browser has the screen of a phone, which is touched."""
+        self.command("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=2, mobile=True)
+        self.command("Emulation.setTouchEmulationEnabled", enabled=True)
+        try:
+            yield
+        finally:
+            self.command("Emulation.setTouchEmulationEnabled", enabled=False)
+            self.command("Emulation.clearDeviceMetricsOverride")
+
+    def focused_label(self) -> str:
+        """What a screen reader calls the element that has the focus."""
+        (element,) = self.call("/element/active", method="GET").values()
+        return str(self.call(f"/element/{element}/computedlabel", method="GET")).strip()
+
     def press(self, keys: str) -> None:
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self.call("/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})

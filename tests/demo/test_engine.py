@@ -139,6 +139,19 @@ def test_a_damaged_file_is_refused_with_a_reason(run_node, build_tiny_model) -> 
 
 
 @needs_node
+def test_products_of_floats_are_refused(run_node, build_tiny_model) -> None:
+    model = build_tiny_model()
+    messages = run_node(REFUSE, [encode_model(model, 8, products) for products in (torch.float32, torch.bfloat16)])
+    reason = "the file has products of floats, and this engine has products in int8 only"
+    assert messages == [f"The engine refuses: {reason}."] * 2
+
+
+def test_the_engine_is_small() -> None:
+    """A page loads it before it can draw."""
+    assert ENGINE.stat().st_size < 150_000
+
+
+@needs_node
 def test_the_engine_needs_nothing_from_the_page(tmp_path) -> None:
     script = "WebAssembly.Module.imports(new WebAssembly.Module(require('fs').readFileSync(process.argv[1])))"
     found = subprocess.run([str(NODE), "-p", script, ENGINE], check=True, capture_output=True, text=True)

@@ -168,27 +168,89 @@ def test_views_change_with_the_arrow_keys(open_view) -> None:
     assert page.evaluate("location.hash") == "#race"
 
 
-@pytest.mark.parametrize("view", ["draw", "sample", "inspect", "race"])
+TAB_KEY = "\ue004"
+CONTROLS = {
+    "draw": [
+        "Drawing. Arrow keys move the pen, the space bar lowers and lifts it.",
+        *("First row that the model draws", "Undo", "Clear", "Other completions"),
+    ],
+    "sample": ["Seed", "Temperature", "Next seed", "Save PNG"],
+    "inspect": ["Pause", "Step", "New image", "Speed", "Layer", "Head", "Show"],
+    "race": ["Stop"],
+}
+
+
+@pytest.mark.parametrize("view", CONTROLS)
+def test_the_keyboard_reaches_every_control(open_view, view) -> None:
+    page = open_view(view)
+    page.wait("document.getElementById('grid').dataset.done" if view == "sample" else "true")
+    page.evaluate(f"document.getElementById('tab-{view}').focus()")
+    found = []
+    for _ in CONTROLS[view]:
+        page.press(TAB_KEY)
+        found.append(page.focused_label())
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineWidth") == "3px"
+    assert found == CONTROLS[view]
+    visible = f"document.querySelectorAll('#{view} :is(button, input, select, [tabindex])')"
+    count = f"Array.from({visible}).filter((control) => control.checkVisibility()).length"
+    assert page.evaluate(count) == len(found)
+
+
+@pytest.mark.parametrize("view", CONTROLS)
 def test_the_page_fits_a_phone(open_view, view) -> None:
     page = open_view(view)
-    page.command("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=2, mobile=True)
-    try:
+    with page.as_phone(360):
         assert page.evaluate("document.documentElement.scrollWidth") == 360
-    finally:
-        page.command("Emulation.clearDeviceMetricsOverride")
+
+
+def test_a_finger_draws_and_moves_the_line(browser, open_view) -> None:
+    with browser.as_phone(390):
+        page = open_view("draw")
+        page.wait(COMPLETED)
+        page.touch("#board", SEVEN)
+        page.wait(COMPLETED)
+        (first, *_) = read_images(page, "#completions")
+        page.evaluate("scrollTo(0, 0)")
+        now = "Number(document.getElementById('line').getAttribute('aria-valuenow'))"
+        before = page.evaluate(now)
+        page.touch("#line span", [(0.5, 0.5), (0.5, 2.0), (0.5, 4.0)])
+        assert page.evaluate(now) >= before + 5
+        page.wait(COMPLETED)
+        (second, *_) = read_images(page, "#completions")
+        assert page.evaluate("scrollY") == 0  # the page does not move under the finger
+    grey = [sum(red == green == blue for red, green, blue in image) for image in (first, second)]
+    # The model draws in orange, and only below the line.
+    assert max(red for red, _, _ in first[:300]) > 240
+    assert grey[0] < grey[1] and first != second
 
 
 def test_a_damaged_model_is_reported_on_the_page(browser, site) -> None:
+    program = site[MODEL].data
     cases = {
         "bytes instead of": {**site, MODEL: File(BINARY, site[MODEL].data[:-1])},
+        "has format 2": {**site, MODEL: File(BINARY, program[:8] + b"\2" + program[9:])},
         "has no SIMD": {**site, "engine.wasm": File("application/wasm", b"\0asm\1\0\0\0\xff")},
         "model.lintx cannot be loaded": {name: file for name, file in site.items() if name != MODEL},
+        "model.json cannot be loaded": {name: file for name, file in site.items() if name != "model.json"},
     }
     for reason, damaged in cases.items():
         with serve(damaged) as address:
             browser.open(address)
             assert reason in browser.wait(f"!document.getElementById('error').hidden && {PAGE_ERROR}")
-    browser.problems()  # the browser reports the missing file, too
+    with serve({name: file for name, file in site.items() if name != "draw.js"}) as address:
+        browser.open(address)
+        assert "a file is missing" in browser.evaluate("document.getElementById('about').textContent")
+    browser.problems()  # the browser reports missing files, too
+
+
+def test_a_page_needs_no_server_once_it_is_loaded(open_view, site) -> None:
+    with serve(site) as address:
+        page = open_view("draw", address)
+    for view in ("sample", "inspect", "race", "draw"):
+        page.click(f"#tab-{view}")
+    page.wait(COMPLETED)
+    page.click("#more")
+    page.wait(COMPLETED)
 
 
 def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny_model) -> None:

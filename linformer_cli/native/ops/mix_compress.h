@@ -88,7 +88,7 @@ void mix_compress_of(const Pass& pass, const Operation& op) {
 }
 
 void mix_compress(const Pass& pass, const Operation& op) {
-    Mix{pass, op}.integer(5) == BFLOAT16 ? mix_compress_of<bfloat16>(pass, op) : mix_compress_of<float>(pass, op);
+    is_bfloat16(Mix{pass, op}.integer(5)) ? mix_compress_of<bfloat16>(pass, op) : mix_compress_of<float>(pass, op);
 }
 
 }  // namespace

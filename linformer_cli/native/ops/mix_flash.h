@@ -110,7 +110,7 @@ void mix_flash_of(const Pass& pass, const Operation& op) {
 }
 
 void mix_flash(const Pass& pass, const Operation& op) {
-    Mix{pass, op}.integer(1) == BFLOAT16 ? mix_flash_of<bfloat16>(pass, op) : mix_flash_of<float>(pass, op);
+    is_bfloat16(Mix{pass, op}.integer(1)) ? mix_flash_of<bfloat16>(pass, op) : mix_flash_of<float>(pass, op);
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ void mix_gau_of(const Pass& pass, const Operation& op) {
 }
 
 void mix_gau(const Pass& pass, const Operation& op) {
-    Mix{pass, op}.integer(2) == BFLOAT16 ? mix_gau_of<bfloat16>(pass, op) : mix_gau_of<float>(pass, op);
+    is_bfloat16(Mix{pass, op}.integer(2)) ? mix_gau_of<bfloat16>(pass, op) : mix_gau_of<float>(pass, op);
 }
 
 }  // namespace

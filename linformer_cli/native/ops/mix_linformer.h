@@ -69,7 +69,7 @@ void mix_linformer_of(const Pass& pass, const Operation& op) {
 }
 
 void mix_linformer(const Pass& pass, const Operation& op) {
-    Mix{pass, op}.integer(4) == BFLOAT16 ? mix_linformer_of<bfloat16>(pass, op) : mix_linformer_of<float>(pass, op);
+    is_bfloat16(Mix{pass, op}.integer(4)) ? mix_linformer_of<bfloat16>(pass, op) : mix_linformer_of<float>(pass, op);
 }
 
 }  // namespace

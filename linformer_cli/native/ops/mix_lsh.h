@@ -96,7 +96,7 @@ void mix_lsh_of(const Pass& pass, const Operation& op) {
 }
 
 void mix_lsh(const Pass& pass, const Operation& op) {
-    Mix{pass, op}.integer(4) == BFLOAT16 ? mix_lsh_of<bfloat16>(pass, op) : mix_lsh_of<float>(pass, op);
+    is_bfloat16(Mix{pass, op}.integer(4)) ? mix_lsh_of<bfloat16>(pass, op) : mix_lsh_of<float>(pass, op);
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ void mix_probsparse_of(const Pass& pass, const Operation& op) {
 }
 
 void mix_probsparse(const Pass& pass, const Operation& op) {
-    Mix{pass, op}.integer(4) == BFLOAT16 ? mix_probsparse_of<bfloat16>(pass, op) : mix_probsparse_of<float>(pass, op);
+    is_bfloat16(Mix{pass, op}.integer(4)) ? mix_probsparse_of<bfloat16>(pass, op) : mix_probsparse_of<float>(pass, op);
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ void mix_rows_of(const Pass& pass, const Operation& op) {
 }
 
 void mix_rows(const Pass& pass, const Operation& op) {
-    Mix{pass, op}.integer(5) == BFLOAT16 ? mix_rows_of<bfloat16>(pass, op) : mix_rows_of<float>(pass, op);
+    is_bfloat16(Mix{pass, op}.integer(5)) ? mix_rows_of<bfloat16>(pass, op) : mix_rows_of<float>(pass, op);
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ void mix_single_head_of(const Pass& pass, const Operation& op) {
 }
 
 void mix_single_head(const Pass& pass, const Operation& op) {
-    Mix{pass, op}.integer(1) == BFLOAT16 ? mix_single_head_of<bfloat16>(pass, op) : mix_single_head_of<float>(pass, op);
+    is_bfloat16(Mix{pass, op}.integer(1)) ? mix_single_head_of<bfloat16>(pass, op) : mix_single_head_of<float>(pass, op);
 }
 
 }  // namespace

@@ -13,15 +13,15 @@ namespace {
 
 void project(const Pass& pass, const Operation& op) {
     const int64_t columns = op.integer[0], format = op.integer[3], input = op.buffer[4];
-    if (format != BFLOAT16 && format != INT8) return multiply<Float32>(pass, op, op.buffer[0], 1);
+    if (!ONLY_INT8 && format != BFLOAT16 && format != INT8) return multiply<Float32>(pass, op, op.buffer[0], 1);
     pass.for_each(pass.rows, pass.rows * columns, [&](int64_t row) {
         const float* x = pass.at<float>(op.buffer[0], row);
-        if (format == INT8)
+        if (ONLY_INT8 || format == INT8)
             quantise(columns, x, pass.at<char>(input, row));
         else
             round_to_bfloat16(columns, x, pass.at<bfloat16>(input, row));
     });
-    format == INT8 ? multiply<Int8>(pass, op, input, 4) : multiply<Bfloat16>(pass, op, input, 2);
+    ONLY_INT8 || format == INT8 ? multiply<Int8>(pass, op, input, 4) : multiply<Bfloat16>(pass, op, input, 2);
 }
 
 }  // namespace

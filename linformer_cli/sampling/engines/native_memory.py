@@ -53,7 +53,7 @@ class BoundProgram(_Structure):
 
 
 class Head(_Structure):
-    """`Head` of drawing.h."""
+    """`Head` of inversion.h."""
 
     _fields_ = [
         *(("levels", _SIZE), ("mixtures", _SIZE), ("lowest", ctypes.c_double), ("highest", ctypes.c_double)),
