@@ -13,6 +13,7 @@ import torch
 
 from linformer_cli.demo.build import ENGINE
 from linformer_cli.demo.site import PAGES
+from linformer_cli.native.program import NoProgram
 
 
 def test_build_writes_the_page_and_both_programs(lintx, run_folder, tmp_path) -> None:
@@ -57,3 +58,14 @@ def test_a_used_port_is_reported(lintx, run_folder) -> None:
         used.listen()
         outcome = lintx("demo", run_folder, "--no-browser", "--port", used.getsockname()[1])
     assert (outcome.code, "is not available" in outcome.stderr) == (1, True)
+
+
+def test_a_model_without_a_program_is_refused(lintx, run_folder, tmp_path, monkeypatch) -> None:
+    def refuse(*_: object) -> bytes:
+        raise NoProgram("it does not support new attention")
+
+    monkeypatch.setattr("linformer_cli.model.program.encode_model", refuse)
+    outcome = lintx("demo", run_folder, "--build", tmp_path / "site")
+    assert outcome.code == 1
+    assert outcome.stderr.splitlines()[-1].endswith("cannot run in a browser: it does not support new attention")
+    assert not (tmp_path / "site").exists()
