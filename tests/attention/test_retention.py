@@ -101,6 +101,24 @@ def test_the_state_tracks_the_column(distance: str) -> None:
     assert bool((misplaced - found).abs().max() > 1e-3) == (distance == "plane")
 
 
+def decay_by_distance(order: float) -> Tensor:
+    """Weights [T, T] that halve with every unit of distance, which is city-block for order 1 and Euclidean for 2."""
+    places = torch.tensor([(t // ROW, t % ROW) for t in range(LENGTH)], dtype=torch.float64)
+    return torch.exp2(-torch.cdist(places, places, p=order, compute_mode="donot_use_mm_for_euclid_dist"))
+
+
+@pytest.mark.parametrize(
+    ("distance", "rank"),
+    [("raster", 1), ("plane", 5), ("city-block", ROW), ("Euclidean", LENGTH // 2)],
+)
+def test_weights_of_later_positions_for_earlier_ones_have_the_documented_rank(distance: str, rank: int) -> None:
+    """A running sum needs at least this many features for each key dimension."""
+    orders = {"city-block": 1.0, "Euclidean": 2.0}
+    weights = decay_by_distance(orders[distance]) if distance in orders else weigh_pairs(1, distance=distance)[0]
+    sizes = torch.linalg.svdvals(weights[LENGTH // 2 :, : LENGTH // 2])
+    assert int((sizes > 1e-9 * sizes[0]).sum()) == rank
+
+
 def test_the_plane_distance_has_a_wider_state() -> None:
     assert build().init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 4, 5)
     assert build(distance="plane").init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 20, 5)
