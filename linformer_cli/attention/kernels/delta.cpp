@@ -26,9 +26,9 @@ struct Rule {
     A *error, *out;
 };
 
-// Let a be the decay before position t. Each step computes S <- a * S + writes_t e_t^T, where e_t = target_t - reads_t^T
-// S reads the old S. Forward, out_t <- q_t S. Backward, positions are visited from the last to the first, S also gains
-// q_t y_t^T, and a belongs to the position after t. The pass over S that writes it also reads it for the next position.
+// Let a be the decay before position t. Each step computes e_t = target_t - reads_t^T S and then S <- a * S + writes_t
+// e_t^T. Forward, out_t <- q_t S. Backward, positions are visited from the last to the first, S also gains q_t y_t^T,
+// and a belongs to the position after t. The pass over S that writes it also reads it for the next position.
 template <bool BACKWARD, Decay D, int TILES, class A>
 void solve_columns(int64_t count, const Rule<A>& x, int64_t m, Sum<A>& S) {
     using L = Lanes<A>;
