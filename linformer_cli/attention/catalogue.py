@@ -15,6 +15,7 @@ from .logsparse import LogsparseAttention
 from .long_short import LongShortAttention
 from .longformer import LongformerAttention
 from .lsh import LshAttention
+from .mamba import MambaAttention
 from .mlstm import MlstmAttention
 from .nystrom import NystromAttention
 from .performer import PerformerAttention
@@ -40,6 +41,7 @@ CATALOGUE: dict[str, type[Attention]] = {
         Gdn2Attention,
         MlstmAttention,
         Rwkv7Attention,
+        MambaAttention,
         LshAttention,
         LinformerAttention,
         NystromAttention,

@@ -16,6 +16,7 @@
 #include "ops/mix_linear.h"
 #include "ops/mix_linformer.h"
 #include "ops/mix_lsh.h"
+#include "ops/mix_mamba.h"
 #include "ops/mix_mlstm.h"
 #include "ops/mix_nystrom.h"
 #include "ops/mix_performer.h"
@@ -56,6 +57,7 @@ const Entry ENTRIES[] = {
     {"mix.linear", mix_linear, true},
     {"mix.linformer", mix_linformer, true},
     {"mix.lsh", mix_lsh, true},
+    {"mix.mamba", mix_mamba, true},
     {"mix.mlstm", mix_mlstm, true},
     {"mix.norm_heads", mix_norm_heads, false},
     {"mix.nystrom", mix_nystrom, true},

@@ -178,6 +178,18 @@ void check_lsh(MixRules& m) {
     m.scratch(5, m.H * capacity, Type::INT32);
 }
 
+void check_mamba(MixRules& m) {
+    const double angles = m.integer(0), trapezoidal = m.integer(1) ? 1 : 0;
+    m.need(2 * angles <= m.K);
+    m.inputs(1 + (m.integer(2) ? 1 : 0) + trapezoidal + angles);
+    m.state(0, m.H * m.K * m.V);
+    if (angles) m.state(1, m.H * angles);
+    const double widths[] = {m.K, m.V, 1};
+    for (int64_t n = 0; trapezoidal && n < 3; n++) m.state(2 + n, m.H * widths[n]);
+    m.constant(5, m.H * 3);
+    if (m.has(6)) m.constant(6, m.H * 4 * m.K);
+}
+
 void check_mlstm(MixRules& m) {
     m.inputs(2);
     m.sums(m.K);
@@ -299,6 +311,7 @@ const struct {
     {"mix.linear", check_mix<check_linear>},
     {"mix.linformer", check_mix<check_linformer>},
     {"mix.lsh", check_mix<check_lsh>},
+    {"mix.mamba", check_mix<check_mamba>},
     {"mix.mlstm", check_mix<check_mlstm>},
     {"mix.norm_heads", check_mix<check_norm_heads>},
     {"mix.nystrom", check_mix<check_nystrom>},

@@ -23,6 +23,7 @@ MECHANISMS: list[tuple[str, dict[str, Any]]] = [
     ("retention", {}),
     *(("gla", {"gate": gate}) for gate in ("vector", "scalar")),
     ("mlstm", {}),
+    ("mamba", {}),
 ]
 every_mechanism = pytest.mark.parametrize(("name", "options"), MECHANISMS)
 

@@ -1,0 +1,224 @@
+"""Mamba-3 (Lahoti 2026, arXiv 2603.15569): a state space model as running sums; with its options off, Mamba-2."""
+
+import math
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linformer_cli.native.program import MixInputs
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, shrink_huge
+from .kernels import sums as kernels
+from .parts.decayed_sums import decayed_causal_sums, sum_logs
+
+_EPSILON = 1e-5  # added to the mean squares of queries and keys
+_SLOWEST_RATE = 1e-4  # the smallest -A computed from the input
+
+
+class MambaOptions(AttentionOptions):
+    """Options of Mamba."""
+
+    trapezoidal: Annotated[
+        bool, Field(description="add each input in two parts: at its own position and at the next one")
+    ] = True
+    rotation: Annotated[
+        bool, Field(description="rotate queries and keys by angles that add up from position to position")
+    ] = True
+    normalise: Annotated[
+        bool, Field(description="divide queries and keys by their root mean square, then add a learned bias")
+    ] = True
+    rate: Annotated[
+        Literal["input", "head"],
+        Field(description="A, the rate of decay: computed from the input, or learned for each head"),
+    ] = "input"
+    chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
+
+
+class Newest(NamedTuple):
+    """The newest position's key [B, H, K], value [B, H, V] and weight lambda Delta [B, H, 1]."""
+
+    key: Tensor
+    value: Tensor
+    weight: Tensor
+
+
+class MambaState(NamedTuple):
+    """s [B, H, K, V], the decayed sum of keys times values, and what the options need (else None).
+
+    `angle` [B, H, R] is in turns. With the trapezoidal rule, s leaves out the term of the newest position, and `newest`
+    holds what this term consists of.
+    """
+
+    s: Tensor
+    angle: Tensor | None
+    newest: Newest | None
+
+
+class _Steps(NamedTuple):
+    """What the extra scalars give, for positions [*] of every head.
+
+    Delta [B, H, *], log alpha [B, H, *], lambda [B, H, *] and the changes of the angles [B, H, *, R] in turns. The last
+    two are None without their options.
+    """
+
+    size: Tensor
+    log_decay: Tensor
+    share: Tensor | None
+    turns: Tensor | None
+
+
+class MambaAttention(Attention):
+    """y_t = C_t h_t + D x_t, with h_t = alpha_t h_{t-1} + beta_t B_{t-1} x_{t-1}^T + gamma_t B_t x_t^T.
+
+    C, B and x are the queries, keys and values. The step size Delta_t = softplus(d_t + b) is computed from the input.
+    The state decays by alpha_t = exp(Delta_t A_t). An input is added with the weights of a trapezoidal rule:
+    gamma_t = lambda_t Delta_t at its own position and beta_t = (1 - lambda_t) Delta_t alpha_t at the next position,
+    where lambda_t = sigmoid(l_t). Without `trapezoidal`, lambda_t is 1.
+
+    B_t and C_t are divided by their root mean square, multiplied by a learned gain, and shifted by a learned bias. Then
+    the first 2 R coordinates, in pairs, are rotated by the angles of position t. Every position adds
+    pi tanh(w_t) Delta_t to the R angles. A state of R complex numbers and K - 2 R real numbers per value dimension
+    would give the same outputs.
+
+    A_t = -max(f(a_t), 1e-4), where f(x) is 1 + x for x >= 0 and 1 / (1 - x) for x < 0. With `rate = "head"`, A is
+    learned for each head instead. The extra scalars of a head are d, a, l and w [R], without those that its options do
+    not use. b and D are learned for each head.
+
+    With `trapezoidal`, `rotation` and `normalise` off and `rate = "head"`, this is Mamba-2 (Dao 2024, arXiv
+    2405.21060). The formulas follow the authors' code for one input and one output per head. There, all heads share B,
+    C and the scalars w, and R is K / 4 as it is here.
+    """
+
+    name = "mamba"
+    source = "Lahoti 2026, arXiv 2603.15569"
+    family = "kernel"
+    method = "state space model, running sums with a decay computed from the input"
+    memory = Memory.CONSTANT
+    options_type = MambaOptions
+    options: MambaOptions
+
+    def __init__(self, options: MambaOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        heads, width = shape.heads, shape.key_width
+        # R: a quarter of K, but at least one angle where there are two coordinates.
+        self.angles = max(width // 4, min(1, width // 2)) if options.rotation else 0
+        self.extra_per_head = 1 + (options.rate == "input") + options.trapezoidal + self.angles
+        # At d = 0 and A = -1, the memory lengths of the heads range from a whole image down to a row.
+        memories = torch.linspace(math.log(shape.positions), math.log(shape.row), heads).exp()
+        self.step_bias = nn.Parameter((1 / memories).expm1().log())
+        self.skip = nn.Parameter(torch.ones(heads))
+        self.log_rate = nn.Parameter(torch.zeros(heads)) if options.rate == "head" else None
+        # For queries, then keys.
+        self.gain = nn.Parameter(torch.ones(2, heads, width)) if options.normalise else None
+        self.bias = nn.Parameter(torch.ones(2, heads, width)) if options.normalise else None
+
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return kernels.serves(device, accumulator_dtype(dtype))
+
+    def _steps(self, extra: Tensor | None, dtype: torch.dtype) -> _Steps:
+        """The steps of positions with the extra scalars [B, H, T, E]."""
+        if extra is None or extra.shape[-1] != self.extra_per_head:
+            found = None if extra is None else list(extra.shape)
+            raise ValueError(f"mamba needs extra scalars [B, H, T, {self.extra_per_head}], found {found}")
+        scalars, turns = extra.to(dtype).split([self.extra_per_head - self.angles, self.angles], dim=-1)
+        size, *others = scalars.unbind(-1)
+        size = functional.softplus(size + self.step_bias.to(dtype).unsqueeze(-1))
+        if self.log_rate is None:
+            logit = others.pop(0)
+            rate = (logit.relu() + 1 / (1 + (-logit).relu())).clamp(min=_SLOWEST_RATE)
+        else:
+            rate = self.log_rate.to(dtype).exp().unsqueeze(-1)
+        share = others.pop(0).sigmoid() if self.options.trapezoidal else None
+        return _Steps(size, -size * rate, share, turns.tanh() * (0.5 * size.unsqueeze(-1)) if self.angles else None)
+
+    def _prepare(self, x: Tensor, which: int, angle: Tensor | None) -> Tensor:
+        """Queries (`which` is 0) or keys (1) [B, H, T, K], normalised and rotated by the angles [B, H, T, R]."""
+        if self.gain is not None and self.bias is not None:
+            gain, bias = (part[which].to(x.dtype).unsqueeze(1) for part in (self.gain, self.bias))
+            x = functional.rms_norm(shrink_huge(x, (-1,)), x.shape[-1:], eps=_EPSILON) * gain + bias
+        return x if angle is None else _rotate(x, angle)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, MambaState]:
+        dtype = accumulator_dtype(q.dtype)
+        s, start, newest = (None, None, None) if state is None else state
+        with torch.autocast(q.device.type, enabled=False):
+            steps, angle = self._steps(extra, dtype), None
+            if steps.turns is not None:
+                angle = sum_logs(steps.turns, dim=2)
+                angle = angle if start is None else angle + start.unsqueeze(2)
+                angle = (angle - angle.round()).to(dtype)
+            query, key, value = self._prepare(q.to(dtype), 0, angle), self._prepare(k.to(dtype), 1, angle), v.to(dtype)
+            size = steps.size.unsqueeze(-1)
+            y, keys, values = self.skip.to(dtype)[:, None, None] * value, size * key, value
+            if steps.share is not None:
+                # s leaves out the newest term. The next position adds this term and its own share in one product.
+                weight = steps.share.unsqueeze(-1) * size
+                y = y + weight * (query * key).sum(dim=-1, keepdim=True) * value
+                terms = enumerate((key, value, weight))
+                keys, values, weights = (_shift(x, None if newest is None else newest[n]) for n, x in terms)
+                keys = steps.log_decay.exp().unsqueeze(-1) * (weights + (size - weight)) * keys
+                newest = Newest(*(x[:, :, -1].clone() for x in (key, value, weight)))
+            sums, s = decayed_causal_sums(query, keys, values, steps.log_decay, s, self.options.chunk)
+        return (sums + y).to(v.dtype), MambaState(s, None if angle is None else angle[:, :, -1].clone(), newest)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> MambaState:
+        heads, K, V = self.shape.heads_and_widths
+        s = torch.zeros(batch, heads, K, V, device=device, dtype=accumulator_dtype(dtype))
+        angle = s.new_zeros(batch, heads, self.angles) if self.angles else None
+        newest = Newest(*(s.new_zeros(batch, heads, width) for width in (K, V, 1)))
+        return MambaState(s, angle, newest if self.options.trapezoidal else None)
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MambaState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, MambaState]:
+        s, angle, newest = state
+        with torch.autocast(s.device.type, enabled=False):
+            steps = self._steps(None if extra_t is None else extra_t.unsqueeze(2), s.dtype)
+            if angle is not None and steps.turns is not None:
+                angle.add_(steps.turns.squeeze(2))
+                angle = angle.sub_(angle.round()).unsqueeze(2)
+            q, k = (self._prepare(x.to(s.dtype).unsqueeze(2), n, angle).squeeze(2) for n, x in enumerate((q_t, k_t)))
+            v, size, decay = v_t.to(s.dtype), steps.size, steps.log_decay.exp()
+            y_t, key, value = self.skip.to(s.dtype).unsqueeze(-1) * v, size * k, v
+            if newest is not None and steps.share is not None:
+                weight = steps.share * size
+                y_t = y_t + weight * (q * k).sum(dim=-1, keepdim=True) * v
+                key, value = decay * (newest.weight + (size - weight)) * newest.key, newest.value.clone()
+                for held, new in zip(newest, (k, v, weight), strict=True):
+                    held.copy_(new)
+            s.mul_(decay.unsqueeze(-1)).addcmul_(key.unsqueeze(-1), value.unsqueeze(-2))
+            y_t = y_t + (q.unsqueeze(-2) @ s).squeeze(-2)
+        return y_t.to(v_t.dtype), state
+
+    def emit(self, inputs: MixInputs) -> None:
+        (H, K, V), builder = self.shape.heads_and_widths, inputs.builder
+        widths = (K * V, self.angles, *((K, V, 1) if self.options.trapezoidal else (0, 0, 0)))
+        rate = torch.zeros_like(self.skip) if self.log_rate is None else self.log_rate.exp()
+        buffers = [builder.state(H * width) if width else -1 for width in widths]
+        buffers.append(builder.shared(torch.stack([self.step_bias, self.skip, rate], dim=1)))
+        if self.gain is not None and self.bias is not None:
+            buffers.append(builder.shared(torch.stack([self.gain, self.bias], dim=1).movedim(2, 0)))
+        else:
+            buffers.append(-1)
+        integers = self.angles, int(self.options.trapezoidal), int(self.log_rate is None)
+        inputs.emit("mamba", self.shape.heads_and_widths, buffers, integers)
+
+
+def _shift(x: Tensor, before: Tensor | None) -> Tensor:
+    """x [B, H, T, W] one position later: first `before` [B, H, W] (None: 0), and without the last position."""
+    first = torch.zeros_like(x[:, :, 0]) if before is None else before
+    return torch.cat([first.unsqueeze(2), x[:, :, :-1]], dim=2)
+
+
+def _rotate(x: Tensor, angle: Tensor) -> Tensor:
+    """x [..., K], whose coordinates 2 i and 2 i + 1 are rotated by angle i of [..., R], in turns."""
+    radians = angle * (2 * math.pi)
+    sine, cosine = radians.sin(), radians.cos()
+    pairs, rest = x.split([2 * angle.shape[-1], x.shape[-1] - 2 * angle.shape[-1]], dim=-1)
+    even, odd = pairs.unflatten(-1, (-1, 2)).unbind(-1)
+    rotated = torch.stack([even * cosine - odd * sine, even * sine + odd * cosine], dim=-1)
+    return torch.cat([rotated.flatten(-2), rest], dim=-1)
