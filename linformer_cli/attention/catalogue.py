@@ -12,6 +12,7 @@ from .gla import GlaAttention
 from .linear import LinearAttention
 from .linformer import LinformerAttention
 from .logsparse import LogsparseAttention
+from .log_linear import LogLinearAttention
 from .long_short import LongShortAttention
 from .longformer import LongformerAttention
 from .lsh import LshAttention
@@ -42,6 +43,7 @@ CATALOGUE: dict[str, type[Attention]] = {
         MlstmAttention,
         Rwkv7Attention,
         MambaAttention,
+        LogLinearAttention,
         LshAttention,
         LinformerAttention,
         NystromAttention,

@@ -15,6 +15,7 @@
 #include "ops/mix_gla.h"
 #include "ops/mix_linear.h"
 #include "ops/mix_linformer.h"
+#include "ops/mix_log_linear.h"
 #include "ops/mix_lsh.h"
 #include "ops/mix_mamba.h"
 #include "ops/mix_mlstm.h"
@@ -56,6 +57,7 @@ const Entry ENTRIES[] = {
     {"mix.gla", mix_gla, true},
     {"mix.linear", mix_linear, true},
     {"mix.linformer", mix_linformer, true},
+    {"mix.log_linear", mix_log_linear, true},
     {"mix.lsh", mix_lsh, true},
     {"mix.mamba", mix_mamba, true},
     {"mix.mlstm", mix_mlstm, true},

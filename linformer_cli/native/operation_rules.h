@@ -166,6 +166,16 @@ void check_linformer(MixRules& m) {
     for (int64_t n = 2; n < 4; n++) m.constant(n, (m.integer(3) > 1 ? m.H : 1) * rank * block);
 }
 
+void check_log_linear(MixRules& m) {
+    const double over = m.integer(0), buckets = m.integer(1);
+    m.need(over <= 2 && buckets < 63 && std::exp2(buckets) > m.T);
+    m.inputs(over + m.positive(2));
+    m.state(0, m.H * buckets * m.K * m.V);
+    if (over <= 1) m.state(1, m.H * buckets * (over == 0 ? m.K : 1));
+    if (over >= 1) m.constant(2, m.H);
+    if (over == 1) m.constant(3, m.H);
+}
+
 void check_lsh(MixRules& m) {
     const double capacity = m.integer(0), rounds = m.positive(1), buckets = m.positive(2), window = m.positive(3);
     const double half = std::floor(buckets / 2);
@@ -310,6 +320,7 @@ const struct {
     {"mix.gla", check_mix<check_gla>},
     {"mix.linear", check_mix<check_linear>},
     {"mix.linformer", check_mix<check_linformer>},
+    {"mix.log_linear", check_mix<check_log_linear>},
     {"mix.lsh", check_mix<check_lsh>},
     {"mix.mamba", check_mix<check_mamba>},
     {"mix.mlstm", check_mix<check_mlstm>},

@@ -1,0 +1,168 @@
+"""Log-linear attention (Guo 2025, arXiv 2506.04761): one state for each power of two, read with weights by level."""
+
+import math
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linformer_cli.native.program import MixInputs
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .parts.causal_sums import divide_by_weight
+from .parts.delta_rule import directions
+from .parts.fading import scale_outputs
+from .parts.feature_maps import Elu
+from .parts.halves import PowerOfTwo
+from .parts.level_sums import LevelInputs, count_buckets, read_levels, step_levels
+
+# The numbers of the mechanisms in mix_log_linear.h. They are also the numbers of their extra scalars.
+_OVER = {"linear": 0, "mamba2": 1, "deltanet": 2}
+
+
+class LogLinearOptions(AttentionOptions):
+    """Options of log-linear attention."""
+
+    over: Annotated[
+        Literal["linear", "mamba2", "deltanet"],
+        Field(description="the mechanism whose state is divided into levels"),
+    ] = "mamba2"
+    chunk: Annotated[
+        PowerOfTwo, Field(gt=0, le=65_536, description="positions per chunk of the parallel form, a power of two")
+    ] = 64
+
+
+class LogLinearState(NamedTuple):
+    """s [B, H, G, K, V], the buckets of a Fenwick tree, and the number of positions (int64).
+
+    Bucket b holds 2^b positions if bit b of the number of positions is 1, else it is 0. `linear` has V + 1 columns; the
+    last column is the sum of phi(k_j).
+    """
+
+    s: Tensor
+    position: Tensor
+
+
+class LogLinearAttention(Attention):
+    """y_t is computed from the sum over levels l of lambda_t^l q_t S_t^l.
+
+    S_t^0 is the term of position t itself, and S_t^(b + 1) is the state that a base mechanism has after the 2^b
+    positions of bucket b of a Fenwick tree, decayed up to t. The 1 + ceil(log2 T) weights lambda_t^l are the softplus
+    of the head's last extra scalars. The base mechanism is
+
+        linear:    S <- S + phi(k) v^T, with phi = elu + 1
+        mamba2:    S <- exp(-A dt) S + dt k v^T, with dt = softplus(x + dt_bias)
+        deltanet:  S <- alpha (I - beta k k^T) S + beta k v^T, as in `DeltanetAttention`
+
+    In `linear`, the sum is divided by its total weight, the sum of lambda_t^l phi(q_t) . z_t^l. In `mamba2` and
+    `deltanet`, it is divided by its root mean square.
+
+    This is section 3 of the source, with two differences. A lambda is a projection of the input; the source multiplies
+    this projection by a learned number for each level and head. `linear` has a feature map and a denominator.
+    """
+
+    name = "log_linear"
+    source = "Guo 2025, arXiv 2506.04761"
+    family = "kernel"
+    method = "sums over powers of two, weighted by level"
+    memory = Memory.GROWING
+    options_type = LogLinearOptions
+    options: LogLinearOptions
+
+    def __init__(self, options: LogLinearOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        self.scalars = _OVER[options.over]
+        self.levels = (shape.positions - 1).bit_length() + 1
+        self.extra_per_head = self.scalars + self.levels
+        self.feature_map = Elu(shape.heads, shape.key_width)
+        # Initially, the memory lengths of the heads range from a whole image down to a row.
+        longest, shortest = math.log(shape.positions), math.log(shape.row)
+        memories = torch.linspace(longest, shortest, shape.heads).exp()
+        if options.over == "mamba2":
+            self.dt_bias = nn.Parameter((1 / memories).expm1().log())
+            self.a_log = nn.Parameter(torch.zeros(shape.heads))
+        elif options.over == "deltanet":
+            self.gate_bias = nn.Parameter(memories.log())
+
+    def _inputs(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, dtype: torch.dtype) -> LevelInputs:
+        """The inputs [B, H, .., W] of the sums, for one position or several."""
+        if extra is None or extra.shape[-1] != self.extra_per_head:
+            found = None if extra is None else list(extra.shape)
+            raise ValueError(f"log_linear needs {self.extra_per_head} extra scalars per head, found {found}")
+        q, k, v, extra = q.to(dtype), k.to(dtype), v.to(dtype), extra.to(dtype)
+        scales = functional.softplus(extra[..., self.scalars :])
+
+        def of_heads(parameter: Tensor) -> Tensor:
+            return parameter.to(dtype).view(-1, *[1] * (q.dim() - 3))
+
+        if self.options.over == "linear":
+            # With a column of ones appended to the values, the last column of the sums is the total weight.
+            return LevelInputs(self.feature_map(q), self.feature_map(k), functional.pad(v, (0, 1), value=1.0), scales)
+        if self.options.over == "mamba2":
+            dt = functional.softplus(extra[..., 0] + of_heads(self.dt_bias))
+            return LevelInputs(q, k, dt.unsqueeze(-1) * v, scales, -of_heads(self.a_log).exp() * dt)
+        beta = extra[..., 0].sigmoid()
+        log_alpha = functional.logsigmoid(extra[..., 1] + of_heads(self.gate_bias))
+        q, k = directions(functional.silu(q)), directions(functional.silu(k))
+        return LevelInputs(q, k, beta.unsqueeze(-1) * v, scales, log_alpha, beta)
+
+    def _finish(self, sums: Tensor) -> Tensor:
+        if self.options.over == "linear":
+            return divide_by_weight(sums[..., :-1], sums[..., -1])
+        return scale_outputs(sums, None)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+    ) -> tuple[Tensor, LogLinearState]:
+        length = v.shape[2]
+        if state is None:
+            state = self.init_state(len(v), 0, v.device, v.dtype)
+        known = int(state.position)
+        room = max(count_buckets(known + length) - state.s.shape[2], 0)
+        with torch.autocast(q.device.type, enabled=False):
+            s = functional.pad(state.s, (0, 0, 0, 0, 0, room))
+            inputs = self._inputs(q, k, v, extra, s.dtype)
+            sums, s = read_levels(inputs, s, known, self.options.chunk)
+            y = self._finish(sums)
+        return y.to(v.dtype), LogLinearState(s, state.position + length)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LogLinearState:
+        columns = self.shape.value_width + (self.options.over == "linear")
+        sizes = batch, self.shape.heads, count_buckets(capacity), self.shape.key_width, columns
+        s = torch.zeros(sizes, device=device, dtype=accumulator_dtype(dtype))
+        return LogLinearState(s, torch.zeros((), dtype=torch.int64, device=device))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LogLinearState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, LogLinearState]:
+        s, position = state
+        with torch.autocast(s.device.type, enabled=False):
+            sums, s = step_levels(self._inputs(q_t, k_t, v_t, extra_t, s.dtype), s, int(position))
+            y_t = self._finish(sums)
+        return y_t.to(v_t.dtype), LogLinearState(s, position + 1)
+
+    def emit(self, inputs: MixInputs) -> None:
+        shape, builder, over = self.shape, inputs.builder, self.options.over
+        buckets = count_buckets(shape.positions)
+        # The second state is z of each bucket in `linear`, and in `mamba2` the decay of each bucket since its creation.
+        second = {"linear": shape.key_width, "mamba2": 1, "deltanet": 0}[over]
+        buffers = [
+            builder.state(shape.heads * buckets * shape.key_width * shape.value_width),
+            builder.state(shape.heads * buckets * second, initial=1.0) if second else -1,
+        ]
+        if over == "mamba2":
+            buffers += builder.shared(self.dt_bias), builder.shared(self.a_log.exp())
+        elif over == "deltanet":
+            buffers.append(builder.shared(self.gate_bias))
+        inputs.emit("log_linear", shape.heads_and_widths, buffers, (_OVER[over], buckets, self.levels))
+
+    def list_states(self, state: LogLinearState) -> list[Tensor]:
+        """The buckets, with room for a whole image, and the second state of `emit`."""
+        room = count_buckets(self.shape.positions) - state.s.shape[2]
+        s = functional.pad(state.s, (0, 0, 0, 0, 0, room))
+        if self.options.over == "linear":
+            return [s[..., :-1], s[..., -1]]
+        return [s, s.new_ones(s.shape[:3])] if self.options.over == "mamba2" else [s]

@@ -1,0 +1,214 @@
+"""Sums over the buckets of a Fenwick tree: a running sum in log2(T) parts, each read with its own weight.
+
+Position t belongs to bucket b at time t' > t if b is the highest bit in which t and t' differ. The buckets at time t'
+are therefore the ones of the binary representation of t': bit b stands for a bucket of the 2^b positions before those
+of the lower bits. Level 0 is the position itself, and level b + 1 is bucket b. When a position is added, it is merged
+with the buckets of the lowest bits, like a carry in a binary addition.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from .decayed_sums import sum_logs
+from .halves import corners, iter_halves, split_halves
+
+
+class LevelInputs(NamedTuple):
+    """The inputs of a sum, [B, H, T, ..] or, of a single position, [B, H, ..].
+
+    Every bucket S [K, V] follows S <- a (I - r k k^T) S, and the position itself adds k v^T. `log_decay` is log a, and
+    `rate` is r, which is 0 if it is None. `log_decay` can be None if `rate` is: then a is 1. `scales` [.., L] has the
+    weight of each level. Levels above L - 1 have the weight of level L - 1.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scales: Tensor
+    log_decay: Tensor | None = None
+    rate: Tensor | None = None
+
+
+class _Chunks(NamedTuple):
+    """What N chunks of R positions do, without the weights of the levels.
+
+    The output at position t of a chunk is the sum of pairs[t, j] v_j, plus queries[t] S for the state S before the
+    chunk. The state after the chunk is move S + keys^T v. Tensors are [B, H, N, R, ..], and `move` is [B, H, N, K, K],
+    [B, H, N, 1, 1], or None for the identity. Entries above the diagonal of `pairs` have no meaning.
+    """
+
+    pairs: Tensor
+    queries: Tensor
+    keys: Tensor
+    move: Tensor | None
+
+
+def count_buckets(positions: int) -> int:
+    """The number of buckets that `positions` positions need."""
+    return positions.bit_length()
+
+
+def count_carries(position: int) -> int:
+    """The number of buckets that `position` is merged with, which is also the bucket that the result goes to."""
+    return (~position & (position + 1)).bit_length() - 1
+
+
+def read_levels(x: LevelInputs, s: Tensor, position: int, chunk: int) -> tuple[Tensor, Tensor]:
+    """Weighted sums [B, H, T, V] and the buckets [B, H, G, K, V] after T positions.
+
+    `s` are the buckets before these positions, of which there are `position`. G is at least `count_buckets` of the new
+    position. An empty bucket is 0. The positions are cut into aligned pieces whose lengths are powers of two, at most
+    `chunk`. All pieces of length `chunk` are processed at once.
+    """
+    length, levels = x.q.shape[2], s.shape[2] + 1
+    missing = levels - x.scales.shape[-1]
+    last = x.scales[..., -1:].expand(*x.scales.shape[:-1], max(missing, 0))
+    x = x._replace(scales=torch.cat([x.scales[..., :levels], last], dim=-1) if missing else x.scales)
+    done, outputs = 0, []
+    while done < length:
+        at, left = position + done, length - done
+        size = min(chunk, 1 << (left.bit_length() - 1), at & -at or chunk)
+        count = left // size if size == chunk else 1
+        piece = [
+            None if part is None else part[:, :, done : done + count * size].unflatten(2, (count, size)) for part in x
+        ]
+        y, s = _read_chunks(LevelInputs(*piece), s, at // size)  # type: ignore[arg-type]
+        outputs.append(y.flatten(2, 3))
+        done += count * size
+    return torch.cat(outputs, dim=2), s
+
+
+def _read_chunks(x: LevelInputs, s: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """`read_levels` of whole chunks [B, H, N, R, ..]; `first` is the number of chunks before these."""
+    count, size = x.q.shape[2:4]
+    lowest, highest = size.bit_length() - 1, (first + count - 1).bit_length()
+    chunks = _describe_chunks(x)
+    y = _ReadPairs.apply(chunks.pairs, x.scales, x.v)
+    writes = chunks.keys.transpose(-1, -2) @ x.v
+    # Before a chunk, the buckets that are smaller than a chunk are empty.
+    empty, s = s[:, :, :lowest], s[:, :, lowest:]
+    states = []
+    for n in range(count):
+        states.append(s[:, :, :highest])
+        if chunks.move is not None:
+            move = chunks.move[:, :, n : n + 1]
+            s = move * s if move.shape[-1] == 1 else move @ s
+        carries = count_carries(first + n)
+        merged = torch.cat([writes[:, :, n : n + 1], s[:, :, :carries]], dim=2).sum(dim=2, keepdim=True)
+        s = torch.cat([torch.zeros_like(s[:, :, :carries]), merged, s[:, :, carries + 1 :]], dim=2)
+    if highest:
+        scales = x.scales[..., lowest + 1 : lowest + 1 + highest]
+        y = y + _ReadBuckets.apply(chunks.queries, scales, torch.stack(states, dim=2))
+    return y, torch.cat([empty, s], dim=2)
+
+
+def _describe_chunks(x: LevelInputs) -> _Chunks:
+    keys = x.k.transpose(-1, -2)
+    if x.log_decay is None:
+        return _Chunks(x.q @ keys, x.q, x.k, None)
+    c = sum_logs(x.log_decay, dim=-1).unsqueeze(-1)
+    later = torch.ones(x.q.shape[3], x.q.shape[3], dtype=torch.bool, device=x.q.device).triu(1)
+    # The mask is applied before exp, because the difference is positive above the diagonal and exp could overflow.
+    weights = (c - c.transpose(-1, -2)).to(x.q.dtype).masked_fill(later, -torch.inf).exp()
+    since, until = (part.to(x.q.dtype).exp() for part in (c, c[..., -1:, :] - c))
+    pairs, queries, faded, move = x.q @ keys * weights, x.q * since, x.k * until, since[..., -1:, :]
+    if x.rate is None:
+        return _Chunks(pairs, queries, faded, move)
+    # Of each v, the positions after it in the chunk erase a part, which is the inverse of a triangular matrix; see
+    # `delta_sums` of deltanet.py. The solver reads this matrix only below the diagonal.
+    scaled = x.rate.unsqueeze(-1) * x.k
+    wanted = torch.cat([pairs, faded.transpose(-1, -2)], dim=-2)
+    solved = torch.linalg.solve_triangular(scaled @ keys * weights, wanted, upper=False, left=False, unitriangular=True)
+    erased = solved @ (scaled * since)
+    pairs, faded = solved.split([x.q.shape[3], x.k.shape[-1]], dim=-2)
+    of_queries, of_state = erased.split([x.q.shape[3], x.k.shape[-1]], dim=-2)
+    identity = torch.eye(x.k.shape[-1], dtype=x.k.dtype, device=x.k.device)
+    return _Chunks(pairs, queries - of_queries, faded.transpose(-1, -2), move * identity - of_state)
+
+
+class _ReadPairs(torch.autograd.Function):
+    """y [.., R, V], where y_t is the sum over j <= t of pairs[t, j] times the weight of its level times v_j.
+
+    The level of two positions of an aligned chunk of R positions is the number of bits up to the highest bit in which
+    they differ. `scales` [.., R, L] has the weight of each level at t. Only the inputs are saved.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pairs: Tensor, scales: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(pairs, scales, v)
+        return _weigh(pairs, scales) @ v
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (pairs, scales, v), (grad_y,) = ctx.saved_tensors, grad_outputs
+        grad, grad_scales = grad_y @ v.transpose(-1, -2), torch.zeros_like(scales)
+        torch.mul(*(part.diagonal(dim1=-2, dim2=-1) for part in (grad, pairs)), out=grad_scales[..., 0])
+        for level, half in enumerate(iter_halves(pairs.shape[-1]), 1):
+            products = corners(grad, half) * corners(pairs, half)
+            split_halves(grad_scales[..., level : level + 1], half)[1].copy_(products.sum(dim=-1, keepdim=True))
+        return _weigh(grad, scales), grad_scales, _weigh(pairs, scales).transpose(-1, -2) @ grad_y
+
+
+def _weigh(pairs: Tensor, scales: Tensor) -> Tensor:
+    """Each of `pairs` [.., R, R] times the weight of its level, and 0 above the diagonal."""
+    weighed = torch.zeros_like(pairs)
+    torch.mul(pairs.diagonal(dim1=-2, dim2=-1), scales[..., 0], out=weighed.diagonal(dim1=-2, dim2=-1))
+    for level, half in enumerate(iter_halves(pairs.shape[-1]), 1):
+        weights = split_halves(scales[..., level : level + 1], half)[1]
+        torch.mul(corners(pairs, half), weights, out=corners(weighed, half))
+    return weighed
+
+
+class _ReadBuckets(torch.autograd.Function):
+    """The sum over buckets g of scales[.., g] q S_g, for q [.., R, K], scales [.., R, G] and S [.., G, K, V].
+
+    The products of scales and queries are not saved, because they are the largest tensors of long sequences.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, scales: Tensor, s: Tensor) -> Tensor:
+        ctx.save_for_backward(queries, scales, s)
+        return _repeat(queries, scales) @ s.flatten(-3, -2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (queries, scales, s), (grad_y,) = ctx.saved_tensors, grad_outputs
+        grad = (grad_y @ s.flatten(-3, -2).transpose(-1, -2)).unflatten(-1, (-1, queries.shape[-1]))
+        grad_s = (_repeat(queries, scales).transpose(-1, -2) @ grad_y).unflatten(-2, s.shape[-3:-1])
+        grad_scales = (grad @ queries.unsqueeze(-1)).squeeze(-1)
+        return (scales.unsqueeze(-2) @ grad).squeeze(-2), grad_scales, grad_s
+
+
+def _repeat(queries: Tensor, scales: Tensor) -> Tensor:
+    """The queries [.., R, K] times each of the scales [.., R, G], as [.., R, G K]."""
+    return (scales.unsqueeze(-1) * queries.unsqueeze(-2)).flatten(-2)
+
+
+def step_levels(x: LevelInputs, s: Tensor, position: int) -> tuple[Tensor, Tensor]:
+    """`read_levels` of one position [B, H, ..]. Updates `s` in place, or returns a larger copy if all buckets are full.
+
+    Every step does the same work, which is proportional to the number of buckets.
+    """
+    carries = count_carries(position)
+    if carries == s.shape[2]:
+        s = functional.pad(s, (0, 0, 0, 0, 0, 1))
+    if x.log_decay is not None:
+        s.mul_(x.log_decay.exp()[..., None, None, None])
+    query, key = (part.unsqueeze(2).unsqueeze(-2) for part in (x.q, x.k))
+    if x.rate is not None:
+        s.sub_((x.rate[..., None, None, None] * key).transpose(-1, -2) * (key @ s))
+    buckets = torch.arange(s.shape[2], device=s.device)
+    scales = x.scales[..., (buckets + 1).clamp(max=x.scales.shape[-1] - 1)]
+    own = x.scales[..., :1] * (x.q * x.k).sum(dim=-1, keepdim=True) * x.v
+    y = own + (scales.unsqueeze(-2) @ (query @ s).squeeze(-2)).squeeze(-2)
+    merged = (buckets < carries).to(s.dtype) @ s.flatten(-2)
+    merged = merged.unflatten(-1, s.shape[-2:]).addcmul_(x.k.unsqueeze(-1), x.v.unsqueeze(-2))
+    s.masked_fill_((buckets < carries).view(-1, 1, 1), 0)
+    s[:, :, carries] = merged
+    return y, s
