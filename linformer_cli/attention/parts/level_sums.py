@@ -93,7 +93,7 @@ def _read_chunks(x: LevelInputs, s: Tensor, first: int) -> tuple[Tensor, Tensor]
     empty, s = s[:, :, :lowest], s[:, :, lowest:]
     states = []
     for n in range(count):
-        states.append(s[:, :, :highest])
+        states.append(s[:, :, :highest].movedim(2, 0))
         if chunks.move is not None:
             move = chunks.move[:, :, n : n + 1]
             s = move * s if move.shape[-1] == 1 else move @ s
@@ -102,7 +102,7 @@ def _read_chunks(x: LevelInputs, s: Tensor, first: int) -> tuple[Tensor, Tensor]
         s = torch.cat([torch.zeros_like(s[:, :, :carries]), merged, s[:, :, carries + 1 :]], dim=2)
     if highest:
         scales = x.scales[..., lowest + 1 : lowest + 1 + highest]
-        y = y + _ReadBuckets.apply(chunks.queries, scales, torch.stack(states, dim=2))
+        y = y + _ReadBuckets.apply(chunks.queries, scales, torch.stack(states, dim=3))
     return y, torch.cat([empty, s], dim=2)
 
 
@@ -110,10 +110,9 @@ def _describe_chunks(x: LevelInputs) -> _Chunks:
     keys = x.k.transpose(-1, -2)
     if x.log_decay is None:
         return _Chunks(x.q @ keys, x.q, x.k, None)
-    c = sum_logs(x.log_decay, dim=-1).unsqueeze(-1)
-    later = torch.ones(x.q.shape[3], x.q.shape[3], dtype=torch.bool, device=x.q.device).triu(1)
-    # The mask is applied before exp, because the difference is positive above the diagonal and exp could overflow.
-    weights = (c - c.transpose(-1, -2)).to(x.q.dtype).masked_fill(later, -torch.inf).exp()
+    c = sum_logs(x.log_decay, dim=-1)
+    weights = _DecayWeights.apply(c, x.q.dtype)
+    c = c.unsqueeze(-1)
     since, until = (part.to(x.q.dtype).exp() for part in (c, c[..., -1:, :] - c))
     pairs, queries, faded, move = x.q @ keys * weights, x.q * since, x.k * until, since[..., -1:, :]
     if x.rate is None:
@@ -128,6 +127,24 @@ def _describe_chunks(x: LevelInputs) -> _Chunks:
     of_queries, of_state = erased.split([x.q.shape[3], x.k.shape[-1]], dim=-2)
     identity = torch.eye(x.k.shape[-1], dtype=x.k.dtype, device=x.k.device)
     return _Chunks(pairs, queries - of_queries, faded.transpose(-1, -2), move * identity - of_state)
+
+
+class _DecayWeights(torch.autograd.Function):
+    """exp(c_t - c_j) [.., R, R] in type `dtype` for j <= t, else 0, for logs c [.., R]. Only the result is saved."""
+
+    @staticmethod
+    def forward(ctx: Any, c: Tensor, dtype: torch.dtype) -> Tensor:
+        # Above the diagonal, the difference is positive and exp could overflow.
+        weights = (c.unsqueeze(-1) - c.unsqueeze(-2)).to(dtype).clamp_(max=0).exp_().tril_()
+        ctx.save_for_backward(weights)
+        ctx.dtype = c.dtype
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        products = grad_outputs[0] * ctx.saved_tensors[0]
+        return (products.sum(dim=-1) - products.sum(dim=-2)).to(ctx.dtype), None
 
 
 class _ReadPairs(torch.autograd.Function):
@@ -165,29 +182,30 @@ def _weigh(pairs: Tensor, scales: Tensor) -> Tensor:
 
 
 class _ReadBuckets(torch.autograd.Function):
-    """The sum over buckets g of scales[.., g] q S_g, for q [.., R, K], scales [.., R, G] and S [.., G, K, V].
+    """The sum over buckets g of scales[.., g] q S_g, for q [.., R, K], scales [.., R, G] and S [G, .., K, V].
 
-    The products of scales and queries are not saved, because they are the largest tensors of long sequences.
+    Only the inputs are saved. Products of a scale and a query would be the largest tensors of long sequences.
     """
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, scales: Tensor, s: Tensor) -> Tensor:
         ctx.save_for_backward(queries, scales, s)
-        return _repeat(queries, scales) @ s.flatten(-3, -2)
+        y = queries.new_zeros(*queries.shape[:-1], s.shape[-1])
+        for scale, bucket in zip(scales.split(1, dim=-1), s, strict=True):
+            y.addcmul_(scale, queries @ bucket)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (queries, scales, s), (grad_y,) = ctx.saved_tensors, grad_outputs
-        grad = (grad_y @ s.flatten(-3, -2).transpose(-1, -2)).unflatten(-1, (-1, queries.shape[-1]))
-        grad_s = (_repeat(queries, scales).transpose(-1, -2) @ grad_y).unflatten(-2, s.shape[-3:-1])
-        grad_scales = (grad @ queries.unsqueeze(-1)).squeeze(-1)
-        return (scales.unsqueeze(-2) @ grad).squeeze(-2), grad_scales, grad_s
-
-
-def _repeat(queries: Tensor, scales: Tensor) -> Tensor:
-    """The queries [.., R, K] times each of the scales [.., R, G], as [.., R, G K]."""
-    return (scales.unsqueeze(-1) * queries.unsqueeze(-2)).flatten(-2)
+        grad_queries, grad_scales, grad_s = torch.zeros_like(queries), torch.empty_like(scales), torch.empty_like(s)
+        for g, (scale, bucket) in enumerate(zip(scales.split(1, dim=-1), s, strict=True)):
+            torch.matmul(queries.transpose(-1, -2), scale * grad_y, out=grad_s[g])
+            back = grad_y @ bucket.transpose(-1, -2)
+            grad_queries.addcmul_(scale, back)
+            grad_scales[..., g] = (back * queries).sum(dim=-1)
+        return grad_queries, grad_scales, grad_s
 
 
 def step_levels(x: LevelInputs, s: Tensor, position: int) -> tuple[Tensor, Tensor]:
