@@ -120,6 +120,8 @@ namespace {  // local to the library that includes it: the compiler may inline a
     return (x < 0 ? x : 0) - log_one_plus(exponential(-std::fabs(x)));
 }
 
+[[gnu::always_inline]] inline float softplus(float x) { return -log_sigmoid(-x); }
+
 // The sine and cosine of x within 2 units in the last place up to 10^5, and within 10^-7 up to 10^8. For larger
 // numbers, whose angle is lost to rounding, both are still between -1 and 1. NaN stays NaN.
 [[gnu::always_inline]] inline void sine_cosine(float x, float& sine, float& cosine) {

@@ -29,8 +29,6 @@ struct LevelStep {
     float overlap;                 // query . key
 };
 
-inline float softplus(float x) { return -log_sigmoid(-x); }
-
 inline LevelStep prepare_step(const Mix& mix, int64_t row, int64_t head, int64_t over, const float* extra) {
     const int64_t K = mix.key_width, V = mix.value_width;
     const float *q = mix.query(row, head), *k = mix.key(row, head), *value = mix.value(row, head);

@@ -28,8 +28,6 @@ inline void normalise_and_rotate(int64_t K, const float* x, const float* affine,
     }
 }
 
-inline float softplus(float x) { return -log_sigmoid(-x); }
-
 void mix_mamba(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op};
     const int64_t K = mix.key_width, V = mix.value_width, R = mix.integer(0);
