@@ -11,8 +11,8 @@ from .gdn2 import Gdn2Attention
 from .gla import GlaAttention
 from .linear import LinearAttention
 from .linformer import LinformerAttention
-from .logsparse import LogsparseAttention
 from .log_linear import LogLinearAttention
+from .logsparse import LogsparseAttention
 from .long_short import LongShortAttention
 from .longformer import LongformerAttention
 from .lsh import LshAttention

@@ -118,7 +118,7 @@ def _describe_chunks(x: LevelInputs) -> _Chunks:
     if x.rate is None:
         return _Chunks(pairs, queries, faded, move)
     # Of each v, the positions after it in the chunk erase a part, which is the inverse of a triangular matrix; see
-    # `delta_sums` of deltanet.py. The solver reads this matrix only below the diagonal.
+    # `delta_sums` of delta_rule.py. The solver reads this matrix only below the diagonal.
     scaled = x.rate.unsqueeze(-1) * x.k
     wanted = torch.cat([pairs, faded.transpose(-1, -2)], dim=-2)
     solved = torch.linalg.solve_triangular(scaled @ keys * weights, wanted, upper=False, left=False, unitriangular=True)
