@@ -5,8 +5,6 @@
 // where w_t = b_t k_t. The decay a_t is one number, or one number per row of s. In the plain delta rule, d_t is k_t.
 // Axes: B images, H heads, T positions, C width of a key, V value width.
 
-#include <numeric>
-
 #include "scan.h"
 #include "threads.h"
 
@@ -26,9 +24,10 @@ struct Rule {
     A *error, *out;
 };
 
-// Let a be the decay before position t. Each step computes e_t = target_t - reads_t^T S and then S <- a * S + writes_t
-// e_t^T. Forward, out_t <- q_t S. Backward, positions are visited from the last to the first, S also gains q_t y_t^T,
-// and a belongs to the position after t. The pass over S that writes it also reads it for the next position.
+// Let a be the decay before position t. Each step computes e_t = target_t - reads_t^T (a * S) and then S <- a * S +
+// writes_t e_t^T. If a has C numbers, `reads` is already times a. Forward, out_t <- q_t S. Backward, positions are
+// visited from the last to the first, S also gains q_t y_t^T, and a belongs to the position after t. The pass over S
+// that writes it also reads it for the next position.
 template <bool BACKWARD, Decay D, int TILES, class A>
 void solve_columns(int64_t count, const Rule<A>& x, int64_t m, Sum<A>& S) {
     using L = Lanes<A>;
@@ -42,17 +41,16 @@ void solve_columns(int64_t count, const Rule<A>& x, int64_t m, Sum<A>& S) {
     for (int64_t done = 0; done < count; done++, t += step) {
         const A *q = x.q + t * width_n, *write = x.writes + t * width_n;
         const A *next = x.reads + (done + 1 < count ? t + step : t) * width_n;
-        const A* decay = x.decay + (t + BACKWARD) * width_d;
+        const A *decay = x.decay + (t + BACKWARD) * width_d, single = *decay;
         typename L::type added[TILES], other[TILES], sums[TILES] = {};
         for (int i = 0; i < TILES; i++) {
             const int64_t place = t * width_m + m + i * L::count;
-            added[i] = L::load(x.target + place) - held[i];
+            added[i] = L::load(x.target + place) - (D == EACH ? single * held[i] : held[i]);
             L::store(x.error + place, added[i]);
             if (BACKWARD) other[i] = L::load(x.y + place);
             held[i] = typename L::type{};
         }
         A* rows = S.rows.data() + m;
-        const A single = *decay;
         for (int64_t n = 0; n < S.N; n++) {
             const A factor = D == EACH ? single : decay[n];
             for (int i = 0; i < TILES; i++) {
@@ -87,19 +85,24 @@ struct Block {
         : call(call), q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), y(BLOCK * Vp), error(BLOCK * Vp), d(BLOCK * Cp),
           w(BLOCK * Cp), reads(BLOCK * Cp), beta(BLOCK), decay((BLOCK + 1) * Dp) {}
 
-    // Reads all inputs but v, y and e. `ahead`: see `Rows`. `reads` becomes a_t * d_t, or a_{t+1} * w_t in `reverse`.
-    void load(int64_t b, int64_t h, int64_t first, int64_t count, int64_t ahead, bool reverse = false) {
+    // Reads all inputs but v, y and e. `ahead`: see `Rows`.
+    void load(int64_t b, int64_t h, int64_t first, int64_t count, int64_t ahead) {
         read(Rows<A>(call.q, b, h, ahead), first, count, call.C, q.data());
         read(Rows<A>(call.k, b, h, ahead), first, count, call.C, k.data());
         if (call.d.data) read(Rows<A>(call.d, b, h, ahead), first, count, call.C, d.data());
         for (int64_t t = 0; t < count; t++) beta[t] = *Rows<A>(call.beta, b, h).at(first + t);
         read_decays(Rows<A>(call.log_decay, b, h), first, count + 1, call.T, call.decays, decay.data());
-        const A* from = reverse ? w.data() : erase();
         for (int64_t t = 0; t < count; t++) {
-            const A* factors = &decay[(t + reverse) * Dp];
-            for (int64_t i = 0; i < Cp; i++) w[t * Cp + i] = beta[t] * k[t * Cp + i];
-            for (int64_t i = 0; i < Cp; i++) reads[t * Cp + i] = factors[Dp == 1 ? 0 : i] * from[t * Cp + i];
+            const A factor = beta[t], *from = &k[t * Cp];
+            for (int64_t i = 0; i < Cp; i++) w[t * Cp + i] = factor * from[i];
         }
+    }
+    // The vectors that read the state before position t: d_t, or w_t in `reverse`. They are times a if a has C numbers.
+    const A* readers(int64_t count, bool reverse = false) {
+        const A *from = reverse ? w.data() : erase(), *factors = &decay[reverse * Dp];
+        if (Dp == 1) return from;
+        for (int64_t i = 0; i < count * Cp; i++) reads[i] = factors[i] * from[i];
+        return reads.data();
     }
     void load_gradients(int64_t b, int64_t h, int64_t first, int64_t count, int64_t ahead) {
         read(Rows<A>(call.y, b, h, ahead), first, count, call.V, y.data());
@@ -122,7 +125,7 @@ void forward(const Call& call) {
                 const int64_t count = std::min(BLOCK, T - first);
                 x.load(b, h, first, count, BLOCK);
                 read(Rows<A>(call.v, b, h, BLOCK), first, count, V, x.v.data());
-                const Rule<A> rule{x.q.data(), x.reads.data(), x.w.data(), x.v.data(), nullptr, x.decay.data(), x.error.data(), x.y.data()};
+                const Rule<A> rule{x.q.data(), x.readers(count), x.w.data(), x.v.data(), nullptr, x.decay.data(), x.error.data(), x.y.data()};
                 solve<false, D>(count, rule, S);
                 write(x.y.data(), first, count, V, Rows<A>(call.y, b, h));
                 write(x.error.data(), first, count, V, Rows<A>(call.error, b, h));
@@ -146,6 +149,7 @@ void backward(const Call& call) {
     const int64_t T = call.T, C = call.C, V = call.V, decays = call.decays;
     const int64_t heads = call.B * call.H;
     share(call.threads, heads, [&](auto next) {
+        using L = Lanes<A>;
         Block<A> x(call);
         const int64_t Cp = x.Cp, Vp = x.Vp;
         std::vector<A> target(BLOCK * Vp), grad_q(BLOCK * Cp), grad_w(BLOCK * Cp), grad_d(BLOCK * Cp), r((T + BLOCK) * Vp);
@@ -162,13 +166,13 @@ void backward(const Call& call) {
             for (int64_t first = (T - 1) / BLOCK * BLOCK; first >= 0; first -= BLOCK) {
                 const int64_t count = std::min(BLOCK, T - first);
                 A* minus_r = &r[first * Vp];
-                x.load(b, h, first, count, -BLOCK, true);
+                x.load(b, h, first, count, -BLOCK);
                 x.load_gradients(b, h, first, count, -BLOCK);
                 for (int64_t t = 0; t < count; t++) {
                     const A product = dot(C, &x.w[t * Cp], &x.q[t * Cp]);
                     for (int64_t j = 0; j < Vp; j++) target[t * Vp + j] = -product * x.y[t * Vp + j];
                 }
-                const Rule<A> rule{x.q.data(), x.reads.data(), x.erase(), target.data(), x.y.data(), x.decay.data(), minus_r, nullptr};
+                const Rule<A> rule{x.q.data(), x.readers(count, true), x.erase(), target.data(), x.y.data(), x.decay.data(), minus_r, nullptr};
                 solve<true, D>(count, rule, G);
                 const Positions<A, 2, 1> positions{
                     {x.y.data(), minus_r}, {x.q.data(), x.erase()}, {x.error.data()}, {grad_w.data()}, x.decay.data()};
@@ -193,19 +197,22 @@ void backward(const Call& call) {
                     {x.error.data()}, {x.w.data()}, {x.y.data(), minus_r}, {grad_q.data(), grad_d.data()}, x.decay.data()};
                 scan<TURNED>(count, positions, S);
                 for (int64_t t = 0; t < count; t++) {
-                    const A product = dot(V, &x.error[t * Vp], minus_r + t * Vp), *d = x.erase() + t * Cp, *w = &x.w[t * Cp];
-                    A *own_w = &grad_w[t * Cp], *own_d = &grad_d[t * Cp], *changes = &x.reads[t * Cp];
-                    for (int64_t i = 0; i < Cp; i++) {
-                        own_w[i] -= product * d[i];
-                        own_d[i] -= product * w[i];
-                        changes[i] = x.q[t * Cp + i] * grad_q[t * Cp + i] + d[i] * own_d[i] - w[i] * own_w[i];
+                    const A product = dot(V, &x.error[t * Vp], minus_r + t * Vp);
+                    typename L::type change_sum = {}, beta_sum = {};
+                    for (int64_t i = t * Cp; i < (t + 1) * Cp; i += L::count) {
+                        const auto k = L::load(&x.k[i]), d = L::load(x.erase() + i), w = L::load(&x.w[i]);
+                        const auto own_w = L::load(&grad_w[i]) - product * d, own_d = L::load(&grad_d[i]) - product * w;
+                        const auto change = L::load(&x.q[i]) * L::load(&grad_q[i]) + d * own_d - w * own_w;
+                        change_sum += change;
+                        beta_sum += k * own_w;
+                        L::store(&grad_d[i], own_d);
+                        L::store(&grad_w[i], call.d.data ? x.beta[t] * own_w : x.beta[t] * own_w + own_d);
+                        if (D == ROWS) L::store(&x.reads[i], change);
                     }
-                    *to_beta.at(first + t) = dot(C, &x.k[t * Cp], own_w);
-                    for (int64_t i = 0; i < Cp; i++) own_w[i] = x.beta[t] * own_w[i] + (call.d.data ? 0 : own_d[i]);
-                    A* to = to_decay.at(first + t);
-                    if (D == EACH) *to = std::accumulate(changes, changes + C, A(0));
-                    else std::copy_n(changes, C, to);
+                    *to_beta.at(first + t) = L::total(beta_sum);
+                    if (D == EACH) *to_decay.at(first + t) = L::total(change_sum);
                 }
+                if (D == ROWS) write(x.reads.data(), first, count, C, to_decay);
                 write(grad_q.data(), first, count, C, to_q);
                 write(grad_w.data(), first, count, C, to_k);
                 if (call.d.data) write(grad_d.data(), first, count, C, to_d);
