@@ -88,17 +88,17 @@ def _read_chunks(x: LevelInputs, s: Tensor, first: int) -> tuple[Tensor, Tensor]
     lowest, highest = size.bit_length() - 1, (first + count - 1).bit_length()
     chunks = _describe_chunks(x)
     y = _ReadPairs.apply(chunks.pairs, x.scales, x.v)
-    writes = chunks.keys.transpose(-1, -2) @ x.v
     # Before a chunk, the buckets that are smaller than a chunk are empty.
     empty, s = s[:, :, :lowest], s[:, :, lowest:]
     states = []
-    for n in range(count):
+    # `split` rather than slices, because the gradient of a slice is as large as the whole tensor.
+    moves = None if chunks.move is None else chunks.move.split(1, dim=2)
+    for n, write in enumerate((chunks.keys.transpose(-1, -2) @ x.v).split(1, dim=2)):
         states.append(s[:, :, :highest].movedim(2, 0))
-        if chunks.move is not None:
-            move = chunks.move[:, :, n : n + 1]
-            s = move * s if move.shape[-1] == 1 else move @ s
+        if moves is not None:
+            s = moves[n] * s if moves[n].shape[-1] == 1 else moves[n] @ s
         carries = count_carries(first + n)
-        merged = torch.cat([writes[:, :, n : n + 1], s[:, :, :carries]], dim=2).sum(dim=2, keepdim=True)
+        merged = torch.cat([write, s[:, :, :carries]], dim=2).sum(dim=2, keepdim=True)
         s = torch.cat([torch.zeros_like(s[:, :, :carries]), merged, s[:, :, carries + 1 :]], dim=2)
     if highest:
         scales = x.scales[..., lowest + 1 : lowest + 1 + highest]
