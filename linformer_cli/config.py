@@ -88,6 +88,12 @@ class NetworkConfig(Config):
         description="dense: a second layer narrows the hidden vector. boom: its chunks of the model's width are summed "
         "(Merity 2019).",
     )
+    short_convolution: Annotated[int, Field(ge=0, le=1_024)] = Field(
+        0, description="Width of a causal convolution of queries, keys and values, such as 4; 0 turns it off."
+    )
+    normalise_keys: bool = Field(False, description="Scale the queries and keys of each head to length 1.")
+    norm_heads: bool = Field(False, description="RMSNorm, with weights, of each head's output.")
+    output_gate: bool = Field(False, description="Multiply the heads' outputs by a gate computed from the input.")
     activation: Literal["gelu", "relu"] = Field("gelu", description="Activation of the feed-forward layers.")
     norm: Literal["pre", "post"] = Field("pre", description="pre: LayerNorm before each branch. post: after the sum.")
     dropout: Fraction = Field(0.0, description="Share of a branch's outputs that training sets to 0.")
@@ -120,6 +126,18 @@ class NetworkConfig(Config):
                 f"{self.feed_forward}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _convolution_sees_earlier_positions(self) -> Self:
+        if self.short_convolution == 1:
+            raise ValueError("short_convolution must be 0 (none) or at least 2, found 1")
+        return self
+
+    @property
+    def layer_parts(self) -> list[str]:
+        """The names of the settings that add a part to attention layers, if they do so here."""
+        names = ("short_convolution", "normalise_keys", "norm_heads", "output_gate")
+        return [name for name in names if getattr(self, name)]
 
 
 class ModelConfig(NetworkConfig):

@@ -26,8 +26,9 @@ class DeltanetAttention(DeltaAttention):
     scalar, and b is learned for each head. With `gate = false`, alpha_t is 1, which gives the DeltaNet of Yang 2024,
     arXiv 2406.06484. With `negative_eigenvalues`, beta_t is twice the sigmoid (Grazzi 2024, arXiv 2411.12537).
 
-    This is section 3 of the source. Unlike the source's layer, ours has no short convolution of queries, keys and
-    values, no output gate and no weights in the norm. The form of alpha is also different.
+    This is section 3 of the source, with a different form of alpha. The source's layer also has a short convolution of
+    queries, keys and values, weights in the norm, and an output gate. The network settings `short_convolution`,
+    `norm_heads` and `output_gate` add them.
     """
 
     name = "deltanet"

@@ -3,7 +3,6 @@
 The other blocks are in `gated.py` and `lstm.py`. `mixers.py` builds the configured blocks.
 """
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -14,72 +13,11 @@ from torch.nn import functional
 
 from linformer_cli.attention.base import Attention
 from linformer_cli.config import ModelConfig, NetworkConfig
-from linformer_cli.native.program import Builder, MixInputs
+from linformer_cli.native.program import Builder
 
+from .attention_layer import AttentionLayer
 from .dropout import add_dropped
 from .query_layer import QueryLayer
-
-
-class AttentionLayer(nn.Module):
-    """Projects vectors to heads, mixes positions by the inner attention mechanism, and projects back."""
-
-    def __init__(self, config: ModelConfig, inner: Attention) -> None:
-        super().__init__()
-        self.inner = inner
-        shape = inner.shape
-        self.heads = shape.heads
-        keys = shape.key_width if self.inner.shared_query_key else 2 * shape.key_width
-        self.widths = (keys - shape.key_width, shape.key_width, shape.value_width, self.inner.extra_per_head)
-        self.input = nn.Linear(config.width, shape.heads * sum(self.widths))
-        self.output = nn.Linear(shape.heads * shape.value_width, config.width)
-
-    @property
-    def input_rows(self) -> dict[str, slice]:
-        """The rows of `input` for q, k (`qk` if they share a projection), v and extra. Absent parts have no entry."""
-        names = ("q", "qk" if self.inner.shared_query_key else "k", "v", "extra")
-        ends = list(itertools.accumulate(self.heads * width for width in self.widths))
-        rows = zip(names, [0, *ends], ends, strict=False)
-        return {name: slice(start, end) for name, start, end in rows if end > start}
-
-    @torch.no_grad()
-    def start_extra_bias(self) -> None:
-        """Set the bias of the extra scalars to the mechanism's `extra_bias`."""
-        if self.inner.extra_per_head:
-            self.input.bias[-self.heads * self.inner.extra_per_head :] = self.inner.extra_bias
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q, k, v and extra of x [..., width], each [..., H, its own width]."""
-        parts = self.input(x).split([self.heads * width for width in self.widths], dim=-1)
-        q, k, v, extra = (part.unflatten(-1, (self.heads, -1)) if part.shape[-1] else None for part in parts)
-        assert k is not None and v is not None
-        return (k if q is None else q), k, v, extra
-
-    def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        q, k, v, extra = (None if part is None else part.transpose(1, 2) for part in self.project(x))
-        assert q is not None and k is not None and v is not None
-        y, state = self.inner.attend(q, k, v, state, extra)
-        return self.output(y.transpose(1, 2).flatten(2)), state
-
-    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        q_t, k_t, v_t, extra_t = self.project(x_t)
-        y_t, state = self.inner.step(q_t, k_t, v_t, state, extra_t)
-        return self.output(y_t.flatten(1)), state
-
-    def emit(self, builder: Builder, source: int, name: str) -> int:
-        """Emit a step whose input is in buffer `source`. The projected input goes to the scratch memory `name`."""
-        rows, heads = self.input_rows, self.heads
-        shared = rows.get("qk")
-        parts = (shared or rows["q"], shared or rows["k"], rows["v"], rows.get("extra", slice(0, 0)))
-        columns = tuple(part.start for part in parts)
-        projected = builder.project(self.input, source, name)
-        mixed = builder.scratch("mixed", heads * self.inner.shape.value_width)
-        self.inner.emit(MixInputs(builder, projected, mixed, columns))
-        return builder.project(self.output, mixed, "branch")
-
-    @property
-    def end(self) -> nn.Linear:
-        """The last matrix of the branch."""
-        return self.output
 
 
 class FeedForward(nn.Module):
@@ -182,21 +120,26 @@ class Block(nn.Module, ABC):
 
 
 class InnerBlock(Block):
-    """A block whose state is the state of its attention mechanism."""
+    """A block whose state is the state of its attention mechanism or attention layer."""
 
     @property
     @abstractmethod
     def inner(self) -> Attention:
         """The attention mechanism."""
 
+    @property
+    def stateful(self) -> Attention | AttentionLayer:
+        """The part that has the state."""
+        return self.inner
+
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
-        return self.inner.init_state(batch, capacity, device, dtype)
+        return self.stateful.init_state(batch, capacity, device, dtype)
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        return self.inner.state_bytes(batch, positions, dtype)
+        return self.stateful.state_bytes(batch, positions, dtype)
 
     def list_states(self, state: Any) -> list[Tensor]:
-        return self.inner.list_states(state)
+        return self.stateful.list_states(state)
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
         return self.inner.is_compiled(device, dtype)
@@ -216,6 +159,10 @@ class TransformerBlock(InnerBlock):
     @property
     def inner(self) -> Attention:
         return self.attention.inner
+
+    @property
+    def stateful(self) -> Attention | AttentionLayer:
+        return self.attention if isinstance(self.attention, AttentionLayer) else self.inner
 
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.add_branches(x, lambda x: self.attention.attend(x, state))

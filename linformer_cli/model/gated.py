@@ -58,7 +58,7 @@ class GatedBlock(InnerBlock):
             inner, (gate, value, z) = self.inner, (0, self.widths[0], 2 * self.widths[0])
             mixed = builder.scratch("mixed", inner.shape.value_width)
             inner.emit(MixInputs(builder, projected, mixed, (z, z, value, 0)))
-            builder.emit("gate", (mixed, projected), (self.widths[0], gate))
+            builder.gate(mixed, projected, self.widths[0], gate)
             return builder.project(self.output, mixed, "branch")
 
         builder.add_branch(self.norm, self.pre, branch)

@@ -8,8 +8,9 @@ import torch
 from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape
 from linformer_cli.attention.catalogue import CATALOGUE, find_attention, fit_attention
 from linformer_cli.config import Config, ModelConfig, NetworkConfig, parse_config
-from linformer_cli.errors import unknown_name
+from linformer_cli.errors import UsageError, unknown_name
 
+from .attention_layer import build_convolution
 from .blocks import Block, TransformerBlock
 from .gated import GatedBlock
 from .lstm import LstmBlock, LstmOptions
@@ -42,9 +43,22 @@ def build_attention(name: str, options: Mapping[str, Any], shape: AttentionShape
     return mechanism(cast(AttentionOptions, parse_options(name, options)), shape)
 
 
+def check_parts(network: NetworkConfig, options: Config) -> None:
+    """Raise `UsageError` if the block of `network.attention`, with `options`, cannot have `network.layer_parts`."""
+    parts, mixer = network.layer_parts, find_mixer(network.attention)
+    if parts and (not issubclass(mixer, Attention) or mixer.gated or mixer.shared_key_value):
+        raise UsageError(f"the block of '{network.attention}' has no attention layer; drop {' and '.join(parts)}")
+    if network.output_gate and getattr(options, "output_gate", False):
+        raise UsageError(
+            f"'{network.attention}' has its own output gate; drop output_gate, or give it the attention option "
+            "output_gate=false"
+        )
+
+
 def build_blocks(config: ModelConfig) -> list[Block]:
-    """The blocks of a model. Raises what `parse_options` raises."""
+    """The blocks of a model. Raises what `parse_options` and `check_parts` raise."""
     options = parse_options(config.attention, config.attention_options)
+    check_parts(config, options)
     return [_build_block(config, options, layer) for layer in range(config.layers)]
 
 
@@ -71,7 +85,10 @@ def default_state_bytes(name: str, network: NetworkConfig, shape: AttentionShape
         if isinstance(options, LstmOptions):
             return LstmBlock(network, options).state_bytes(1, shape.positions, torch.float32)
         attention = fit_attention(name, options, shape, network.width)
-        return attention.state_bytes(1, shape.positions, torch.float32)
+        has_layer = not (attention.gated or attention.shared_key_value)
+        convolution = build_convolution(network, attention) if has_layer else None
+        recent = 0 if convolution is None else convolution.recent_bytes(1, torch.float32)
+        return recent + attention.state_bytes(1, shape.positions, torch.float32)
 
 
 def describe_mixing(name: str) -> str:

@@ -27,7 +27,9 @@
 #include "ops/mix_rwkv7.h"
 #include "ops/mix_sines.h"
 #include "ops/mix_single_head.h"
+#include "ops/normalise.h"
 #include "ops/project.h"
+#include "ops/short_convolution.h"
 #include "program.h"
 
 namespace {
@@ -48,6 +50,8 @@ const Entry ENTRIES[] = {
     {"gate", gate, false},
     {"copy", copy, false},
     {"fold", fold, false},
+    {"normalise", normalise, false},
+    {"short_convolution", short_convolution, true},
     {"lstm", lstm, true},
     {"mix.compress", mix_compress, true},
     {"mix.convolution", mix_convolution, true},

@@ -79,6 +79,20 @@ void check_fold(Rules& r) {
     r.scratch(1, r.integer(0) * r.integer(1));
 }
 
+void check_normalise(Rules& r) {
+    const double columns = r.integer(0) * r.integer(1);
+    r.scratch(0, columns);
+    if (r.has(1)) r.constant(1, columns);
+}
+
+void check_short_convolution(Rules& r) {
+    const double kernel = r.integer(0), columns = r.integer(1);
+    r.need(kernel >= 2);
+    for (int64_t n = 0; n < 2; n++) r.scratch(n, columns + r.integer(2));
+    r.state(2, (kernel - 1) * columns);
+    r.constant(3, kernel * columns);
+}
+
 void check_lstm(Rules& r) {
     for (int64_t n = 0; n < 2; n++) r.scratch(n, 4 * r.integer(0));
     for (int64_t n = 2; n < 4; n++) r.state(n, r.integer(0));
@@ -311,6 +325,8 @@ const struct {
     {"gate", check_gate},
     {"copy", check_copy},
     {"fold", check_fold},
+    {"normalise", check_normalise},
+    {"short_convolution", check_short_convolution},
     {"lstm", check_lstm},
     {"mix.compress", check_mix<check_compress>},
     {"mix.convolution", check_mix<check_convolution>},

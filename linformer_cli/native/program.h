@@ -135,4 +135,24 @@ void for_heads(const Mix& mix, const Part (&parts)[N], int64_t work, Body body) 
     });
 }
 
+// A multiple of LANES, so that the division into blocks does not change results.
+constexpr int64_t BLOCK = 64;
+
+// Calls body(row, first, width) for blocks of the columns of every row. Rows of one image are processed in order.
+// `work` counts the multiply-adds of a row.
+template <class Body>
+void for_columns(const Pass& pass, int64_t columns, int64_t work, Body body) {
+    const int64_t width = pass.together ? BLOCK : columns, blocks = (columns + width - 1) / width;
+    const auto call = [&](int64_t row, int64_t block) {
+        const int64_t first = block * width, left = columns - first;
+        body(row, first, left < width ? left : width);
+    };
+    if (pass.mode == STEP)
+        pass.for_each(pass.rows * blocks, pass.rows * work, [&](int64_t i) { call(i / blocks, i % blocks); });
+    else
+        pass.for_each(blocks, pass.rows * work, [&](int64_t block) {
+            for (int64_t row = 0; row < pass.rows; row++) call(row, block);
+        });
+}
+
 }  // namespace

@@ -170,6 +170,10 @@ class Builder:
         self.emit("project", buffers, (columns, rows, ACTIVATIONS[activation], format_code))
         return output
 
+    def gate(self, target: int, source: int, width: int, first: int, activation: str = "none") -> None:
+        """Multiply `width` columns of buffer `target` by columns of `source`, from column `first`, activated."""
+        self.emit("gate", (target, source), (width, first, ACTIVATIONS[activation]))
+
     def norm(self, norm: nn.LayerNorm, pre: bool = True) -> int:
         """Emit the LayerNorm of x plus the pending branch. With `pre`, x becomes the sum; otherwise, the LayerNorm."""
         output = self.scratch("normed", self.width) if pre else self.x

@@ -21,7 +21,7 @@ from linformer_cli.config import (
 )
 from linformer_cli.data.images import fit_size
 from linformer_cli.errors import CheckpointError, UsageError, unknown_name
-from linformer_cli.model.mixers import parse_options
+from linformer_cli.model.mixers import check_parts, parse_options
 from linformer_cli.presets import DEFAULT_PRESET, RECIPES, complete_recipe, find_preset, find_preset_data
 
 _TABLES = ("model", "data", "train")
@@ -93,8 +93,9 @@ class Settings:
     def _parse_network(self) -> dict[str, Any]:
         """Return the network as plain values, with every option of its attention."""
         network = self.network
-        options = parse_options(network.attention, network.attention_options).model_dump(exclude_none=True)
-        return {**network.model_dump(), "attention_options": options}
+        options = parse_options(network.attention, network.attention_options)
+        check_parts(network, options)
+        return {**network.model_dump(), "attention_options": options.model_dump(exclude_none=True)}
 
 
 def describe_source(source: Checkpoint) -> InitFrom:

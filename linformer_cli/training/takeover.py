@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from linformer_cli.errors import CheckpointError
-from linformer_cli.model.blocks import AttentionLayer, Block
+from linformer_cli.model.attention_layer import AttentionLayer
+from linformer_cli.model.blocks import Block
 from linformer_cli.model.pixel_model import PixelModel
 
 Layout = dict[str, dict[str, slice]]
@@ -80,10 +81,10 @@ def split_projections(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return tensors of both models as views by name. Blocks of `source` are named after their `places` in `model`.
 
-    One Linear projects to queries, keys, values and the extra scalars of a mechanism. If the two mechanisms have
-    different layouts, the tensor is split into `name[q]`, `name[k]`, `name[v]`, `name[qk]` (shared by queries and keys)
-    and `name[extra of MECHANISM]`. The last name differs between mechanisms, because their extra scalars have different
-    meanings. A tensor is not split if none of its parts fits.
+    One Linear projects to queries, keys, values, the extra scalars of a mechanism and the output gate. If the two
+    models have different layouts, the tensor is split into `name[q]`, `name[k]`, `name[v]`, `name[qk]` (shared by
+    queries and keys), `name[gate]` and `name[extra of MECHANISM]`. The last name differs between mechanisms, because
+    their extra scalars have different meanings. A tensor is not split if none of its parts fits.
     """
     ours, our_layout = model.state_dict(), _layout(model)
     theirs = {_move_name(name, places): tensor for name, tensor in source.state_dict().items()}

@@ -42,6 +42,16 @@ def test_an_lstm_cell_matches_a_count_by_hand(build_tiny_model) -> None:
     assert count_product_flops(model) == 2 * (2 * (16 * 20 + 5 * 20 + 5 * 16) + 16 * 16)
 
 
+def test_the_parts_of_a_layer_match_a_count_by_hand(build_tiny_model) -> None:
+    plain = build_tiny_model()
+    model = build_tiny_model(short_convolution=4, normalise_keys=True, norm_heads=True, output_gate=True)
+    # In each of two layers, the gate projects 16 inputs to 2 heads of 8; the convolution keeps 3 positions of 3 x 16.
+    assert count_product_flops(model) - count_product_flops(plain) == 2 * 2 * 16 * 16
+    assert count_state_bytes(model, 5) - count_state_bytes(plain, 5) == 5 * 2 * 3 * 48 * 4
+    traffic = [state_traffic_bytes(each, 5) for each in (model, plain)]
+    assert traffic[0] - traffic[1] == 2 * 5 * 2 * 3 * 48 * 4
+
+
 def test_a_rerun_counts_every_prefix() -> None:
     assert count_rerun_positions(4) == 1 + 2 + 3 + 4
     assert count_rerun_positions(784) == 307_720

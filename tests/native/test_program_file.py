@@ -14,7 +14,7 @@ import pytest
 import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
 from numpy.typing import NDArray
-from sampling.cases import CHANGES
+from sampling.cases import CHANGES, LAYER_PARTS
 from sampling.test_native_mechanisms import POSITIONS, VARIANTS
 
 from linformer_cli.checkpoint import load_model
@@ -139,7 +139,7 @@ def sample(
 
 
 # Seven levels do not divide the brightnesses evenly.
-IMAGES = CHANGES | {"seven levels": {"image": ImageShape(height=8, width=8, levels=7)}}
+IMAGES = CHANGES | LAYER_PARTS | {"seven levels": {"image": ImageShape(height=8, width=8, levels=7)}}
 
 
 @pytest.mark.parametrize("changes", IMAGES)
@@ -380,7 +380,8 @@ def test_an_executable_draws_the_images_of_a_shipped_model(tmp_path) -> None:
 def test_no_damage_makes_a_program_leave_its_memory(build_tiny_model, tmp_path) -> None:
     image = ImageShape(height=POSITIONS // 10, width=10, levels=16)
     models = [build_tiny_model(attention=name, attention_options=o, image=image) for name, o in VARIANTS.values()]
-    models += [build_tiny_model(**changes) for key, changes in CHANGES.items() if "hashed" not in key]
+    cases = CHANGES | LAYER_PARTS
+    models += [build_tiny_model(**changes) for key, changes in cases.items() if "hashed" not in key]
     files = []
     for number, model in enumerate(models):
         products = (torch.int8, torch.float32, torch.bfloat16)[number % 3]

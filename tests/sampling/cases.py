@@ -42,6 +42,19 @@ CHANGES: dict[str, dict[str, Any]] = {
     "many columns": {"width": 276, "norm": "post"},
 }
 
+_ALL_PARTS = {"short_convolution": 4, "normalise_keys": True, "norm_heads": True, "output_gate": True}
+# Attention layers with optional parts.
+LAYER_PARTS: dict[str, dict[str, Any]] = {
+    "all parts": _ALL_PARTS,
+    # Its extra scalars follow the columns of the convolution. The columns are more than a block of `for_columns`.
+    "all parts of deltanet, odd widths": {
+        **_ALL_PARTS,
+        **{"attention": "deltanet", "width": 20, "head_width": 23, "heads": 3, "layers": 3, "norm": "post"},
+    },
+    "a shared projection, a wide convolution": {"attention": "lsh", "short_convolution": 21, "normalise_keys": True},
+    "a gate and normalised heads": {"attention": "softmax", "norm_heads": True, "output_gate": True},
+}
+
 
 def sample_values(
     model: PixelModel,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
-from sampling.cases import CHANGES, draw_tokens, sample_values
+from sampling.cases import CHANGES, LAYER_PARTS, draw_tokens, sample_values
 
 from linformer_cli.attention.base import fork_state
 from linformer_cli.checkpoint import load_model
@@ -53,7 +53,7 @@ def sharpen(model: PixelModel) -> PixelModel:
     return model
 
 
-@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("changes", (CHANGES | LAYER_PARTS).values(), ids=CHANGES | LAYER_PARTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_image_matches_stepping(build_tiny_model, draw_both, changes: dict[str, Any], dtype) -> None:
     model = sharpen(build_tiny_model(**changes)).to(dtype)

@@ -13,7 +13,7 @@ from linformer_cli.model.program import compile_step
 TRAINING_FACTOR = 3
 WHAT_IS_COUNTED = (
     "products with the weights of linear layers and LSTM cells, each once per position; the products inside attention "
-    "are not counted, so that all mechanisms of one size are compared over the same work"
+    "and short convolutions are not counted, so that all mechanisms of one size are compared over the same work"
 )
 
 

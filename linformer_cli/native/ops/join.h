@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../maths.h"
 #include "../program.h"
 #include "lanes.h"
 
@@ -41,12 +42,17 @@ void add(const Pass& pass, const Operation& op) {
     });
 }
 
-// y <- y * gate. Buffers: y, gate. Integers: width, the first column of the gate.
+// y <- y * activation(gate). Buffers: y, gate. Integers: width, the first column of the gate, SILU or 0 for none.
 void gate(const Pass& pass, const Operation& op) {
-    pass.for_each(pass.rows, pass.rows * op.integer[0], [&](int64_t row) {
+    const int64_t width = op.integer[0];
+    const bool silu = op.integer[2] == SILU;
+    pass.for_each(pass.rows, pass.rows * width * (silu ? 16 : 1), [&](int64_t row) {
         float* y = pass.at<float>(op.buffer[0], row);
         const float* factor = pass.at<float>(op.buffer[1], row) + op.integer[1];
-        for (int64_t i = 0; i < op.integer[0]; i++) y[i] *= factor[i];
+        if (silu)
+            for (int64_t i = 0; i < width; i++) y[i] *= activate(factor[i], SILU);
+        else
+            for (int64_t i = 0; i < width; i++) y[i] *= factor[i];
     });
 }
 

@@ -18,7 +18,8 @@ from linformer_cli.attention.kernels import linear as kernels
 from linformer_cli.attention.kernels.folding import FoldedState
 from linformer_cli.attention.linear import LinearAttention, LinearState
 from linformer_cli.errors import LintxError
-from linformer_cli.model.blocks import AttentionLayer, TransformerBlock
+from linformer_cli.model.attention_layer import AttentionLayer
+from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding, fill_ring, ring_slots
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.native.constants import COMPILED_MAPS
@@ -61,6 +62,8 @@ class CudaEngine(Engine):
         for block in model.blocks:
             if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
                 return "it supports linear attention only"
+            if block.attention.has_parts:
+                return "it supports attention layers without optional parts only"
             if block.attention.inner.options.feature_map not in COMPILED_MAPS:
                 # Other maps read numbers from the host, and a graph cannot do that.
                 return f"it supports the feature maps {' and '.join(COMPILED_MAPS)} only"
@@ -166,8 +169,8 @@ def _step_block(block: TransformerBlock, x_t: Tensor, state: FoldedState | Linea
     feature_map = cast(LinearAttention, layer.inner).options.feature_map
 
     def attention(x_t: Tensor) -> tuple[Tensor, Any]:
-        q_t, k_t, v_t, _ = layer.project(x_t)
-        return layer.output(folding.step(q_t, k_t, v_t, state, feature_map).flatten(1)), state
+        inputs, _ = layer.project(x_t)
+        return layer.finish(folding.step(inputs.q, inputs.k, inputs.v, state, feature_map), inputs.gate), state
 
     return block.add_branches(x_t, attention)[0]
 

@@ -1,0 +1,198 @@
+"""The layer around an attention mechanism: its projections and its optional parts."""
+
+import itertools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linformer_cli.attention.base import Attention, accumulator_dtype
+from linformer_cli.config import NetworkConfig
+from linformer_cli.native.program import Builder, MixInputs
+
+from .short_convolution import ShortConvolution
+
+# The floors are added to the squared lengths of queries and keys, and to the mean squares of outputs. They are those of
+# `deltanet`.
+_KEY_FLOOR = 1e-6
+_OUTPUT_FLOOR = 1e-5
+
+
+class LayerState(NamedTuple):
+    """The last inputs [B, width - 1, columns] of the short convolution, and the state of the mechanism."""
+
+    recent: Tensor
+    inner: Any
+
+
+class HeadInputs(NamedTuple):
+    """q, k, v and extra, each [..., H, its own width], and the output gate [..., H V]. Absent parts are None."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    extra: Tensor | None
+    gate: Tensor | None
+
+
+class AttentionLayer(nn.Module):
+    """Projects vectors to heads, mixes positions by the inner attention mechanism, and projects back.
+
+    With all its parts, the layer computes
+
+        q, k, v = short convolution of W x
+        q, k    = q / |q|, k / |k|                            for each head
+        y       = mechanism(q, k, v)
+        y       = y / rms(y) * weight                         for each head
+        output  = W_o (y * SiLU(W_g x))
+
+    `short_convolution`, `normalise_keys`, `norm_heads` and `output_gate` of the configuration select the parts. They
+    are the parts of Gated DeltaNet (Yang 2024, arXiv 2412.06464), but the convolution has no SiLU, as in Primer (So
+    2021, arXiv 2109.08668). docs/reference/attention/layer.md has the other sources.
+    Without parts, the state of the layer is the state of the mechanism.
+    """
+
+    def __init__(self, config: NetworkConfig, inner: Attention) -> None:
+        super().__init__()
+        self.inner = inner
+        shape = inner.shape
+        self.heads = shape.heads
+        query = 0 if inner.shared_query_key else shape.key_width
+        gate = shape.value_width if config.output_gate else 0
+        self.widths = (query, shape.key_width, shape.value_width, gate, inner.extra_per_head)
+        self.input = nn.Linear(config.width, shape.heads * sum(self.widths))
+        self.output = nn.Linear(shape.heads * shape.value_width, config.width)
+        self.normalise_keys = config.normalise_keys
+        self.convolution = build_convolution(config, inner)
+        weight = torch.ones(shape.heads, shape.value_width) if config.norm_heads else None
+        self.norm_weight = None if weight is None else nn.Parameter(weight)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the layer has any optional part."""
+        parts = (self.convolution is not None, self.normalise_keys, self.norm_weight is not None, self.widths[3] > 0)
+        return any(parts)
+
+    @property
+    def input_rows(self) -> dict[str, slice]:
+        """The rows of `input` for q, k (`qk` if they share a projection), v, gate and extra. Absent parts have none."""
+        names = ("q", "qk" if self.inner.shared_query_key else "k", "v", "gate", "extra")
+        ends = list(itertools.accumulate(self.heads * width for width in self.widths))
+        rows = zip(names, [0, *ends], ends, strict=False)
+        return {name: slice(start, end) for name, start, end in rows if end > start}
+
+    @torch.no_grad()
+    def start_extra_bias(self) -> None:
+        """Set the bias of the extra scalars to the mechanism's `extra_bias`."""
+        if self.inner.extra_per_head:
+            self.input.bias[self.input_rows["extra"]] = self.inner.extra_bias
+
+    def project(self, x: Tensor, recent: Tensor | None = None) -> tuple[HeadInputs, Tensor | None]:
+        """The inputs of the mechanism for x [..., width], and the convolution's new state after the state `recent`.
+
+        x has an axis T, unless it is a single position.
+        """
+        projected = self.input(x)
+        widths = [self.heads * width for width in self.widths]
+        parts = list(projected.split(widths, dim=-1))
+        if self.convolution is not None:
+            convolved, recent = self.convolution(projected[..., : self.convolution.columns], recent)
+            parts[:3] = convolved.split(widths[:3], dim=-1)
+        q, k, v, extra = (
+            part.unflatten(-1, (self.heads, -1)) if part.shape[-1] else None for part in (*parts[:3], parts[4])
+        )
+        assert k is not None and v is not None
+        if self.normalise_keys:
+            q, k = None if q is None else _normalise(q), _normalise(k)
+        return HeadInputs(k if q is None else q, k, v, extra, parts[3] if widths[3] else None), recent
+
+    def finish(self, y: Tensor, gate: Tensor | None) -> Tensor:
+        """The output [..., width] of the layer from the mechanism's output y [..., H, V]."""
+        if self.norm_weight is not None:
+            dtype = accumulator_dtype(y.dtype)
+            scaled = functional.rms_norm(y.to(dtype), y.shape[-1:], eps=_OUTPUT_FLOOR) * self.norm_weight.to(dtype)
+            y = scaled.to(y.dtype)
+        y = y.flatten(-2)
+        output: Tensor = self.output(y if gate is None else y * functional.silu(gate))
+        return output
+
+    def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        recent, inner = self._split_state(state)
+        inputs, recent = self.project(x, recent)
+        q, k, v, extra = (None if part is None else part.transpose(1, 2) for part in inputs[:4])
+        assert q is not None and k is not None and v is not None
+        y, inner = self.inner.attend(q, k, v, inner, extra)
+        return self.finish(y.transpose(1, 2), inputs.gate), inner if recent is None else LayerState(recent, inner)
+
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        recent, inner = self._split_state(state)
+        inputs, recent = self.project(x_t, recent)
+        y_t, inner = self.inner.step(inputs.q, inputs.k, inputs.v, inner, inputs.extra)
+        return self.finish(y_t, inputs.gate), inner if recent is None else LayerState(recent, inner)
+
+    def _split_state(self, state: Any) -> tuple[Tensor | None, Any]:
+        return (None, state) if self.convolution is None or state is None else state
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
+        inner = self.inner.init_state(batch, capacity, device, dtype)
+        if self.convolution is None:
+            return inner
+        return LayerState(self.convolution.init_recent(batch, device, dtype), inner)
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        recent = 0 if self.convolution is None else self.convolution.recent_bytes(batch, dtype)
+        return recent + self.inner.state_bytes(batch, positions, dtype)
+
+    def list_states(self, state: Any) -> list[Tensor]:
+        recent, inner = self._split_state(state)
+        return [*([] if recent is None else [recent]), *self.inner.list_states(inner)]
+
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return self.inner.is_compiled(device, dtype)
+
+    @property
+    def end(self) -> nn.Linear:
+        """The last matrix of the branch."""
+        return self.output
+
+    def emit(self, builder: Builder, source: int, name: str) -> int:
+        """Emit a step whose input is in buffer `source`. The projected input goes to the scratch memory `name`."""
+        rows, heads, shape = self.input_rows, self.heads, self.inner.shape
+        shared = rows.get("qk")
+        extra = rows.get("extra", slice(0, 0))
+        parts = (shared or rows["q"], shared or rows["k"], rows["v"], extra)
+        columns = tuple(part.start for part in parts)
+        projected = inputs = builder.project(self.input, source, name)
+        if self.convolution is not None:
+            others = self.input.out_features - self.convolution.columns
+            inputs = self.convolution.emit(builder, projected, f"convolved {name}", others)
+        if self.normalise_keys:
+            vectors = parts[1].stop // shape.key_width
+            builder.emit("normalise", (inputs, -1), (vectors, shape.key_width), (1.0, _KEY_FLOOR))
+        mixed = builder.scratch("mixed", heads * shape.value_width)
+        self.inner.emit(MixInputs(builder, inputs, mixed, columns))
+        if self.norm_weight is not None:
+            sizes = (heads, shape.value_width)
+            builder.emit(
+                "normalise", (mixed, builder.shared(self.norm_weight)), sizes, (shape.value_width, _OUTPUT_FLOOR)
+            )
+        if "gate" in rows:
+            builder.gate(mixed, projected, heads * shape.value_width, rows["gate"].start, "silu")
+        return builder.project(self.output, mixed, "branch")
+
+
+def build_convolution(config: NetworkConfig, inner: Attention) -> ShortConvolution | None:
+    """The short convolution of a layer around `inner`, or None if `config` has none."""
+    if not config.short_convolution:
+        return None
+    shape = inner.shape
+    keys = shape.heads * shape.key_width * (1 if inner.shared_query_key else 2)
+    columns = keys + shape.heads * shape.value_width
+    return ShortConvolution(config.short_convolution, columns)
+
+
+def _normalise(x: Tensor) -> Tensor:
+    """x [..., K], scaled to length 1. Vectors that are nearly 0 stay shorter."""
+    exact = x.to(accumulator_dtype(x.dtype))
+    return (exact * (exact.square().sum(dim=-1, keepdim=True) + _KEY_FLOOR).rsqrt()).to(x.dtype)
