@@ -17,6 +17,7 @@ from .long_short import LongShortAttention
 from .longformer import LongformerAttention
 from .lsh import LshAttention
 from .mamba import MambaAttention
+from .mesa import MesaAttention
 from .mlstm import MlstmAttention
 from .nystrom import NystromAttention
 from .performer import PerformerAttention
@@ -44,6 +45,7 @@ CATALOGUE: dict[str, type[Attention]] = {
         Rwkv7Attention,
         MambaAttention,
         LogLinearAttention,
+        MesaAttention,
         LshAttention,
         LinformerAttention,
         NystromAttention,

@@ -18,6 +18,7 @@
 #include "ops/mix_log_linear.h"
 #include "ops/mix_lsh.h"
 #include "ops/mix_mamba.h"
+#include "ops/mix_mesa.h"
 #include "ops/mix_mlstm.h"
 #include "ops/mix_nystrom.h"
 #include "ops/mix_performer.h"
@@ -64,6 +65,7 @@ const Entry ENTRIES[] = {
     {"mix.log_linear", mix_log_linear, true},
     {"mix.lsh", mix_lsh, true},
     {"mix.mamba", mix_mamba, true},
+    {"mix.mesa", mix_mesa, true},
     {"mix.mlstm", mix_mlstm, true},
     {"mix.norm_heads", mix_norm_heads, false},
     {"mix.nystrom", mix_nystrom, true},

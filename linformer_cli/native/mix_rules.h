@@ -125,6 +125,14 @@ void check_mamba(MixRules& m) {
     if (m.has(6)) m.constant(6, m.H * 4 * m.K);
 }
 
+void check_mesa(MixRules& m) {
+    m.inputs(2);
+    m.state(0, m.H * m.K * m.V);
+    m.state(1, m.H * m.K * m.K);
+    m.constant(2, m.H);
+    m.constant(3, m.H * m.K);
+}
+
 void check_mlstm(MixRules& m) {
     m.inputs(2);
     m.sums(m.K);

@@ -134,6 +134,7 @@ const struct {
     {"mix.log_linear", check_mix<check_log_linear>},
     {"mix.lsh", check_mix<check_lsh>},
     {"mix.mamba", check_mix<check_mamba>},
+    {"mix.mesa", check_mix<check_mesa>},
     {"mix.mlstm", check_mix<check_mlstm>},
     {"mix.norm_heads", check_mix<check_norm_heads>},
     {"mix.nystrom", check_mix<check_nystrom>},

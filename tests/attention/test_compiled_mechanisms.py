@@ -24,6 +24,7 @@ MECHANISMS: list[tuple[str, dict[str, Any]]] = [
     *(("gla", {"gate": gate}) for gate in ("vector", "scalar")),
     ("mlstm", {}),
     ("mamba", {}),
+    ("mesa", {"iterations": 12}),
 ]
 every_mechanism = pytest.mark.parametrize(("name", "options"), MECHANISMS)
 

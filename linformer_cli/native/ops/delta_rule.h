@@ -69,10 +69,4 @@ inline void replace_and_read(int64_t K, int64_t V, const DeltaStep& x, float* s,
     }
 }
 
-// x [K], scaled to length 1.
-inline void scale_to_direction(int64_t K, float* x) {
-    const float inverse = 1 / std::sqrt(dot(K, x, x) + 1e-6f);
-    for (int64_t i = 0; i < K; i++) x[i] *= inverse;
-}
-
 }  // namespace

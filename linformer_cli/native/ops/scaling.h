@@ -1,4 +1,4 @@
-// Scales the outputs of attentions that have no denominator.
+// Scales vectors by their length or root mean square.
 #pragma once
 
 #include <cmath>
@@ -16,6 +16,12 @@ inline void scale_output(int64_t V, float floor, const float* gate, float* y) {
         for (int64_t j = 0; j < V; j++) y[j] *= inverse * (gate[j] * sigmoid(gate[j]));
     else
         for (int64_t j = 0; j < V; j++) y[j] *= inverse;
+}
+
+// x [K], scaled to length 1.
+inline void scale_to_direction(int64_t K, float* x) {
+    const float inverse = 1 / std::sqrt(dot(K, x, x) + 1e-6f);
+    for (int64_t i = 0; i < K; i++) x[i] *= inverse;
 }
 
 }  // namespace

@@ -1,0 +1,219 @@
+"""Mesa layer (von Oswald 2025, MesaNet, arXiv 2506.05233): the query reads the best linear map from keys to values."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linformer_cli.native.program import MixInputs
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, shrink_huge
+from .kernels import sums as kernels
+from .parts.decayed_sums import decayed_causal_sums
+
+_KEY_FLOOR = 1e-6  # added to the squared lengths of queries and keys, so that vectors of zeros have finite gradients
+_LEAST_RIDGE = 0.25  # the smallest Lambda
+
+
+class MesaOptions(AttentionOptions):
+    """Options of the mesa layer."""
+
+    iterations: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=1000,
+            description="iterations of conjugate gradients, at most K; each costs as much as linear attention",
+        ),
+    ] = 16
+    chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
+
+
+class MesaState(NamedTuple):
+    """s [B, H, K, V], the decayed sum of beta_j k_j v_j^T, and h [B, H, K, K], the decayed sum of beta_j k_j k_j^T."""
+
+    s: Tensor
+    h: Tensor
+
+
+class MesaAttention(Attention):
+    """y_t = s_t^T (h_t + Lambda)^-1 q_t, with s_t = alpha_t s_{t-1} + beta_t k_t v_t^T and h_t likewise with k_t k_t^T.
+
+    The matrix W = s_t^T (h_t + Lambda)^-1 minimises the squared errors |W k_j - v_j|^2 of all positions so far,
+    weighted like their terms in the sums, plus the penalty tr(W Lambda W^T). Queries and keys are scaled to length 1.
+    beta_t = sigmoid(x_t) and alpha_t = sigmoid(z_t + b), where x_t and z_t are the head's two extra scalars. b and the
+    diagonal matrix Lambda are learned for each head. Lambda is at least 0.25, and 1 at first.
+
+    The inverse is applied by a fixed number of iterations of conjugate gradients, which start at 0. K iterations give
+    the exact inverse. The gradient is that of the exact inverse, which it applies by as many iterations. The formulas
+    are those of the source and of its code in flash-linear-attention.
+    """
+
+    name = "mesa"
+    source = "von Oswald 2025, arXiv 2506.05233"
+    family = "kernel"
+    method = "least squares over all positions, conjugate gradients"
+    memory = Memory.CONSTANT
+    options_type = MesaOptions
+    extra_per_head = 2
+    options: MesaOptions
+
+    def __init__(self, options: MesaOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        # K orthogonal residuals leave no room for another one.
+        self.iterations = min(options.iterations, shape.key_width)
+        # At z = 0, the memory lengths of the heads range from a whole image down to a row.
+        self.gate_bias = nn.Parameter(torch.linspace(math.log(shape.positions), math.log(shape.row), shape.heads))
+        # Lambda = softplus(ridge) + 0.25.
+        start = math.log(math.expm1(1 - _LEAST_RIDGE))
+        self.ridge = nn.Parameter(torch.full((shape.heads, shape.key_width), start))
+
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return kernels.serves(device, accumulator_dtype(dtype))
+
+    def _gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """beta [B, H, T] and log alpha [B, H, T] from the extra scalars [B, H, T, 2]."""
+        if extra is None or extra.shape[-1] != 2:
+            found = None if extra is None else list(extra.shape)
+            raise ValueError(f"mesa needs extra scalars [B, H, T, 2], found {found}")
+        beta, gate = extra.to(dtype).unbind(-1)
+        return beta.sigmoid(), functional.logsigmoid(gate + self.gate_bias.to(dtype).unsqueeze(-1))
+
+    def _penalty(self, dtype: torch.dtype) -> Tensor:
+        """The diagonal of Lambda [H, K]."""
+        return functional.softplus(self.ridge.to(dtype)) + _LEAST_RIDGE
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, MesaState]:
+        dtype = accumulator_dtype(q.dtype)
+        s, h = (None, None) if state is None else state
+        with torch.autocast(q.device.type, enabled=False):
+            beta, log_alpha = self._gates(extra, dtype)
+            q, k = _directions(q.to(dtype)), _directions(k.to(dtype))
+            system = _System(k, beta.unsqueeze(-1) * k, log_alpha, h, self._penalty(dtype), self.options.chunk)
+            fixed = system.detach()
+            with torch.no_grad():
+                solution = fixed.solve(q, self.iterations)
+            product, h = system.multiply(solution)
+            solution = _Solution.apply(q - product, solution, fixed, self.iterations)
+            y, s = decayed_causal_sums(solution, system.written, v.to(dtype), log_alpha, s, self.options.chunk)
+        return y.to(v.dtype), MesaState(s, h)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> MesaState:
+        heads, K, V = self.shape.heads_and_widths
+        s, h = (torch.zeros(batch, heads, K, n, device=device, dtype=accumulator_dtype(dtype)) for n in (V, K))
+        return MesaState(s, h)
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MesaState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, MesaState]:
+        s, h = state
+        with torch.autocast(s.device.type, enabled=False):
+            beta, log_alpha = self._gates(None if extra_t is None else extra_t.unsqueeze(2), s.dtype)
+            q, k = _directions(q_t.to(s.dtype)), _directions(k_t.to(s.dtype))
+            for total, values in ((s, v_t.to(s.dtype)), (h, k)):
+                total.mul_(log_alpha.exp().unsqueeze(-1))
+                total.addcmul_((beta * k).unsqueeze(-1), values.unsqueeze(-2))
+            penalty = self._penalty(s.dtype)
+            solution = _conjugate_gradients(
+                lambda x: (x.unsqueeze(-2) @ h).squeeze(-2) + penalty * x, q, self.iterations
+            )
+            y_t = (solution.unsqueeze(-2) @ s).squeeze(-2)
+        return y_t.to(v_t.dtype), state
+
+    def emit(self, inputs: MixInputs) -> None:
+        shape, builder = self.shape, inputs.builder
+        buffers = [
+            builder.state(shape.heads * shape.key_width * width) for width in (shape.value_width, shape.key_width)
+        ]
+        buffers += builder.shared(self.gate_bias), builder.shared(self._penalty(torch.float32))
+        inputs.emit("mesa", shape.heads_and_widths, buffers, (self.iterations,))
+
+
+def _directions(x: Tensor) -> Tensor:
+    """x [..., K], scaled to length 1."""
+    x = shrink_huge(x, (-1,))
+    return x * (x.square().sum(dim=-1, keepdim=True) + _KEY_FLOOR).rsqrt()
+
+
+@dataclass(frozen=True)
+class _System:
+    """The matrices h_t + Lambda of T positions, which are never stored.
+
+    `keys` are k and `written` beta k, each [B, H, T, K]. `log_decay` is [B, H, T], `carried` is h before the positions
+    (None: 0), and `penalty` is the diagonal of Lambda [H, K].
+    """
+
+    keys: Tensor
+    written: Tensor
+    log_decay: Tensor
+    carried: Tensor | None
+    penalty: Tensor
+    chunk: int
+
+    def detach(self) -> "_System":
+        """The same matrices, without gradients."""
+        keys, written, log_decay, penalty = (
+            x.detach() for x in (self.keys, self.written, self.log_decay, self.penalty)
+        )
+        carried = None if self.carried is None else self.carried.detach()
+        return _System(keys, written, log_decay, carried, penalty, self.chunk)
+
+    def multiply(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(h_t + Lambda) x_t for x [B, H, T, K], and h after the last position [B, H, K, K]."""
+        product, h = decayed_causal_sums(x, self.written, self.keys, self.log_decay, self.carried, self.chunk)
+        return product + self.penalty.unsqueeze(1) * x, h
+
+    def solve(self, right: Tensor, iterations: int) -> Tensor:
+        """x [B, H, T, K] with (h_t + Lambda) x_t near `right`."""
+        return _conjugate_gradients(lambda x: self.multiply(x)[0], right, iterations)
+
+
+def _conjugate_gradients(multiply: Callable[[Tensor], Tensor], right: Tensor, iterations: int) -> Tensor:
+    """x [..., K] with multiply(x) near `right`, where `multiply` applies a positive definite matrix [K, K].
+
+    In exact arithmetic, all residuals are orthogonal. Each is made orthogonal to all earlier ones again, because the
+    errors of this condition would grow by up to the ratio of two eigenvalues in every iteration. A residual as small as
+    a rounding error of `right` counts as 0, and the later steps are then 0.
+    """
+    limits = torch.finfo(right.dtype)
+    x, residual, direction = torch.zeros_like(right), right, right
+    first = square = right.square().sum(dim=-1, keepdim=True)
+    units = right.new_empty(*right.shape[:-1], iterations, right.shape[-1])
+    for n in range(iterations):
+        product = multiply(direction)
+        step = square / (direction * product).sum(dim=-1, keepdim=True).clamp(min=limits.tiny)
+        x = x + step * direction
+        units[..., n, :] = residual * square.clamp(min=limits.tiny).rsqrt()
+        residual, earlier = residual - step * product, units[..., : n + 1, :]
+        residual = residual - ((earlier @ residual.unsqueeze(-1)).transpose(-1, -2) @ earlier).squeeze(-2)
+        before, square = square, residual.square().sum(dim=-1, keepdim=True)
+        converged = square <= limits.eps**2 * first
+        residual, square = residual.masked_fill(converged, 0), square.masked_fill(converged, 0)
+        direction = residual + square / before.clamp(min=limits.tiny) * direction
+    return x
+
+
+class _Solution(torch.autograd.Function):
+    """`solution` [B, H, T, K], whose gradient passes through the inverse of `system` to the residual.
+
+    The residual is right - (h + Lambda) solution, where the solution counts as constant. At the exact solution, this
+    gives the exact gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor, solution: Tensor, system: _System, iterations: int) -> Tensor:
+        ctx.system, ctx.iterations = system, iterations
+        return solution.view_as(solution)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        # Squares of small gradients would underflow.
+        scale = gradients[0].abs().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(gradients[0].dtype).tiny)
+        return ctx.system.solve(gradients[0] / scale, ctx.iterations) * scale, None, None, None

@@ -1,0 +1,128 @@
+"""Tests particular to the mesa layer; test_contract.py covers what all mechanisms share."""
+
+from typing import Any
+
+import pytest
+import torch
+from attention.cases.mesa import recurrence
+from attention.inputs import Inputs
+from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.mesa import MesaAttention
+from linformer_cli.model.mixers import build_attention
+
+CPU = torch.device("cpu")
+
+
+def build(dtype: torch.dtype = torch.float64, **options: Any) -> MesaAttention:
+    shape = AttentionShape(heads=2, key_width=6, value_width=5, positions=784, row=28)
+    attention = build_attention("mesa", options, shape).to(dtype)
+    assert isinstance(attention, MesaAttention)
+    return attention
+
+
+def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Any]:
+    """Draw q, k, v, no state, and the extra scalars for beta and the gate."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, extra = (
+        torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5, 2)
+    )
+    return [q, k, v, None, extra]
+
+
+def step_through(attention: MesaAttention, inputs: list[Any]) -> Tensor:
+    q, k, v, _, extra = inputs
+    state, outputs = attention.init_state(len(v), v.shape[2], CPU, v.dtype), []
+    for t in range(v.shape[2]):
+        y_t, state = attention.step(q[:, :, t], k[:, :, t], v[:, :, t], state, extra[:, :, t])
+        outputs.append(y_t)
+    return torch.stack(outputs, dim=2)
+
+
+@pytest.mark.parametrize("extra", [None, torch.zeros(2, 2, 3, 1)])
+def test_a_wrong_number_of_scalars_is_refused(extra: Tensor | None) -> None:
+    attention, (q, k, v, *_) = build(), draw(3)
+    with pytest.raises(ValueError, match=r"extra scalars \[B, H, T, 2\], found"):
+        attention.attend(q, k, v, None, extra)
+
+
+def test_lambda_is_one_at_first_and_at_least_a_quarter() -> None:
+    """At the first position, with beta 1, h has the eigenvalue 1 for the key and 0 for all other directions."""
+    attention, (_, k, v, state, extra) = build(iterations=8), draw(1)
+    extra[..., 0] = 2000.0
+    y, _ = attention.attend(k, k, v, state, extra)
+    assert_agree(y, v / 2, 1e-5)
+    attention.ridge.data.fill_(-2000.0)
+    y, _ = attention.attend(k, k, v, state, extra)
+    assert_agree(y, v / 1.25, 1e-5)
+
+
+def test_a_linear_map_from_keys_to_values_is_found() -> None:
+    """Linear attention gives a sum of values instead, which grows with the number of positions."""
+    attention, (q, k, _, state, extra) = build(iterations=6), draw(400)
+    linear_map = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
+    extra[..., 0], extra[..., 1] = 2000.0, 2000.0
+    y, _ = attention.attend(q, k, k @ linear_map, state, extra)
+    assert_agree(y[:, :, -50:], (q @ linear_map)[:, :, -50:], 0.03)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+def test_both_forms_agree_before_they_converge(iterations: int) -> None:
+    attention, inputs = build(iterations=iterations), draw(60)
+    y, _ = attention.attend(*inputs)
+    assert_agree(step_through(attention, inputs), y, FLOAT64)
+    exact, _ = build(iterations=6).attend(*inputs)
+    assert 1e-3 < (y - exact).abs().max() < 0.3 ** (iterations - 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_errors_do_not_grow_from_iteration_to_iteration(dtype: torch.dtype) -> None:
+    """Keys with a common part give one large eigenvalue, and the iterations are far from their end."""
+    generator = torch.Generator().manual_seed(0)
+    shape = AttentionShape(heads=1, key_width=24, value_width=5, positions=784, row=28)
+    attention = build_attention("mesa", {"iterations": 8}, shape).to(dtype)
+    assert isinstance(attention, MesaAttention)
+    q, k, v, extra = (torch.randn(1, 1, 150, n, generator=generator, dtype=dtype) for n in (24, 24, 5, 2))
+    inputs = [q + 1, k * torch.logspace(0, -2, 24, dtype=dtype) + 1, v, None, extra]
+    y, _ = attention.attend(*inputs)
+    assert_agree(step_through(attention, inputs), y, FLOAT64 if dtype == torch.float64 else FLOAT32_DRIFT)
+
+
+def test_more_iterations_than_dimensions_are_not_computed() -> None:
+    """After as many iterations as a key has dimensions, the solution is exact."""
+    attention, inputs = build(iterations=1000), draw(60)
+    assert attention.iterations == 6
+    q, k, v, _, extra = inputs
+    expected = recurrence(Inputs(q, k, v, extra), dict(attention.named_parameters()))
+    assert_agree(attention.attend(*inputs)[0], expected, FLOAT64)
+
+
+def test_zero_queries_and_keys_and_small_gradients_are_exact() -> None:
+    """The squares of these gradients underflow float32."""
+    q, k, v, _, extra = draw(60)
+    q[:, :, ::7], k[:, :, ::5] = 0, 0
+    results = []
+    for dtype, factor in ((torch.float64, 1.0), (torch.float32, 1e-25)):
+        leaves = [part.to(dtype).requires_grad_() for part in (q, k, v, extra)]
+        y, _ = build(dtype).attend(*leaves[:3], None, leaves[3])
+        gradients = torch.autograd.grad((factor * y).sum(), leaves)
+        results.append([y.detach(), *(gradient.double() / factor for gradient in gradients)])
+    for ours, theirs in zip(*results, strict=True):
+        assert_agree(theirs, ours, FLOAT32_DRIFT)
+
+
+def test_the_gradient_of_few_iterations_is_close_to_that_of_the_inverse() -> None:
+    q, k, v, _, extra = draw(60)
+    attention, found = build(iterations=4), []
+    for exact in (False, True):
+        leaves = [part.clone().requires_grad_() for part in (q, k, v, extra)]
+        if exact:
+            y = recurrence(Inputs(*leaves), dict(attention.named_parameters()))
+        else:
+            y, _ = attention.attend(*leaves[:3], None, leaves[3])
+        found.append(torch.autograd.grad(y.square().sum(), leaves))
+    for ours, theirs in zip(*found, strict=True):
+        assert_agree(ours, theirs, 0.01)
