@@ -1,4 +1,7 @@
-"""All attention mechanisms by name. A new mechanism needs one file, one line here, test cases and a docs page."""
+"""All attention mechanisms by name, in the order of family and year.
+
+A new mechanism needs one file, one line here, test cases and a docs page.
+"""
 
 from linformer_cli.errors import unknown_name
 
@@ -40,12 +43,12 @@ CATALOGUE: dict[str, type[Attention]] = {
         RetentionAttention,
         GlaAttention,
         DeltanetAttention,
-        Gdn2Attention,
         MlstmAttention,
         Rwkv7Attention,
-        MambaAttention,
-        LogLinearAttention,
         MesaAttention,
+        LogLinearAttention,
+        MambaAttention,
+        Gdn2Attention,
         LshAttention,
         LinformerAttention,
         NystromAttention,

@@ -93,7 +93,7 @@ void check_linformer(MixRules& m) {
 
 void check_log_linear(MixRules& m) {
     const double over = m.integer(0), buckets = m.integer(1);
-    m.need(over <= 2 && buckets < 63 && std::exp2(buckets) > m.T);
+    m.need(over <= 2 && buckets < 63 && std::ldexp(1, static_cast<int>(buckets)) > m.T);
     m.inputs(over + m.positive(2));
     m.state(0, m.H * buckets * m.K * m.V);
     if (over <= 1) m.state(1, m.H * buckets * (over == 0 ? m.K : 1));

@@ -178,7 +178,9 @@ def test_an_attend_that_sees_all_values_fails(build_tiny_model, monkeypatch) -> 
         return torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), dim=-1) @ v
 
     model = build_tiny_model(attention="softmax")
-    monkeypatch.setattr("linformer_cli.attention.softmax.functional.scaled_dot_product_attention", scaled_dot_product)
+    monkeypatch.setattr(
+        "linformer_cli.attention.parts.caches.functional.scaled_dot_product_attention", scaled_dot_product
+    )
     agreement = measure_agreement(model)
     assert failed(agreement) >= {STEP64, CAUSAL64}
 
