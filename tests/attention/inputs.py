@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+import pytest
 from torch import Tensor, nn
 
 Tensors = Mapping[str, Tensor]
@@ -50,3 +51,14 @@ class Case(NamedTuple):
     keeps_pairs: Literal["never", "after a prefix", "always"] = "never"
     steady_steps: bool = False
     autocast_rounds: tuple[str, ...] = ()
+
+
+def mark_variants(values: Mapping[str, Any], attention: Callable[[Any], str]) -> list[Any]:
+    """Parameters with their keys as ids. `attention` names a value's mechanism, of which only the first is not slow."""
+    seen: set[str] = set()
+    parameters = []
+    for key, value in values.items():
+        marks = pytest.mark.slow if attention(value) in seen else ()
+        parameters.append(pytest.param(value, id=key, marks=marks))
+        seen.add(attention(value))
+    return parameters

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
-from attention.inputs import Case, Inputs
+from attention.inputs import Case, Inputs, mark_variants
 from attention.measures import CountOperations, CountWork, measure_saved_bytes
 from tolerances import BFLOAT16, CAUSALITY, FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
@@ -37,7 +37,8 @@ LENGTH = 130
 CASES: dict[str, Case] = {
     key: case for name in CATALOGUE for key, case in importlib.import_module(f"attention.cases.{name}").CASES.items()
 }
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+every_case = pytest.mark.parametrize("case", mark_variants(CASES, lambda case: case.attention))
+every_case_fast = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 every_mechanism = pytest.mark.parametrize("key", CATALOGUE)
 
 
@@ -353,7 +354,7 @@ def run_oracle(case: Case, mechanism: Attention, inputs: Inputs) -> Tensor:
     return case.oracle(inputs, dict(mechanism.named_parameters()) | dict(mechanism.named_buffers()))
 
 
-@every_case
+@every_case_fast
 @pytest.mark.parametrize("length", [1, 17, LENGTH])
 def test_outputs_and_gradients_match_the_definition(case: Case, length: int) -> None:
     mechanism = build(case)

@@ -233,6 +233,7 @@ def run_in_shell(command, **environment):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="the test closes streams in a shell")
 def test_closed_streams_cause_no_traceback_and_no_mixed_output():
     assert "Traceback" not in run_in_shell("attentions --json <&- >&-").stderr

@@ -356,6 +356,7 @@ def compile_executable(target: Path, *arguments: str) -> None:
     subprocess.run(command, check=True)
 
 
+@pytest.mark.slow
 def test_an_executable_draws_the_images_of_a_shipped_model(tmp_path) -> None:
     model = load_model("mnist-deep")
     (tmp_path / "digits.lintx").write_bytes(encode_int8(model))
