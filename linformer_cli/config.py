@@ -25,8 +25,8 @@ class Duration:
     """Marks a setting in seconds, which the command line reads as text such as `90s`, `10m` or `1h30m`."""
 
 
-# These bounds are far above any use. They keep damaged files from requesting all memory, and they keep products within
-# 64 bits.
+# These bounds are far above any practical value. They keep damaged files from requesting all memory, and they keep
+# products within 64 bits.
 LARGEST_SIZE = 65_536
 LARGEST_STEP = 2**40
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
@@ -135,7 +135,7 @@ class NetworkConfig(Config):
 
     @property
     def layer_parts(self) -> list[str]:
-        """The names of the settings that add a part to attention layers, if they do so here."""
+        """The names of those settings that add a part to the attention layers of this network."""
         names = ("short_convolution", "normalise_keys", "norm_heads", "output_gate")
         return [name for name in names if getattr(self, name)]
 

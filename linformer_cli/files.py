@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .errors import LintxError
 
-# The names of what `write_file` and `write_folder` may leave behind if the process is killed.
+# Matches the files and folders that `write_file` and `write_folder` may leave behind if the process is killed.
 TEMPORARY_FILES = ".lintx-*.tmp"
 
 _ADVICE = {
@@ -27,7 +27,7 @@ _ADVICE = {
 
 
 def user_cache() -> Path:
-    """The folder for downloads and measured speeds: $LINTX_CACHE, or `lintx` in the user's cache. It may not exist.
+    """The folder for downloads and measured speeds: $LINTX_CACHE, or `lintx` in the user's cache. It need not exist.
 
     Raises `LintxError` if the user has no home folder.
     """
@@ -66,10 +66,10 @@ def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) ->
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write a new folder with `files`, by name, or nothing. Missing parent folders are created.
+    """Write a new folder with all of `files` (contents by name), or nothing. Missing parent folders are created.
 
-    The files are first written to a temporary folder beside it, which is then renamed. Raises `LintxError` with the
-    path and the reason if the system refuses.
+    The files are first written to a temporary folder in the same parent, which is then renamed. Raises `LintxError`
+    with the path and the reason if the system refuses.
     """
     target = Path(os.path.realpath(folder))
     temporary = target.parent / _temporary_name()

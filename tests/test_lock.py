@@ -1,4 +1,4 @@
-"""Tests that uv.lock suits pyproject.toml and names only the public package index."""
+"""Tests that uv.lock matches pyproject.toml and names only the public package index."""
 
 import re
 import tomllib

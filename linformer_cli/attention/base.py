@@ -169,7 +169,7 @@ class Attention(nn.Module, ABC):
 
     @property
     def last_matrix(self) -> nn.Linear:
-        """The matrix without which outputs would be 0, for mechanisms with `shared_key_value`."""
+        """The matrix that, with weights and a bias of 0, makes all outputs 0; only for `shared_key_value`."""
         raise NotImplementedError
 
     def list_states(self, state: Any) -> list[Tensor]:
@@ -180,7 +180,7 @@ class Attention(nn.Module, ABC):
 class Shared(NamedTuple):
     """A state tensor shared by all images; its first axis is not the batch.
 
-    It is written once, when the state is created. Neither `attend` nor `step` changes it.
+    The tensor is written once, when the state is created. Neither `attend` nor `step` changes it.
     """
 
     tensor: Tensor
@@ -197,7 +197,7 @@ def large_number(dtype: torch.dtype) -> float:
 
 
 def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """x, scaled down by a common factor over `dims` where a sum of squares could overflow.
+    """x, scaled down by a common factor over `dims` where the sum of squares could overflow.
 
     x is unchanged if no element exceeds the fourth root of the type's largest number (4e9 in float32). Normalised
     vectors do not depend on the scale of x. The scores of `lsh` do depend on it, so scaling changes them.

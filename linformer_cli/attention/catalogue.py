@@ -1,4 +1,4 @@
-"""All attention mechanisms by name, in the order of family and year.
+"""All attention mechanisms by name, grouped by family and ordered by year within a family.
 
 A new mechanism needs one file, one line here, test cases and a docs page.
 """

@@ -49,9 +49,9 @@ class Gdn2Attention(DeltaAttention):
     With `erase = head` and `write = tied`, both gates are one number, which gives Kimi Delta Attention (arXiv
     2510.26692). If also `decay = head`, this is `deltanet`.
 
-    Unlike the source's layer, ours has no short convolution of queries, keys and values, no activation of values, no
-    output gate and no weights in the norm. The form of a is also different, and the layer projects the decay gates
-    without a bottleneck.
+    The source's layer also has a short convolution of queries, keys and values, weights in the norm, and an output
+    gate. The network settings `short_convolution`, `norm_heads` and `output_gate` add them. Unlike the source, we use
+    no activation of values, a different form of a, and no bottleneck in the projection of the decay gates.
     """
 
     name = "gdn2"

@@ -18,7 +18,7 @@ from .parts.feature_maps import Elu
 from .parts.halves import PowerOfTwo
 from .parts.level_sums import LevelInputs, count_buckets, read_levels, step_levels
 
-# The numbers of the mechanisms in mix_log_linear.h. They are also the numbers of their extra scalars.
+# The code of each base mechanism in mix_log_linear.h. It equals the number of extra scalars that the mechanism needs.
 _OVER = {"linear": 0, "mamba2": 1, "deltanet": 2}
 
 
@@ -37,8 +37,8 @@ class LogLinearOptions(AttentionOptions):
 class LogLinearState(NamedTuple):
     """s [B, H, G, K, V], the buckets of a Fenwick tree, and the number of positions (int64).
 
-    Bucket b holds 2^b positions if bit b of the number of positions is 1, else it is 0. `linear` has V + 1 columns; the
-    last column is the sum of phi(k_j).
+    Bucket b holds 2^b positions if bit b of the number of positions is 1, else it is 0. For `linear`, s has V + 1
+    columns; the last column is the sum of phi(k_j).
     """
 
     s: Tensor

@@ -16,8 +16,8 @@ from .parts.caches import CachedAttention, KeyValueCache, Span, extend_cache, pu
 
 LogsparseState = KeyValueCache
 
-# The largest number of scores per head that the parallel form holds at once, except that one grid row of queries is
-# always allowed.
+# The largest number of scores per head and image that the parallel form holds at once, except that one grid row of
+# queries is always allowed.
 SCORES_AT_ONCE = 2**18
 
 
@@ -34,9 +34,10 @@ class LogsparseOptions(AttentionOptions):
 
 
 class _Grid(NamedTuple):
-    """Queries from position `start` on, as rows of `period` positions; every query sees `offsets` in each period.
+    """Queries from position `start` on, as rows of `period` positions.
 
-    The queries fill `rows` rows of `columns` <= `period` positions. `before` more rows of keys precede them.
+    The query at position t sees position t - offset - n period for each of `offsets` and n = 0, 1, 2 and so on. The
+    queries fill `rows` rows of `columns` <= `period` positions. `before` more rows of keys precede them.
     """
 
     offsets: tuple[int, ...]
@@ -48,7 +49,7 @@ class _Grid(NamedTuple):
 
     @property
     def front(self) -> int:
-        """The number of zeros before the first key, so that no row starts before the tensor."""
+        """The number of zeros to add before the first key, so that no row starts before the tensor."""
         return max(self.before * self.period + self.offsets[-1] - self.start, 0)
 
     def pad(self, x: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ class _Grid(NamedTuple):
         return functional.pad(x, (0, 0, self.front, end - x.shape[1]))
 
     def shift(self, x: Tensor, offset: int, rows: int) -> Tensor:
-        """A view [N, columns, rows, W] of the padded x: for every query, the positions `offset` before its column."""
+        """A view [N, columns, rows, W] of the padded x: in each row, the position `offset` before each column."""
         first = self.start - self.before * self.period - offset + self.front
         part = x[:, first : first + (rows - 1) * self.period + self.columns]
         return part.unfold(1, self.columns, self.period).permute(0, 3, 1, 2)
@@ -74,12 +75,13 @@ class LogsparseAttention(CachedAttention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j, where S(t) holds O(log t) positions j <= t.
 
     S(t) holds the `window` nearest positions, of which t is one, and the positions at distances window - 1 + 2^i for i
-    = 0, 1, 2 and so on. With a window of 1, the distances are 0, 1, 2, 4, 8 ... With `restart`, only the distances
-    below `restart` are used, and S(t) also holds the positions that are a multiple of `restart` before these.
+    = 0, 1, 2 and so on. With a window of 1, the distances are 0, 1, 2, 4, 8 and so on. With `restart`, only the
+    distances below `restart` are used, and S(t) also holds every position that is a multiple of `restart` before one of
+    the positions at these distances.
 
     This is section 4.2 of the source with its two variants, local attention and restart attention. The source computes
-    queries and keys by causal convolutions; the layer's `short_convolution` does this. The source's code lets early
-    positions see all positions before them, which it can do because it uses a dense mask; here they do not.
+    queries and keys by causal convolutions; the layer's `short_convolution` does this. In the source's code,
+    which uses a dense mask, early positions see all positions before them; here they see only S(t).
     """
 
     name = "logsparse"
@@ -91,7 +93,7 @@ class LogsparseAttention(CachedAttention):
     options: LogsparseOptions
 
     def _offsets(self, length: int) -> tuple[int, ...]:
-        """The distances in ascending order that are below `restart` and `length`."""
+        """The distances below `restart` and `length`, in ascending order."""
         window, limit = self.options.window, min(self.options.restart or length, length)
         powers = (window - 1 + (1 << i) for i in range(limit.bit_length()))
         return (*range(min(window, limit)), *(distance for distance in powers if distance < limit))
@@ -188,7 +190,7 @@ class _AttendGrid(torch.autograd.Function):
 
 
 def _groups(grid: _Grid) -> list[tuple[int, int]]:
-    """The first and last (exclusive) rows of groups of queries."""
+    """For each group of queries, its first row and the row after its last one."""
     scores_of_row = grid.columns * len(grid.offsets) * (grid.rows + grid.before)
     rows = max(1, SCORES_AT_ONCE // scores_of_row)
     return [(first, min(first + rows, grid.rows)) for first in range(0, grid.rows, rows)]

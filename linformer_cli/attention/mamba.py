@@ -46,10 +46,10 @@ class Newest(NamedTuple):
 
 
 class MambaState(NamedTuple):
-    """s [B, H, K, V], the decayed sum of keys times values, and what the options need (else None).
+    """s [B, H, K, V] is the decayed sum of keys times values; `angle` and `newest` are None without their options.
 
     `angle` [B, H, R] is in turns. With the trapezoidal rule, s leaves out the term of the newest position, and `newest`
-    holds what this term consists of.
+    holds the factors of this term.
     """
 
     s: Tensor
@@ -58,10 +58,10 @@ class MambaState(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """What the extra scalars give, for positions [*] of every head.
+    """Quantities computed from the extra scalars of T positions.
 
-    Delta [B, H, *], log alpha [B, H, *], lambda [B, H, *] and the changes of the angles [B, H, *, R] in turns. The last
-    two are None without their options.
+    These are Delta, log alpha and lambda, each [B, H, T], and the changes of the angles [B, H, T, R] in turns. Lambda
+    and the changes are None without their options.
     """
 
     size: Tensor
@@ -88,8 +88,8 @@ class MambaAttention(Attention):
     not use. b and D are learned for each head.
 
     With `trapezoidal`, `rotation` and `normalise` off and `rate = "head"`, this is Mamba-2 (Dao 2024, arXiv
-    2405.21060). The formulas follow the authors' code for one input and one output per head. There, all heads share B,
-    C and the scalars w, and R is K / 4 as it is here.
+    2405.21060). The formulas follow the authors' code for one input and one output per head. In that code, all
+    heads share B, C and the scalars w. As here, R is K / 4.
     """
 
     name = "mamba"
@@ -103,7 +103,7 @@ class MambaAttention(Attention):
     def __init__(self, options: MambaOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         heads, width = shape.heads, shape.key_width
-        # R: a quarter of K, but at least one angle where there are two coordinates.
+        # R is a quarter of K, but at least 1 if K is at least 2.
         self.angles = max(width // 4, min(1, width // 2)) if options.rotation else 0
         self.extra_per_head = 1 + (options.rate == "input") + options.trapezoidal + self.angles
         # At d = 0 and A = -1, the memory lengths of the heads range from a whole image down to a row.
@@ -111,7 +111,7 @@ class MambaAttention(Attention):
         self.step_bias = nn.Parameter((1 / memories).expm1().log())
         self.skip = nn.Parameter(torch.ones(heads))
         self.log_rate = nn.Parameter(torch.zeros(heads)) if options.rate == "head" else None
-        # For queries, then keys.
+        # The first axis has one entry for queries and one for keys.
         self.gain = nn.Parameter(torch.ones(2, heads, width)) if options.normalise else None
         self.bias = nn.Parameter(torch.ones(2, heads, width)) if options.normalise else None
 
@@ -119,7 +119,7 @@ class MambaAttention(Attention):
         return kernels.serves(device, accumulator_dtype(dtype))
 
     def _steps(self, extra: Tensor | None, dtype: torch.dtype) -> _Steps:
-        """The steps of positions with the extra scalars [B, H, T, E]."""
+        """The steps of T positions, from their extra scalars [B, H, T, E]."""
         if extra is None or extra.shape[-1] != self.extra_per_head:
             found = None if extra is None else list(extra.shape)
             raise ValueError(f"mamba needs extra scalars [B, H, T, {self.extra_per_head}], found {found}")
@@ -154,7 +154,7 @@ class MambaAttention(Attention):
             size = steps.size.unsqueeze(-1)
             y, keys, values = self.skip.to(dtype)[:, None, None] * value, size * key, value
             if steps.share is not None:
-                # s leaves out the newest term. The next position adds this term and its own share in one product.
+                # s leaves out the newest term. At the next position, one product adds both parts of an input.
                 weight = steps.share.unsqueeze(-1) * size
                 y = y + weight * (query * key).sum(dim=-1, keepdim=True) * value
                 terms = enumerate((key, value, weight))
@@ -209,13 +209,13 @@ class MambaAttention(Attention):
 
 
 def _shift(x: Tensor, before: Tensor | None) -> Tensor:
-    """x [B, H, T, W] one position later: first `before` [B, H, W] (None: 0), and without the last position."""
+    """x [B, H, T, W] moved one position later: `before` [B, H, W] (None: 0) comes first, the last one is dropped."""
     first = torch.zeros_like(x[:, :, 0]) if before is None else before
     return torch.cat([first.unsqueeze(2), x[:, :, :-1]], dim=2)
 
 
 def _rotate(x: Tensor, angle: Tensor) -> Tensor:
-    """x [..., K], whose coordinates 2 i and 2 i + 1 are rotated by angle i of [..., R], in turns."""
+    """x [..., K] with coordinates 2 i and 2 i + 1 rotated by angle i. `angle` [..., R] is in turns."""
     radians = angle * (2 * math.pi)
     sine, cosine = radians.sin(), radians.cos()
     pairs, rest = x.split([2 * angle.shape[-1], x.shape[-1] - 2 * angle.shape[-1]], dim=-1)

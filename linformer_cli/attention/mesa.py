@@ -44,14 +44,14 @@ class MesaState(NamedTuple):
 class MesaAttention(Attention):
     """y_t = s_t^T (h_t + Lambda)^-1 q_t, with s_t = alpha_t s_{t-1} + beta_t k_t v_t^T and h_t likewise with k_t k_t^T.
 
-    The matrix W = s_t^T (h_t + Lambda)^-1 minimises the squared errors |W k_j - v_j|^2 of all positions so far,
-    weighted like their terms in the sums, plus the penalty tr(W Lambda W^T). Queries and keys are scaled to length 1.
+    The matrix W = s_t^T (h_t + Lambda)^-1 minimises the sum of |W k_j - v_j|^2 over all positions so far,
+    weighted as in h_t, plus the penalty tr(W Lambda W^T). Queries and keys are scaled to length 1.
     beta_t = sigmoid(x_t) and alpha_t = sigmoid(z_t + b), where x_t and z_t are the head's two extra scalars. b and the
-    diagonal matrix Lambda are learned for each head. Lambda is at least 0.25, and 1 at first.
+    diagonal matrix Lambda are learned for each head. Lambda starts at 1 and is at least 0.25.
 
     The inverse is applied by a fixed number of iterations of conjugate gradients, which start at 0. K iterations give
-    the exact inverse. The gradient is that of the exact inverse, which it applies by as many iterations. The formulas
-    are those of the source and of its code in flash-linear-attention.
+    the exact inverse. The gradient is that of the exact inverse; the backward pass applies this inverse with the same
+    number of iterations. The formulas are those of the source and of its code in flash-linear-attention.
     """
 
     name = "mesa"
@@ -65,7 +65,7 @@ class MesaAttention(Attention):
 
     def __init__(self, options: MesaOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
-        # K orthogonal residuals leave no room for another one.
+        # After K iterations, the solution is exact, because at most K residuals can be orthogonal.
         self.iterations = min(options.iterations, shape.key_width)
         # At z = 0, the memory lengths of the heads range from a whole image down to a row.
         self.gate_bias = nn.Parameter(torch.linspace(math.log(shape.positions), math.log(shape.row), shape.heads))
@@ -177,9 +177,9 @@ class _System:
 def _conjugate_gradients(multiply: Callable[[Tensor], Tensor], right: Tensor, iterations: int) -> Tensor:
     """x [..., K] with multiply(x) near `right`, where `multiply` applies a positive definite matrix [K, K].
 
-    In exact arithmetic, all residuals are orthogonal. Each is made orthogonal to all earlier ones again, because the
-    errors of this condition would grow by up to the ratio of two eigenvalues in every iteration. A residual as small as
-    a rounding error of `right` counts as 0, and the later steps are then 0.
+    In exact arithmetic, all residuals are orthogonal. With rounding, deviations from orthogonality could grow in every
+    iteration, by up to the ratio of two eigenvalues, so each residual is made orthogonal to all earlier ones again. A
+    residual as small as a rounding error of `right` counts as 0, and the later steps are then 0.
     """
     limits = torch.finfo(right.dtype)
     x, residual, direction = torch.zeros_like(right), right, right

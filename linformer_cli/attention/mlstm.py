@@ -47,8 +47,8 @@ class MlstmAttention(Attention):
     The output is then the quotient exp(-m_t) C_t^T q_t / max(|exp(-m_t) n_t . q_t|, exp(-m_t)). It does not depend on
     m_t, so m_t passes no gradient.
 
-    These are equations 19 to 27 of the source, except for the 0 in m_t. It keeps exp(-m_t) from overflowing. Unlike the
-    authors' code, we add no epsilon to the denominator, because the output would then depend on m_t.
+    These are equations 19 to 27 of the source, except for the 0 in m_t, which keeps exp(-m_t) from overflowing. Unlike
+    the authors' code, we add no epsilon to the denominator, because the output would then depend on m_t.
     """
 
     name = "mlstm"
@@ -85,7 +85,7 @@ class MlstmAttention(Attention):
         with torch.autocast(q.device.type, enabled=False):
             log_input, log_forget = self._log_gates(extra, dtype)
             m, log_kept = _stabilise(log_input.detach(), log_forget.detach(), before)
-            # The difference is 0 and carries the gradient.
+            # The added difference is 0 and carries the gradient.
             log_kept = log_kept + (log_forget - log_forget.detach())
             weight = (log_input - m).exp() * self.score_scale
             values = functional.pad(v.to(dtype), (0, 1), value=1.0)
@@ -131,7 +131,7 @@ def _stabilise(log_input: Tensor, log_forget: Tensor, before: Tensor) -> tuple[T
     """m_t and log f_t + m_{t-1} - m_t, each [B, H, T], for log i and log f [B, H, T] and the m [B, H] before them.
 
     Let F_t be the sum of log f up to t. Then m_t - F_t is the largest of `before` and of max(log i_j, 0) - F_j over all
-    j <= t, and the second result is the fall of this maximum, which is never positive.
+    j <= t. The second result is the maximum before position t minus the maximum at t, so it is never positive.
     """
     total = sum_logs(log_forget, dim=-1)
     peaks = log_input.clamp(min=0) - total

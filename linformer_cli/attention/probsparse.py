@@ -1,4 +1,4 @@
-"""ProbSparse attention (Zhou 2020, 'Informer', arXiv 2012.07436): only some queries attend, the others average."""
+"""ProbSparse attention (Zhou 2020, 'Informer', arXiv 2012.07436): some queries attend, and the others average."""
 
 import functools
 import math
@@ -15,9 +15,10 @@ from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulat
 from .parts.caches import KeyValueCache, add_cache, cache_format, extend_cache, fit_rows, init_cache, push_in_place
 from .parts.recomputed import recompute
 
-# The largest number of queries that the parallel form computes at once: they are scored against all keys up to the
-# last of them. If a head has more scores in total, the backward pass recomputes them.
+# The largest number of queries that the parallel form computes at once. They are scored against all keys up to the
+# position of the last query.
 QUERIES_AT_ONCE = 64
+# If a head has more scores than this in total, the backward pass recomputes them.
 SCORES_KEPT = 2**18
 # A threshold below every measure.
 EVERY_QUERY = -3e38
@@ -60,8 +61,8 @@ class ProbsparseAttention(Attention):
     M_t = max_j(q_t . k_j) - mean_j(q_t . k_j), over t and some sampled positions j < t, measures how much query t
     prefers some keys. b is the block of `block` positions that contains t, and m(b) is the u-th largest measure of
     block b - 1, where u = factor ln(block), rounded up. In block 0, every query attends. The sample of block b has
-    factor ln(T) positions below (b + 1) `block`, rounded up; T is the length of an image. Its fractions of this length
-    are drawn once and saved. Measures have no gradient.
+    factor ln(T) positions, rounded up; T is the length of an image. The sampled positions are random fractions of
+    (b + 1) `block`, and the fractions are drawn once and saved. Measures have no gradient.
 
     This is section 3 of the source, with a causal choice of queries. The source chooses the factor ln(T) queries of the
     whole sequence with the largest measures, so a later query can turn an earlier one off. If a measure equals the
@@ -84,7 +85,7 @@ class ProbsparseAttention(Attention):
         self.register_buffer("sample", torch.randint(FRACTIONS, (self.samples,)))
 
     def _sampled(self, first: int, blocks: int) -> Tensor:
-        """The sampled positions [blocks, samples] of blocks from `first` on. Each is in its own part of the length."""
+        """The sampled positions [blocks, samples] of blocks from `first` on, one in each of `samples` equal parts."""
         block = torch.arange(first, first + blocks, device=self.sample.device).unsqueeze(1)
         fraction = torch.arange(self.samples, device=self.sample.device) * FRACTIONS + self.sample
         return fraction * ((block + 1) * self.options.block) // (self.samples * FRACTIONS)
@@ -110,7 +111,7 @@ class ProbsparseAttention(Attention):
 
     @torch.no_grad()
     def _choose(self, q: Tensor, keys: Tensor, state: ProbsparseState | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Whether each of the last positions attends, bool [B, H, T], and the new measures and threshold."""
+        """Whether each of the last T positions attends, bool [B, H, T], and the new measures and threshold."""
         block, length, new = self.options.block, keys.shape[2], q.shape[2]
         start = length - new
         first, offset = divmod(start, block)
@@ -199,7 +200,7 @@ class ProbsparseAttention(Attention):
 
 
 def _without_nan(measures: Tensor) -> Tensor:
-    """A query with NaN attends, so that its output is NaN too."""
+    """`measures` with infinity in place of NaN: a query with NaN then attends, so its output is NaN too."""
     return measures.masked_fill(measures.isnan(), math.inf)
 
 

@@ -43,13 +43,14 @@ class Rwkv7Attention(Attention):
 
         s_t = (diag(w_t) - (a_t * kappa_t) kappa_t^T) s_{t-1} + c_t v_t^T
 
-    w_t = exp(-e^-0.5 sigmoid(x_t + b)) is the decay and a_t = sigmoid(z_t + d) the in-context learning rate. x_t and
-    z_t are extra scalars, each with K numbers. The removal key kappa_t is k_t * xi, scaled to length 1. The replacement
-    key is c_t = k_t * (1 + (a_t - 1) * alpha). b, d, xi, alpha and rho are learned, with K numbers per head.
+    w_t = exp(-e^-0.5 sigmoid(x_t + b)) is the decay, and a_t = sigmoid(z_t + d) is the in-context learning rate. x_t
+    and z_t are extra scalars, each with K numbers. The removal key kappa_t is k_t * xi, scaled to length 1. The
+    replacement key is c_t = k_t * (1 + (a_t - 1) * alpha). b, d, xi, alpha and rho are learned, with K numbers per
+    head.
 
     This is section 4 of the source, where q is called r and c is called k~. Unlike the source's layer, ours has no
-    token shift, no value residual and no output gate, projects x and z without a bottleneck, and divides by the root
-    mean square without weights, where the source has a group norm.
+    token shift, no value residual and no output gate. It projects x and z without a bottleneck, and it divides by the
+    root mean square, without weights, where the source has a group norm.
     """
 
     name = "rwkv7"
@@ -63,7 +64,7 @@ class Rwkv7Attention(Attention):
     def __init__(self, options: Rwkv7Options, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         self.extra_per_head = 2 * shape.key_width
-        # Initially, the memory lengths m of the rows of s range from a whole image down to a row: w = exp(-1 / m).
+        # Initially, the memory lengths m of the rows of s range from an image down to an image row: w = exp(-1 / m).
         longest, shortest = (math.log(max(2, memory)) for memory in (shape.positions, shape.row))
         opening = torch.linspace(-longest, -shortest, shape.key_width).exp() / _FASTEST
         sizes = shape.heads, shape.key_width
@@ -81,7 +82,7 @@ class Rwkv7Attention(Attention):
 
         Each position is two steps of the delta rule. The first one decays s and removes what s holds for kappa. The
         second one adds c v^T and reads the output. The delta rule reads the decayed state, so the vector that reads is
-        kappa / w. The decay w is at least 0.545.
+        kappa / w. The division is safe, because w is at least 0.545.
         """
         if extra is None or extra.shape[-1] != self.extra_per_head:
             found = None if extra is None else list(extra.shape)
@@ -145,7 +146,7 @@ class Rwkv7Attention(Attention):
 
 
 def _alternate(first: Tensor, second: Tensor) -> Tensor:
-    """[B, H, 2 T, N] of two tensors [B, H, T, N], with the parts of a position side by side."""
+    """Two tensors [B, H, T, N] as one [B, H, 2 T, N], with the two parts of a position side by side."""
     return torch.stack([first, second], dim=3).flatten(2, 3)
 
 

@@ -51,13 +51,13 @@ class OverparameterisedGate(nn.Linear):
 class SingleHeadAttention(Attention):
     """y_t = g * sum over j <= t of softmax_j(u_t . m_j / sqrt(K)) m_j, where u_t = sigmoid(a) * sigmoid(b) * norm(q_t).
 
-    m_j is the input of the layer at position j, as key and as value. q_t = W_q m_t + b_q, norm is a LayerNorm with
+    m_j, the input of the layer at position j, is both key and value. q_t = W_q m_t + b_q, norm is a LayerNorm with
     weights, and a, b and g [K] are learned vectors. The source multiplies queries by sigmoid(a), keys by sigmoid(b) and
     values by g, which gives the same y_t. g is over-parameterised; see `OverparameterisedGate`. There is one head, as
     wide as the model, and no matrix after it.
 
     This is the attention of section 6 of the source. The source's blocks also have an LSTM, and only one of them has
-    attention. Here every block has attention, and m_j comes from the block's only norm, which the source has twice.
+    attention. Here every block has attention, and one norm serves q_t and m_j, where the source has two.
     """
 
     name = "single_head"

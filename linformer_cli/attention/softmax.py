@@ -21,7 +21,7 @@ class SoftmaxAttention(CachedAttention):
     """y_t = sum over j <= t of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
     This is the reference for all efficient mechanisms. The state keeps all keys and values. A step at position t,
-    counted from 0, costs t + 1 products.
+    counted from 0, attends to t + 1 positions.
     """
 
     name = "softmax"

@@ -130,7 +130,7 @@ def compare(
     Each run has its own folder. Run the command again to continue: finished work is not repeated. The table shows final
     validation bits/dim with the standard error, parameters, bytes of state, and images/s of whole training steps and of
     sampling. Speeds are medians of --repeats measurements, which alternate between the finished mechanisms. Times are
-    saved next to the runs; --retime measures them again. A grid of samples is written next to each run. Ctrl-C saves
+    saved in the run folders; --retime measures them again. A grid of samples is written next to each run. Ctrl-C saves
     the current run and shows the table with a note of the missing figures.
 
     With --max-time, all runs take the same time instead of the same images. With --match-parameters, the parameters of

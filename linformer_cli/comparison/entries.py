@@ -31,8 +31,8 @@ DEFAULT_PRESET = "mnist-small"
 GRID_IMAGES = 25
 # The default number of validation images.
 _EVALUATED_IMAGES = 2_000
-# Settings that a comparison decides. --images or --max-time gives the length; there is one validation and one grid, at
-# the end.
+# Settings that a comparison decides. --images or --max-time gives the length. There is one validation and one grid,
+# both at the end of a run.
 _DECIDED = (*LENGTHS, "evaluate_every", "sample_every")
 # Settings in which an existing run may differ from the plan.
 _FREE = {("train", "device"), ("data", "data_dir")}
@@ -72,7 +72,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Entry:
-    """One mechanism of a comparison: its run, and the files next to the run."""
+    """One mechanism of a comparison: its run, and the files of its times and its grid of samples."""
 
     variant: Variant
     config: RunConfig

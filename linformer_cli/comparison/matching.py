@@ -8,7 +8,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import BASELINES, find_mixer
 from linformer_cli.model.pixel_model import PixelModel
 
-# The largest difference in parameters, as a share.
+# The largest difference in parameters, as a share of the wanted number.
 TOLERANCE = 0.03
 # Widths are multiples of this number.
 _UNIT = 8

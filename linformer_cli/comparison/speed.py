@@ -1,4 +1,4 @@
-"""The speeds of finished runs, timed in interleaved repeats and kept in files next to each run."""
+"""The speeds of finished runs, timed in interleaved repeats and kept in files in the folder of each run."""
 
 import json
 from collections.abc import Sequence
@@ -44,12 +44,12 @@ class Speed:
 
 
 def training_speed(entry: Entry, conditions: Conditions) -> Speed:
-    """Return the conditions of `time_training_once`."""
+    """Return the conditions under which `time_training_once` measures."""
     return Speed(entry.step_images, conditions.device, conditions.precision, *_describe_machine(), steps=TIMED_STEPS)
 
 
 def sampling_speed(checkpoint: Checkpoint, conditions: Conditions) -> Speed:
-    """Return the conditions of `time_sampling_once`."""
+    """Return the conditions under which `time_sampling_once` measures."""
     machine = _describe_machine()
     return Speed(conditions.batch, conditions.device, "fp32", *machine, weights_sha256=checkpoint.digest)
 
@@ -61,9 +61,9 @@ def _describe_machine() -> tuple[str, int, str, bool]:
 def time_training_once(entry: Entry, images: tuple[ImageSet, ImageSet], conditions: Conditions) -> bool:
     """Time a few training steps and add the seconds to the file of `entry`. Return False if the file has all repeats.
 
-    Trains as the run did, after one warm-up step, and discards the resulting weights. Calling this function for each
-    entry in turn interleaves the repeats. Raises `DisagreementError` before the first repeat if the model's parallel
-    and step forms give different results.
+    The timed steps train as the run did, after one warm-up step. Their weights are discarded. Calling this function for
+    each entry in turn interleaves the repeats. Raises `DisagreementError` before the first repeat if the model's
+    parallel and step forms give different results.
     """
     checkpoint, speed = entry.require_finished(), training_speed(entry, conditions)
     samples = read_samples(entry.training_file, speed)

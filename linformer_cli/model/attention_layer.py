@@ -13,8 +13,8 @@ from linformer_cli.native.program import Builder, MixInputs
 
 from .short_convolution import ShortConvolution
 
-# The floors are added to the squared lengths of queries and keys, and to the mean squares of outputs. They are those of
-# `deltanet`.
+# The floors are added to the squared lengths of queries and keys, and to the mean squares of outputs. `deltanet`
+# has the same floors.
 _KEY_FLOOR = 1e-6
 _OUTPUT_FLOOR = 1e-5
 
@@ -50,7 +50,7 @@ class AttentionLayer(nn.Module):
     `short_convolution`, `normalise_keys`, `norm_heads` and `output_gate` of the configuration select the parts. They
     are the parts of Gated DeltaNet (Yang 2024, arXiv 2412.06464), but the convolution has no SiLU, as in Primer (So
     2021, arXiv 2109.08668). docs/reference/attention/layer.md has the other sources.
-    Without parts, the state of the layer is the state of the mechanism.
+    Without a short convolution, the state of the layer is the state of the mechanism.
     """
 
     def __init__(self, config: NetworkConfig, inner: Attention) -> None:
@@ -89,7 +89,7 @@ class AttentionLayer(nn.Module):
             self.input.bias[self.input_rows["extra"]] = self.inner.extra_bias
 
     def project(self, x: Tensor, recent: Tensor | None = None) -> tuple[HeadInputs, Tensor | None]:
-        """The inputs of the mechanism for x [..., width], and the convolution's new state after the state `recent`.
+        """The inputs of the mechanism for x [..., width], and the convolution's state, which was `recent` before x.
 
         x has an axis T, unless it is a single position.
         """

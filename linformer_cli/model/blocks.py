@@ -21,9 +21,10 @@ from .query_layer import QueryLayer
 
 
 class FeedForward(nn.Module):
-    """A layer with an activation, and then another layer or, for `boom`, the sum of chunks of the model's width.
+    """A linear layer and an activation, then a second linear layer or, for `boom`, a sum of chunks.
 
-    `boom` is the layer of that name in Merity 2019, arXiv 1911.11423. It has half the weights.
+    The chunks are as wide as the model, so `boom` has half the weights of `dense`. It is the layer of that name in
+    Merity 2019, arXiv 1911.11423.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -41,5 +41,5 @@ class QueryLayer(nn.Module):
 
     @property
     def end(self) -> nn.Linear:
-        """The last matrix of the branch: without it, the output would be 0."""
+        """The last matrix of the branch: if its weights and bias are 0, the output is 0."""
         return self.inner.last_matrix

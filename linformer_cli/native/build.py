@@ -1,7 +1,8 @@
 """Compiles the C++ of this package into one library for each instruction set.
 
 Installing the package does this (build_hook.py). In a checkout, `python -m linformer_cli.native.build` does it again
-after a change of the C++. This module needs Python only, because it runs before other packages are installed.
+after the C++ has changed. This module needs only the standard library, because it runs before other packages are
+installed.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ PACKAGE = Path(__file__).parents[1]
 LIBRARIES = PACKAGE / "native" / "libraries"
 # Fast math is not used, because it may drop NaN. maths.h has functions that are vectorised without it.
 OPTIONS = ("-std=c++17", "-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
-# A fused multiply-add rounds once, a separate product and sum round twice. The engine promises the same bits on every
+# A fused multiply-add rounds once; a separate product and sum round twice. The engine promises the same bits on every
 # machine, so it fuses only where its C++ says so.
 EXACT, FUSED = "-ffp-contract=off", "-ffp-contract=fast"
 # The C++ files, relative to the package. A library contains all of them.
@@ -46,9 +47,9 @@ NO_COMPILER = "there is no C++ compiler (c++, g++, clang++, or the Python packag
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """Instructions that a library may use. `zig` is the name of a processor that has them.
+    """Instructions that a library may use. `zig` is zig's name for a processor that has them.
 
-    `level` is the optimisation. Few processors need the oldest set, so it is compiled in less time.
+    `level` is the optimisation level. Few processors need the oldest set, so a lower level saves compile time there.
     """
 
     name: str
@@ -58,7 +59,8 @@ class InstructionSet:
     level: str = "-O3"
 
 
-# For each architecture, from the set that every processor has to the fastest. library.cpp tells which are supported.
+# The sets of each architecture, from the one that every processor has to the fastest. library.cpp finds out which ones
+# a processor supports.
 INSTRUCTION_SETS = {
     "x86_64": (
         InstructionSet("x86-64", "SSE2", ("-march=x86-64",), "x86_64", "-O2"),
@@ -76,7 +78,7 @@ INSTRUCTION_SETS = {
 
 @dataclass(frozen=True)
 class Target:
-    """A system that libraries are built for. `tag` is the platform of its wheels, `triple` zig's name of the system."""
+    """A system that libraries are built for. `tag` is the platform of its wheels, `triple` zig's name for it."""
 
     architecture: str
     suffix: str
@@ -136,7 +138,7 @@ def is_fresh(library: Path, instruction_set: InstructionSet) -> bool:
 
 @dataclass(frozen=True)
 class Compiler:
-    """The command of a C++ compiler. zig has other names for processors than GCC and clang, and a folder of caches."""
+    """The command of a C++ compiler. Unlike GCC and clang, zig has its own processor names and a folder of caches."""
 
     command: tuple[str, ...]
     is_zig: bool = False
@@ -197,17 +199,17 @@ def build_libraries(target: Target, folder: Path | None = None) -> Outcome:
     problems = [NO_COMPILER] if missing and compiler is None else []
     if compiler is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        # zig compiles its C++ library once for each processor that it links for, so all libraries use the first's.
+        # zig compiles its C++ library once for each processor that it links for, so all libraries link for the first.
         link = (*compiler.options(target, target.instruction_sets[0]), "-shared", "-s", "-pthread")
         with tempfile.TemporaryDirectory(dir=folder, prefix=".") as place, ThreadPoolExecutor(os.cpu_count()) as pool:
             compiler = replace(compiler, caches=Path(place) / "caches")
-            if compiler.is_zig:  # this takes half of the time, in one thread
+            if compiler.is_zig:  # compiling its C++ library takes half of the time, in one thread
                 empty = Path(place) / "empty.cpp"
                 empty.touch()
                 pool.submit(compiler.run, *link, str(empty), "-o", f"{empty}.so")
             objects = {
                 one: [pool.submit(_compile, compiler, target, one, source, Path(place)) for source in SOURCES]
-                for one in reversed(missing)  # the largest takes longest
+                for one in reversed(missing)  # the last set takes longest to compile
             }
             for one, file in missing.items():
                 try:

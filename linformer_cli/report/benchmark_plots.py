@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def render_speed(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
-    """Plot images per second against batch size, with one panel per preset. Extrapolated points have a ring."""
+    """Plot images per second against batch size, with one panel per preset. A ring marks an extrapolated point."""
     labels = _label_methods(rows)
     methods = list(dict.fromkeys(labels))
     panels = []
@@ -143,7 +143,7 @@ def _describe_batches(rows: Sequence["AttentionRow"]) -> str:
 
 
 def _label_methods(rows: Sequence["ModelRow"]) -> list[str]:
-    """Return the legend label of each row. It names the engine for softmax and for names with several methods.
+    """Return the legend label of each row. A label names the method for softmax and for names with several methods.
 
     A method is an engine, with its precision if the rows differ in precision.
     """

@@ -1,4 +1,4 @@
-"""Compares whole mechanisms with compiled kernels to their textbook forms, also with one sequence on many threads."""
+"""Compares whole mechanisms with compiled kernels to their textbook forms, including one sequence on many threads."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -45,7 +45,7 @@ def draw(attention: Attention, batch: int, length: int) -> list[Tensor]:
 
 
 def differentiate(attention: Attention, inputs: list[Tensor], split: int) -> list[Tensor]:
-    """The outputs, the final state and the gradients of all inputs; position `split` continues from a state."""
+    """Return the outputs, the final state and all input gradients; positions from `split` on continue from a state."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     outputs, state = [], None
     for piece in (slice(0, split), slice(split, None)):

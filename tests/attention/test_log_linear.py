@@ -17,7 +17,7 @@ from linformer_cli.model.mixers import build_attention, parse_options
 CPU = torch.device("cpu")
 OVER = ("linear", "mamba2", "deltanet")
 every_base = pytest.mark.parametrize("over", OVER)
-# The softplus of this scalar is 2000, and its sigmoid 1. Those of its negative are 0.
+# The softplus of this scalar is 2000, and its sigmoid is 1. For its negative, both are 0.
 CERTAIN = 2000.0
 
 
@@ -49,7 +49,7 @@ def step_through(attention: LogLinearAttention, inputs: list[Any], capacity: int
 
 @every_base
 @pytest.mark.parametrize(("positions", "levels"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (784, 11), (1024, 11)])
-def test_the_number_of_levels_is_the_logarithm_of_the_positions_and_one(over: str, positions: int, levels: int) -> None:
+def test_the_number_of_levels_is_one_plus_log2_of_the_positions(over: str, positions: int, levels: int) -> None:
     attention = build(over, positions)
     assert attention.extra_per_head == levels + OVER.index(over)
     assert len(attention.init_state(1, positions, CPU, torch.float32).s[0, 0]) == int(math.log2(positions)) + 1
@@ -72,14 +72,14 @@ def test_a_wrong_number_of_scalars_is_refused(over: str) -> None:
             attention.attend(q, k, v, None, wrong)
 
 
-def test_a_chunk_that_is_no_power_of_two_is_refused(raises_one_line: Any) -> None:
+def test_a_chunk_that_is_not_a_power_of_two_is_refused(raises_one_line: Any) -> None:
     with raises_one_line(UsageError, "'log_linear': chunk", "power of two", "found 24"):
         parse_options("log_linear", {"chunk": 24})
 
 
 @pytest.mark.parametrize("length", [1, 2, 12, 13, 40])
 def test_bucket_b_holds_two_to_the_b_positions(length: int) -> None:
-    """Over linear attention, a bucket is the sum of phi(k) v^T over its positions."""
+    """With linear attention as the base, a bucket is the sum of phi(k) v^T over its positions."""
     attention = build("linear", chunk=8)
     q, k, v, state, extra = draw(attention, length)
     s = attention.attend(q, k, v, state, extra)[1].s
@@ -112,7 +112,7 @@ def test_equal_weights_give_the_base_mechanism(over: str) -> None:
     q, k, v, state, extra = draw(attention, 100)
     extra[..., attention.scalars :] = 0.7
     base = build_attention(over, {}, attention.shape).double()
-    # Large values make the numbers that are added to mean squares unimportant.
+    # With large values, the small numbers that are added to mean squares have no effect.
     inputs = q, k, 1e6 * v, state
     expected, _ = base.attend(*inputs, extra[..., : attention.scalars] if base.extra_per_head else None)
     assert_agree(attention.attend(*inputs, extra)[0], expected, FLOAT64)

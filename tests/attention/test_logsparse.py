@@ -12,7 +12,7 @@ SHAPE = AttentionShape(1, 4, 4, positions=784, row=28)
 
 
 def seen_by_last(length: int, **options: int) -> list[int]:
-    """The positions with a weight in the last output, if all keys are equal and position j has value e_j."""
+    """Return the positions with a weight in the last output, if all keys are equal and position j has value e_j."""
     keys, values = torch.zeros(1, 1, length, 4), torch.eye(length).view(1, 1, length, length)
     y, _ = build_attention("logsparse", options, SHAPE).attend(keys, keys, values)
     seen = y[0, 0, -1].nonzero().flatten().tolist()
@@ -30,8 +30,8 @@ def seen_by_last(length: int, **options: int) -> list[int]:
         ({"window": 30}, list(range(21))),
     ],
 )
-def test_the_last_of_21_positions_sees(options: dict[str, int], seen: list[int]) -> None:
-    """The distances are 0, 1, 2, 4, 8 and 16 after the window; a restart repeats those below it."""
+def test_the_last_of_21_positions_sees_the_expected_positions(options: dict[str, int], seen: list[int]) -> None:
+    """The distances are 0, 1, 2, 4, 8 and 16 with a window of 1. `restart` repeats the distances below it."""
     assert seen_by_last(21, **options) == seen
 
 

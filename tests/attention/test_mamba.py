@@ -71,7 +71,7 @@ def test_initial_memories_range_from_an_image_to_a_row(rate: str) -> None:
         assert_agree(kept[:, head], states[0][:, head] / math.e, 1e-6)
 
 
-def test_a_share_of_one_is_no_trapezoidal_rule() -> None:
+def test_a_lambda_of_one_gives_the_results_without_the_trapezoidal_rule() -> None:
     attention = build()
     q, k, v, _, extra = draw(attention, 30)
     extra[..., 2] = 2000.0
@@ -85,7 +85,7 @@ def test_the_rotation_depends_on_the_difference_of_angles() -> None:
     attention.skip.data.zero_()
     k = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(1, 2, 2, 2).clone()
     extra = torch.zeros(1, 2, 2, 2, dtype=torch.float64)
-    # The step size is 1 / 2, and tanh of the second scalar is 1: a position adds a quarter of a turn.
+    # The step size is 1 / 2, and tanh of the second scalar is 1, so the second position adds a quarter of a turn.
     extra[..., 0] = math.log(math.expm1(0.5)) - attention.step_bias.detach()[:, None]
     extra[:, :, 1, 1] = 40
     k[:, :, 1] = 0

@@ -48,7 +48,7 @@ def test_a_wrong_number_of_scalars_is_refused(extra: Tensor | None) -> None:
         attention.attend(q, k, v, None, extra)
 
 
-def test_lambda_is_one_at_first_and_at_least_a_quarter() -> None:
+def test_lambda_starts_at_one_and_is_at_least_a_quarter() -> None:
     """At the first position, with beta 1, h has the eigenvalue 1 for the key and 0 for all other directions."""
     attention, (_, k, v, state, extra) = build(iterations=8), draw(1)
     extra[..., 0] = 2000.0
@@ -60,7 +60,7 @@ def test_lambda_is_one_at_first_and_at_least_a_quarter() -> None:
 
 
 def test_a_linear_map_from_keys_to_values_is_found() -> None:
-    """Linear attention gives a sum of values instead, which grows with the number of positions."""
+    """Linear attention would give a sum of values instead, which grows with the number of positions."""
     attention, (q, k, _, state, extra) = build(iterations=6), draw(400)
     linear_map = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
@@ -70,7 +70,7 @@ def test_a_linear_map_from_keys_to_values_is_found() -> None:
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3])
-def test_both_forms_agree_before_they_converge(iterations: int) -> None:
+def test_both_forms_agree_before_the_iterations_converge(iterations: int) -> None:
     attention, inputs = build(iterations=iterations), draw(60)
     y, _ = attention.attend(*inputs)
     assert_agree(step_through(attention, inputs), y, FLOAT64)
@@ -80,7 +80,7 @@ def test_both_forms_agree_before_they_converge(iterations: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounding_errors_do_not_grow_from_iteration_to_iteration(dtype: torch.dtype) -> None:
-    """Keys with a common part give one large eigenvalue, and the iterations are far from their end."""
+    """Keys with a common part give one large eigenvalue, and eight iterations are too few to converge."""
     generator = torch.Generator().manual_seed(0)
     shape = AttentionShape(heads=1, key_width=24, value_width=5, positions=784, row=28)
     attention = build_attention("mesa", {"iterations": 8}, shape).to(dtype)
@@ -100,7 +100,7 @@ def test_more_iterations_than_dimensions_are_not_computed() -> None:
     assert_agree(attention.attend(*inputs)[0], expected, FLOAT64)
 
 
-def test_zero_queries_and_keys_and_small_gradients_are_exact() -> None:
+def test_results_are_exact_for_zero_queries_and_keys_and_for_small_gradients() -> None:
     """The squares of these gradients underflow float32."""
     q, k, v, _, extra = draw(60)
     q[:, :, ::7], k[:, :, ::5] = 0, 0
@@ -114,7 +114,7 @@ def test_zero_queries_and_keys_and_small_gradients_are_exact() -> None:
         assert_agree(theirs, ours, FLOAT32_DRIFT)
 
 
-def test_the_gradient_of_few_iterations_is_close_to_that_of_the_inverse() -> None:
+def test_the_gradient_after_few_iterations_is_close_to_that_of_the_exact_inverse() -> None:
     q, k, v, _, extra = draw(60)
     attention, found = build(iterations=4), []
     for exact in (False, True):

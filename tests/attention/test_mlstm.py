@@ -59,7 +59,7 @@ def test_a_wrong_number_of_scalars_is_refused(extra: Tensor | None) -> None:
 
 @every_forget_gate
 def test_the_output_does_not_depend_on_the_stabiliser(forget_gate: str) -> None:
-    """A state with a larger m, and sums scaled to match, means the same."""
+    """A state with a larger m and with sums scaled to match gives the same outputs."""
     attention, first, second = build(forget_gate=forget_gate), draw(20), draw(30)
     _, state = attention.attend(*first)
     second[3] = state
@@ -74,9 +74,9 @@ def test_the_output_does_not_depend_on_the_stabiliser(forget_gate: str) -> None:
 @every_forget_gate
 @pytest.mark.parametrize("shift", [80.0, 2000.0, -80.0, -2000.0])
 def test_huge_and_tiny_input_gates_give_finite_results(forget_gate: str, shift: float) -> None:
-    """exp(80) squared overflows float32. With a query of zeros, the numerator and the sum of weights are 0.
+    """The square of exp(80) overflows float32. For queries of zeros, the numerator and the sum of weights are 0.
 
-    Queries and keys are positive, so that the sum of weights cannot cancel.
+    No coordinate of a query or key is negative, so the terms of the sum of weights cannot cancel.
     """
     attention, (q, k, v, _, extra) = build(torch.float32, forget_gate=forget_gate), draw(40, torch.float32)
     q, k = q.abs(), k.abs()
@@ -97,7 +97,7 @@ def test_huge_and_tiny_input_gates_give_finite_results(forget_gate: str, shift: 
             assert_agree(found, expected, FLOAT32_DRIFT if abs(shift) < 100 else 1e-2)
 
 
-def test_a_small_sum_of_weights_is_not_divided_by() -> None:
+def test_outputs_are_not_divided_by_a_small_sum_of_weights() -> None:
     """With small input gates, the denominator is 1, and the output is proportional to the gates."""
     attention, (q, k, v, _, extra) = build(), draw(20)
     extra[..., 0] = -10

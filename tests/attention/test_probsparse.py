@@ -31,7 +31,7 @@ def find_averages(y: Tensor, v: Tensor) -> Tensor:
 
 
 def test_decisions_match_a_computation_by_hand() -> None:
-    """The first key is -1 and all others are 1. Then M_t = 8 size / c, if t and its samples are c positions."""
+    """The first key is -1 and all others are 1. If t and its samples are c positions, M_t = 8 size / c."""
     mechanism = build(factor=0.5, block=4)
     assert (mechanism.active, mechanism.samples) == (1, 4)
     mechanism.sample.fill_(0)  # blocks 0, 1 and 2 have the samples (0, 1, 2, 3), (0, 2, 4, 6) and (0, 3, 6, 9)
@@ -43,7 +43,7 @@ def test_decisions_match_a_computation_by_hand() -> None:
     assert averages[0, 0, 4:].tolist() == [True, False, True, True, False, True, False, True]
 
 
-def test_after_the_first_block_about_the_wanted_share_attends() -> None:
+def test_after_the_first_block_about_the_wanted_share_of_queries_attends() -> None:
     mechanism, (q, k, v) = build(factor=1.0, block=32), draw(784)
     assert (mechanism.active, mechanism.samples) == (4, 7)
     averages = find_averages(mechanism.attend(q, k, v)[0], v)

@@ -60,7 +60,7 @@ def test_initial_memories_of_a_head_range_from_an_image_to_a_row(row: int, short
     assert_agree(memories, memories[:1, :1, :, :1].expand_as(memories), 1e-9)
 
 
-def test_the_fastest_decay_is_the_source_s() -> None:
+def test_the_fastest_decay_is_that_of_the_source() -> None:
     attention = build()
     q, k, v, _, extra = draw(2)
     extra[..., :4], extra[..., 4:], k[:, :, 1] = CERTAIN, -CERTAIN, 0

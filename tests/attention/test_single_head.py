@@ -36,14 +36,14 @@ def test_a_model_has_one_head_as_wide_as_the_model() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, 6, 6), (1, 6, 5)])
-def test_several_heads_or_other_values_than_keys_are_refused(sizes: tuple[int, int, int]) -> None:
+def test_several_heads_or_values_with_another_width_than_keys_are_refused(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="one head whose keys are its values"):
         build_attention("single_head", {}, AttentionShape(*sizes, positions=784, row=28))
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_only_queries_have_a_matrix(norm: str) -> None:
-    """The attention branch of a block equals the definition for the input of the branch as key and value."""
+    """The attention branch of a block equals the definition with the input of the branch as key and value."""
     block, x = build_block(norm=norm), torch.randn(2, 15, 16, dtype=torch.float64)
     layer, inner = block.attention, block.inner
     memory = block.attention_norm(x) if norm == "pre" else x
@@ -70,7 +70,7 @@ def test_the_state_holds_one_vector_per_position() -> None:
 
 
 def test_the_value_gate_does_not_depend_on_the_position() -> None:
-    """Its matrix is no product of a step, and its weights of 0 turn the branch off."""
+    """A step does not multiply by the gate's matrix. If its weights and bias are 0, the attention branch is off."""
     block, x = build_block(), torch.randn(2, 15, 16, dtype=torch.float64)
     assert list_products(block) == [(16, 16), (16, 24), (24, 16)]
     for end in block.branch_ends():

@@ -18,7 +18,7 @@ ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--dis
 
 
 class Browser:
-    """A session of a driver at `address`."""
+    """A session of the WebDriver server at `address`."""
 
     def __init__(self, address: str) -> None:
         options = {"binary": CHROMIUM, "args": ARGUMENTS}
@@ -73,7 +73,7 @@ class Browser:
 
     @contextlib.contextmanager
     def as_phone(self, width: int) -> Iterator[None]:
-        """A context in which the browser has the screen of a phone, which is touched."""
+        """A context in which the browser has the touch screen of a phone, `width` pixels wide."""
         self.command("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=2, mobile=True)
         self.command("Emulation.setTouchEmulationEnabled", enabled=True)
         try:
@@ -92,11 +92,11 @@ class Browser:
         self.call("/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
 
     def command(self, name: str, **parameters: object) -> Any:
-        """A command of the DevTools protocol."""
+        """Send a command of the DevTools protocol; returns its result."""
         return self.call("/goog/cdp/execute", {"cmd": name, "params": parameters})
 
     def problems(self) -> list[str]:
-        """The warnings and errors on the console since the last call, except advice for tests that read canvases."""
+        """The warnings and errors on the console since the last call, except for advice about reading canvases."""
         entries = self.call("/se/log", {"type": "browser"})
         found = [entry["message"] for entry in entries if entry["level"] in ("WARNING", "SEVERE")]
         return [message for message in found if "willReadFrequently" not in message]

@@ -12,7 +12,7 @@ from linformer_cli.demo.build import ENGINE, FOLDER
 
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="the engine of the demo is run with node")
-# Calls a function with the engine and with the bytes of the file that is the first argument.
+# Calls the function in place of %s with the file names in the first argument (JSON) and a function that opens a file.
 START = """
 import { readFileSync } from "node:fs";
 import { Runner, startEngine } from "./engine.mjs";
@@ -23,7 +23,7 @@ process.stdout.write(JSON.stringify(runs));
 
 
 class Node:
-    """The engine of the demo in a folder."""
+    """Runs JavaScript functions with the engine of the demo, which is copied to a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -35,7 +35,8 @@ DRAW_COLD = """([name], open) => [1, 2].map((batch) => {
   while (runner.draw() < runner.values);
   return runner.allPixels().map((pixels) => Array.from(pixels));
 })"""
-# The images of a prefix that was read once, the same images with a prefix that each image read, and bits.
+# Returns images that continue a prefix read once, the same images if each of them reads the prefix, the probabilities
+# of the next value, and the bytes of the state.
 CONTINUE = """([name], open) => {
   const [prefix, continued, expected] = [open(name, 1), open(name, 3), open(name, 3)];
   for (const runner of [prefix, expected]) {

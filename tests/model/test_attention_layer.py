@@ -25,7 +25,7 @@ PARTS = {
     "gate": {"output_gate": True},
     "all": ALL,
 }
-# Without gates of their own. `lsh` shares queries and keys.
+# No mechanism here has an output gate of its own. `lsh` shares queries and keys.
 MECHANISMS: dict[str, dict[str, Any]] = {
     "softmax": {},
     "linear": {"chunk": 7},
@@ -159,7 +159,9 @@ def test_blocks_without_an_attention_layer_refuse_parts(raises_one_line, build_c
 @pytest.mark.parametrize(
     "attention", [name for name, kind in CATALOGUE.items() if not kind.gated and not kind.shared_key_value]
 )
-def test_every_other_mechanism_takes_all_parts_but_one_gate(raises_one_line, build_config, attention: str) -> None:
+def test_every_other_mechanism_takes_all_parts_except_a_second_output_gate(
+    raises_one_line, build_config, attention: str
+) -> None:
     config = build_config(attention, **ALL)
     if "output_gate" in CATALOGUE[attention].options_type.model_fields:
         with raises_one_line(UsageError, f"'{attention}' has its own output gate", "output_gate=false"):

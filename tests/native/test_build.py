@@ -66,8 +66,8 @@ def test_a_library_that_is_up_to_date_is_kept(tmp_path, fake_compiler) -> None:
 @needs_library
 @needs_shell
 @pytest.mark.parametrize("damage", ["other C++", "truncated", "missing"])
-def test_a_library_of_other_cpp_or_a_damaged_one_is_built_again(tmp_path, fake_compiler, damage) -> None:
-    """This compiler writes a library with the right digest only."""
+def test_an_outdated_damaged_or_missing_library_is_built_again(tmp_path, fake_compiler, damage) -> None:
+    """The fake compiler writes only the digest, so its result is not a library."""
     log = fake_compiler('for last in "$@"; do :; done\necho "$@" | grep -o "LINTX_DIGEST=.*" > "$last"')
     *others, file = copy_libraries(tmp_path)
     content = file.read_bytes()
@@ -78,7 +78,7 @@ def test_a_library_of_other_cpp_or_a_damaged_one_is_built_again(tmp_path, fake_c
     else:
         file.unlink()
     outcome = build.build_libraries(build.this_machine(), tmp_path)
-    assert outcome.libraries == tuple(others)  # the new file is no library, and is not kept
+    assert outcome.libraries == tuple(others)  # the new file is not a library, so it is left out
     assert len(log.read_text().splitlines()) == len(build.SOURCES) + 1
 
 
@@ -111,7 +111,7 @@ def test_only_zig_builds_for_other_systems(monkeypatch) -> None:
 
 
 def test_zig_compiles_its_cpp_library_once_and_leaves_nothing_in_the_home_folder(tmp_path, monkeypatch) -> None:
-    """It compiles this library for every processor that it links for, and keeps it in its caches."""
+    """zig compiles its library for every processor that it links for, and keeps the result in its caches."""
     package = tmp_path / "modules" / "ziglang"
     package.mkdir(parents=True)
     (package / "__main__.py").write_text(
@@ -126,7 +126,7 @@ def test_zig_compiles_its_cpp_library_once_and_leaves_nothing_in_the_home_folder
     build.build_libraries(build.TARGETS["windows-x86_64"], tmp_path / "new")
     lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     links = [line for line in lines if "-shared" in line]
-    assert len(links) == 4  # three libraries, and one beside the compilation
+    assert len(links) == 4  # three libraries, and an empty one that is linked first
     assert {word for line in links for word in line if word.startswith("-mcpu=")} == {"-mcpu=x86_64"}
     assert all(Path(folder).is_relative_to(tmp_path / "new") for line in lines for folder in line[:2])
     assert {file.suffix for file in (tmp_path / "new").iterdir()} == {".dll"}

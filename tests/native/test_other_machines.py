@@ -1,4 +1,4 @@
-"""Tests that other machines draw the images of this one, bit for bit: aarch64 in qemu, and WebAssembly in node."""
+"""Tests that other machines draw the same images as this one, bit for bit: aarch64 in qemu, and WebAssembly in node."""
 
 import shutil
 import subprocess

@@ -378,7 +378,7 @@ def test_an_executable_draws_the_images_of_a_shipped_model(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_no_damage_makes_a_program_leave_its_memory(build_tiny_model, tmp_path) -> None:
+def test_no_damage_makes_a_program_access_memory_outside_its_buffers(build_tiny_model, tmp_path) -> None:
     image = ImageShape(height=POSITIONS // 10, width=10, levels=16)
     models = [build_tiny_model(attention=name, attention_options=o, image=image) for name, o in VARIANTS.values()]
     cases = CHANGES | LAYER_PARTS
@@ -389,7 +389,7 @@ def test_no_damage_makes_a_program_leave_its_memory(build_tiny_model, tmp_path) 
         files.append(tmp_path / f"{number}.lintx")
         files[-1].write_bytes(encode_model(model, NativeEngine.window, products))
     # Elementary functions of NaN shift by too much, products of damaged 16-bit numbers overflow, and copies of no bytes
-    # may have null addresses. All are harmless.
+    # may have null addresses. All of this is harmless.
     sanitizers = (
         "-fsanitize=address,undefined",
         "-fno-sanitize=shift,signed-integer-overflow,nonnull-attribute",

@@ -46,7 +46,7 @@ _ALL_PARTS = {"short_convolution": 4, "normalise_keys": True, "norm_heads": True
 # Attention layers with optional parts.
 LAYER_PARTS: dict[str, dict[str, Any]] = {
     "all parts": _ALL_PARTS,
-    # Its extra scalars follow the columns of the convolution. The columns are more than a block of `for_columns`.
+    # The extra scalars of deltanet follow the convolved columns, which are more than a block of `for_columns` has.
     "all parts of deltanet, odd widths": {
         **_ALL_PARTS,
         **{"attention": "deltanet", "width": 20, "head_width": 23, "heads": 3, "layers": 3, "norm": "post"},

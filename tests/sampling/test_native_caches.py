@@ -43,7 +43,7 @@ def build_attention(variant: str, key_width: int = 20) -> Attention:
 
 
 class Step:
-    """The program of an attention alone; its inputs are q, k, v and extra, side by side."""
+    """The program of an attention mechanism alone; its inputs are q, k, v and extra, side by side."""
 
     def __init__(self, attention: Attention, products: torch.dtype, batch: int) -> None:
         shape = attention.shape
@@ -142,7 +142,7 @@ def test_only_caches_are_bfloat16(build, variant: str) -> None:
     assert all(state.dtype != torch.bfloat16 for state in whole.states)
     engine = NativeEngine(model, 2, products=torch.int8)
     count = sum(state.dtype == torch.bfloat16 for state in engine.states)
-    each = 1 if variant == "single_head" else 2  # its keys are its values
+    each = 1 if variant == "single_head" else 2  # the keys of single_head are its values
     assert count == (each * len(model.blocks) if variant in CACHED else 0)
     assert engine.state_bytes == sum(state.nbytes for state in engine.states) + torch.int64.itemsize
     assert (engine.state_bytes < whole.state_bytes) == (variant in CACHED)

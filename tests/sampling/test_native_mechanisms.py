@@ -35,7 +35,7 @@ VARIANTS["deltanet-negative-ungated"] = ("deltanet", {"gate": False, "negative_e
 VARIANTS["flash-short-chunk"] = ("flash", {"chunk": 3, "z_width": 5})
 VARIANTS["gau-odd-width"] = ("gau", {"z_width": 5})
 VARIANTS["mamba-without-rotation"] = ("mamba", {"rotation": False, "rate": "head"})
-# After so few iterations, the solution depends on their start.
+# With so few iterations, the result depends on where they start.
 VARIANTS["mesa-few-iterations"] = ("mesa", {"iterations": 3})
 # With two buckets and this window, a query sees about half of all earlier positions.
 VARIANTS["lsh-two-buckets"] = ("lsh", {"buckets": 2, "window": 100})

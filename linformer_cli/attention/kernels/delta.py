@@ -36,9 +36,9 @@ def follow_delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """y [B, H, T, V] and the last s [B, H, C, V] for q, k and d [B, H, T, C], v [B, H, T, V].
 
-    beta is [B, H, T, 1] and log a [B, H, T, 1 or C], or both broadcast to these sizes. d may be None for k. `carried`
-    is s before these positions (None: 0). All tensors have one type that `serves` accepts. The result is differentiable
-    once, in all inputs. Raises what `require_fit` raises.
+    beta is [B, H, T, 1] and log a [B, H, T, 1 or C], or both broadcast to these sizes. None for d means k.
+    `carried` is s before these positions (None: 0). All tensors have one type that `serves` accepts. The result is
+    differentiable once, in all inputs. Raises what `require_fit` raises.
     """
     beta, log_decay = (x.expand(*q.shape[:3], -1) for x in (beta, log_a))
     require_fit(q, k, v, carried, beta, log_decay, *([] if d is None else [d]))

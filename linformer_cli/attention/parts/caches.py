@@ -102,7 +102,7 @@ def attend_all(q: Tensor, cache: KeyValueCache, values: Tensor) -> Tensor:
     width = values.shape[-1]
     if width == keys.shape[-1] and torch.is_grad_enabled() and _may_have_huge_scores(q, keys):
         # torch's fused backward pass computes the scores again, and rounds them differently. The exponential of the
-        # difference can overflow. The fused form is only for values as wide as keys.
+        # difference can overflow. The fused form needs values as wide as keys, so another column avoids it.
         values = functional.pad(values, (0, 1))
     mask = None
     if 1 < block < length:
@@ -141,7 +141,7 @@ def add_rows(builder: Builder, count: int) -> int:
 
 
 def cache_format(builder: Builder) -> int:
-    """The code of the format of a cache of `add_cache`, which operations that read the cache need."""
+    """The code of the format in which `add_cache` creates caches. Operations that read a cache need this code."""
     return FORMATS["float32" if builder.products == torch.float32 else "bfloat16"]
 
 
@@ -161,7 +161,7 @@ def emit_rows(
     inputs.emit("rows", shape.heads_and_widths, buffers, (*layout, *sizes, cache_format(inputs.builder)))
 
 
-# First, step and count.
+# The first row, the step between rows, and the number of rows; see `emit_rows`.
 Span = tuple[Tensor | int, Tensor | int, Tensor | int]
 
 

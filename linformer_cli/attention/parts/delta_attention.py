@@ -54,7 +54,7 @@ class DeltaAttention(Attention):
         self.largest_erase = 2.0 if options.negative_eigenvalues else 1.0
         self.gate_bias: nn.Parameter | None = None
         if gates.decay:
-            # Initially, the memory lengths of the heads, or of the rows of s, range from a whole image down to a row.
+            # Initially, the memory lengths of the heads, or of the rows of s, range from an image down to an image row.
             count = shape.heads if gates.decay == 1 else gates.decay
             logs = torch.linspace(math.log(shape.positions), math.log(shape.row), count)
             self.gate_bias = nn.Parameter(logs if gates.decay == 1 else logs.repeat(shape.heads, 1))

@@ -52,8 +52,8 @@ class GatedAttention(Attention):
     """Computes queries, keys, the bias for each distance, and weights.
 
     `span` is the number of distances with a bias. Scores (with `scale = "length"`) or outputs (with "width") are
-    divided by the same number. This number is constant, because steps could not match the parallel form if it were the
-    number of positions seen so far.
+    divided by `span`. This number is constant: outputs would depend on how a sequence is cut into blocks if it were the
+    number of positions in a block.
     """
 
     family = "gated"

@@ -1,9 +1,9 @@
 """Sums over the buckets of a Fenwick tree: a running sum in log2(T) parts, each read with its own weight.
 
 Position t belongs to bucket b at time t' > t if b is the highest bit in which t and t' differ. The buckets at time t'
-are therefore the ones of the binary representation of t': bit b stands for a bucket of the 2^b positions before those
-of the lower bits. Level 0 is the position itself, and level b + 1 is bucket b. When a position is added, it is merged
-with the buckets of the lowest bits, like a carry in a binary addition.
+therefore correspond to the ones in the binary representation of t': bit b stands for a bucket of 2^b positions, and the
+buckets of lower bits hold later positions. Level 0 is the position itself, and level b + 1 is bucket b. When a position
+is added, it is merged with the buckets of the trailing 1 bits, like a carry in a binary addition.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from .halves import corners, iter_halves, split_halves
 
 
 class LevelInputs(NamedTuple):
-    """The inputs of a sum, [B, H, T, ..] or, of a single position, [B, H, ..].
+    """The inputs of a sum: [B, H, T, ..] or, for a single position, [B, H, ..].
 
     Every bucket S [K, V] follows S <- a (I - r k k^T) S, and the position itself adds k v^T. `log_decay` is log a, and
     `rate` is r, which is 0 if it is None. `log_decay` can be None if `rate` is: then a is 1. `scales` [.., L] has the
@@ -34,7 +34,7 @@ class LevelInputs(NamedTuple):
 
 
 class _Chunks(NamedTuple):
-    """What N chunks of R positions do, without the weights of the levels.
+    """What N chunks of R positions contribute, before the weights of the levels are applied.
 
     The output at position t of a chunk is the sum of pairs[t, j] v_j, plus queries[t] S for the state S before the
     chunk. The state after the chunk is move S + keys^T v. Tensors are [B, H, N, R, ..], and `move` is [B, H, N, K, K],
@@ -53,15 +53,15 @@ def count_buckets(positions: int) -> int:
 
 
 def count_carries(position: int) -> int:
-    """The number of buckets that `position` is merged with, which is also the bucket that the result goes to."""
+    """The number of buckets that `position` is merged with, which is also the number of the bucket that it goes to."""
     return (~position & (position + 1)).bit_length() - 1
 
 
 def read_levels(x: LevelInputs, s: Tensor, position: int, chunk: int) -> tuple[Tensor, Tensor]:
     """Weighted sums [B, H, T, V] and the buckets [B, H, G, K, V] after T positions.
 
-    `s` are the buckets before these positions, of which there are `position`. G is at least `count_buckets` of the new
-    position. An empty bucket is 0. The positions are cut into aligned pieces whose lengths are powers of two, at most
+    `s` holds the buckets of the first `position` positions. G is at least `count_buckets` of the new number of
+    positions. An empty bucket is 0. The positions are cut into aligned pieces whose lengths are powers of two, at most
     `chunk`. All pieces of length `chunk` are processed at once.
     """
     length, levels = x.q.shape[2], s.shape[2] + 1
@@ -83,7 +83,7 @@ def read_levels(x: LevelInputs, s: Tensor, position: int, chunk: int) -> tuple[T
 
 
 def _read_chunks(x: LevelInputs, s: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    """`read_levels` of whole chunks [B, H, N, R, ..]; `first` is the number of chunks before these."""
+    """`read_levels` for whole chunks [B, H, N, R, ..]; `first` is the number of chunks before these."""
     count, size = x.q.shape[2:4]
     lowest, highest = size.bit_length() - 1, (first + count - 1).bit_length()
     chunks = _describe_chunks(x)
@@ -117,8 +117,8 @@ def _describe_chunks(x: LevelInputs) -> _Chunks:
     pairs, queries, faded, move = x.q @ keys * weights, x.q * since, x.k * until, since[..., -1:, :]
     if x.rate is None:
         return _Chunks(pairs, queries, faded, move)
-    # Of each v, the positions after it in the chunk erase a part, which is the inverse of a triangular matrix; see
-    # `delta_sums` of delta_rule.py. The solver reads this matrix only below the diagonal.
+    # Later positions of the chunk erase a part of each v. What remains is given by the inverse of a triangular matrix;
+    # see `delta_sums` of delta_rule.py. The solver reads this matrix only below the diagonal.
     scaled = x.rate.unsqueeze(-1) * x.k
     wanted = torch.cat([pairs, faded.transpose(-1, -2)], dim=-2)
     solved = torch.linalg.solve_triangular(scaled @ keys * weights, wanted, upper=False, left=False, unitriangular=True)
@@ -184,7 +184,7 @@ def _weigh(pairs: Tensor, scales: Tensor) -> Tensor:
 class _ReadBuckets(torch.autograd.Function):
     """The sum over buckets g of scales[.., g] q S_g, for q [.., R, K], scales [.., R, G] and S [G, .., K, V].
 
-    Only the inputs are saved. Products of a scale and a query would be the largest tensors of long sequences.
+    Only the inputs are saved. For long sequences, the products of scales and queries would be the largest tensors.
     """
 
     @staticmethod
@@ -209,7 +209,7 @@ class _ReadBuckets(torch.autograd.Function):
 
 
 def step_levels(x: LevelInputs, s: Tensor, position: int) -> tuple[Tensor, Tensor]:
-    """`read_levels` of one position [B, H, ..]. Updates `s` in place, or returns a larger copy if all buckets are full.
+    """`read_levels` for one position [B, H, ..]. Updates `s` in place, or returns a larger copy if all are full.
 
     Every step does the same work, which is proportional to the number of buckets.
     """

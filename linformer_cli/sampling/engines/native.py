@@ -20,14 +20,14 @@ from linformer_cli.sampling.choose import Filters, UniformStreams
 from .base import DAMAGED, Engine
 from .native_memory import Drawing, Head, Memory, load_kernels
 
-# Look-ahead passes between two calls of `before_step`.
+# The number of look-ahead passes between two calls of `before_step`.
 _PASSES = 32
 
 
 class NativeEngine(Engine):
     """Compiled operations on the CPU, for models whose blocks have a program.
 
-    Products have inputs and weights in the model's type, float32 or bfloat16, or in int8. Cached keys and values are
+    Products have inputs and weights in the model's type (float32 or bfloat16) or in int8. Cached keys and values are
     bfloat16, unless products are float32. The residual stream and the rest of the state are float32, and so are the
     sums of products of floats. With int8, the results have the same bits on every processor: all products are sums of
     integers, and everything else is rounded in a fixed order.

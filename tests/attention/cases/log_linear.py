@@ -15,7 +15,10 @@ def direction(x: Tensor) -> Tensor:
 
 
 def weigh_levels(pairs: Tensor, scales: Tensor) -> Tensor:
-    """Multiply pairs [B, H, T, T] by the weight of their level: the number of bits up to the highest that differs."""
+    """Multiply pairs [B, H, T, T] by the weight of their level.
+
+    The level of two positions is the number of bits up to the highest one in which they differ.
+    """
     length = pairs.shape[-1]
     levels = torch.tensor([[(t ^ j).bit_length() if j <= t else 0 for j in range(length)] for t in range(length)])
     return pairs * scales.gather(-1, levels.expand_as(pairs)).tril()

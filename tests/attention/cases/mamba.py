@@ -17,7 +17,7 @@ def normalised(x: Tensor, tensors: Tensors, which: int) -> Tensor:
 
 
 def as_complex(x: Tensor, angles: int) -> Tensor:
-    """Return [..., K - angles]: the first coordinates pair by pair, and the others, whose imaginary part is 0."""
+    """Return complex [..., K - angles]: the rotated pairs first, then the other coordinates as real numbers."""
     pairs, rest = x[..., : 2 * angles], x[..., 2 * angles :]
     pairs = torch.complex(pairs[..., 0::2], pairs[..., 1::2])
     return torch.cat([pairs, torch.complex(rest, torch.zeros_like(rest))], dim=-1)

@@ -40,6 +40,6 @@ def mlstm_case(forget_gate: str, biases: list[float]) -> Case:
 
 CASES = {
     "mlstm": mlstm_case("sigmoid", [1.0, -0.5]),
-    # With larger biases, n grows without bound, and n . q cancels.
+    # With larger biases, n would grow without bound, and n . q would lose its digits by cancellation.
     "mlstm-exponential": mlstm_case("exponential", [-0.5, -1.5]),
 }

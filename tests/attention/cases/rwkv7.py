@@ -30,7 +30,7 @@ def recurrence(x: Inputs, tensors: Tensors, bonus: bool) -> Tensor:
 
 
 def scatter(mechanism: nn.Module) -> None:
-    """Change every parameter; the initial ones and zeros would hide mistakes."""
+    """Change every parameter; initial values of 0 and 1 would hide mistakes."""
     generator = torch.Generator().manual_seed(4)
     for parameter in mechanism.parameters():
         parameter.data += torch.randn(parameter.shape, generator=generator, dtype=torch.float64)

@@ -1,9 +1,9 @@
-"""Tests the arithmetic of the buckets; test_log_linear.py tests sums over them."""
+"""Tests which buckets a position is merged with; test_log_linear.py tests sums over buckets."""
 
 from linformer_cli.attention.parts.level_sums import count_buckets, count_carries
 
 
-def test_a_position_is_merged_with_the_buckets_of_the_trailing_ones() -> None:
+def test_a_position_is_merged_with_the_buckets_of_its_trailing_one_bits() -> None:
     buckets: set[int] = set()
     for position in range(200):
         carries = count_carries(position)
