@@ -149,6 +149,13 @@ class Attention(nn.Module, ABC):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, Any]:
         """The mechanism's own part of `attend`. It need not handle NaN or infinity."""
 
+    def require_extra(self, extra: Tensor | None) -> Tensor:
+        """`extra` [B, H, T, E]. Raises `ValueError` if it is missing or has another number of scalars."""
+        if extra is None or extra.shape[-1] != self.extra_per_head:
+            found = None if extra is None else list(extra.shape)
+            raise ValueError(f"{self.name} needs extra scalars [B, H, T, {self.extra_per_head}], found {found}")
+        return extra
+
     @abstractmethod
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
         """The state before the first position; a GROWING state allocates room for `capacity` positions."""

@@ -88,10 +88,7 @@ class LogLinearAttention(Attention):
 
     def _inputs(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, dtype: torch.dtype) -> LevelInputs:
         """The inputs [B, H, .., W] of the sums, for one position or several."""
-        if extra is None or extra.shape[-1] != self.extra_per_head:
-            found = None if extra is None else list(extra.shape)
-            raise ValueError(f"log_linear needs {self.extra_per_head} extra scalars per head, found {found}")
-        q, k, v, extra = q.to(dtype), k.to(dtype), v.to(dtype), extra.to(dtype)
+        q, k, v, extra = (x.to(dtype) for x in (q, k, v, self.require_extra(extra)))
         scales = functional.softplus(extra[..., self.scalars :])
 
         def of_heads(parameter: Tensor) -> Tensor:

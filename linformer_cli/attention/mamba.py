@@ -120,10 +120,9 @@ class MambaAttention(Attention):
 
     def _steps(self, extra: Tensor | None, dtype: torch.dtype) -> _Steps:
         """The steps of T positions, from their extra scalars [B, H, T, E]."""
-        if extra is None or extra.shape[-1] != self.extra_per_head:
-            found = None if extra is None else list(extra.shape)
-            raise ValueError(f"mamba needs extra scalars [B, H, T, {self.extra_per_head}], found {found}")
-        scalars, turns = extra.to(dtype).split([self.extra_per_head - self.angles, self.angles], dim=-1)
+        scalars, turns = (
+            self.require_extra(extra).to(dtype).split([self.extra_per_head - self.angles, self.angles], dim=-1)
+        )
         size, *others = scalars.unbind(-1)
         size = functional.softplus(size + self.step_bias.to(dtype).unsqueeze(-1))
         if self.log_rate is None:

@@ -78,10 +78,7 @@ class MesaAttention(Attention):
 
     def _gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """beta [B, H, T] and log alpha [B, H, T] from the extra scalars [B, H, T, 2]."""
-        if extra is None or extra.shape[-1] != 2:
-            found = None if extra is None else list(extra.shape)
-            raise ValueError(f"mesa needs extra scalars [B, H, T, 2], found {found}")
-        beta, gate = extra.to(dtype).unbind(-1)
+        beta, gate = self.require_extra(extra).to(dtype).unbind(-1)
         return beta.sigmoid(), functional.logsigmoid(gate + self.gate_bias.to(dtype).unsqueeze(-1))
 
     def _penalty(self, dtype: torch.dtype) -> Tensor:

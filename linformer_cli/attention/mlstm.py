@@ -72,10 +72,7 @@ class MlstmAttention(Attention):
 
     def _log_gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """log i and log f, each [B, H, T], from the extra scalars [B, H, T, 2]."""
-        if extra is None or extra.shape[-1] != 2:
-            found = None if extra is None else list(extra.shape)
-            raise ValueError(f"mlstm needs extra scalars [B, H, T, 2], found {found}")
-        log_input, forget = extra.to(dtype).unbind(-1)
+        log_input, forget = self.require_extra(extra).to(dtype).unbind(-1)
         forget = forget + self.gate_bias.to(dtype).unsqueeze(-1)
         return log_input, functional.logsigmoid(forget) if self.options.forget_gate == "sigmoid" else forget
 

@@ -84,13 +84,10 @@ class Rwkv7Attention(Attention):
         second one adds c v^T and reads the output. The delta rule reads the decayed state, so the vector that reads is
         kappa / w. The division is safe, because w is at least 0.545.
         """
-        if extra is None or extra.shape[-1] != self.extra_per_head:
-            found = None if extra is None else list(extra.shape)
-            raise ValueError(f"rwkv7 needs extra scalars [B, H, T, {self.extra_per_head}], found {found}")
         decay_bias, rate_bias, removal, replacement = (
             x.to(v.dtype).unsqueeze(-2) for x in (self.decay_bias, self.rate_bias, self.removal, self.replacement)
         )
-        decay, rate = extra.to(v.dtype).chunk(2, dim=-1)
+        decay, rate = self.require_extra(extra).to(v.dtype).chunk(2, dim=-1)
         log_w, rate = -_FASTEST * (decay + decay_bias).sigmoid(), (rate + rate_bias).sigmoid()
         kappa = directions(k * removal)
         added = k * (1 + (rate - 1) * replacement)

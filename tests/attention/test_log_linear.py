@@ -68,7 +68,7 @@ def test_a_wrong_number_of_scalars_is_refused(over: str) -> None:
     attention = build(over)
     q, k, v, _, extra = draw(attention, 3)
     for wrong in (None, extra[..., 1:]):
-        with pytest.raises(ValueError, match=f"needs {attention.extra_per_head} extra scalars"):
+        with pytest.raises(ValueError, match=rf"needs extra scalars \[B, H, T, {attention.extra_per_head}\]"):
             attention.attend(q, k, v, None, wrong)
 
 

@@ -64,10 +64,7 @@ class DeltaAttention(Attention):
 
     def _updates(self, k: Tensor, v: Tensor, extra: Tensor | None) -> Updates:
         """The updates for k and v, which have the type of the state, from `extra` [B, H, T, E]."""
-        if extra is None or extra.shape[-1] != self.extra_per_head:
-            found = None if extra is None else list(extra.shape)
-            raise ValueError(f"{self.name} needs extra scalars [B, H, T, {self.extra_per_head}], found {found}")
-        erase, write, decay = extra.to(v.dtype).split(self.gates, dim=-1)
+        erase, write, decay = self.require_extra(extra).to(v.dtype).split(self.gates, dim=-1)
         k, erase = directions(functional.silu(k)), self.largest_erase * erase.sigmoid()
         log_a = v.new_zeros(1, 1, v.shape[2], 1)
         if self.gate_bias is not None:
