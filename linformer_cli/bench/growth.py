@@ -1,4 +1,4 @@
-"""How time and memory grow with the number of positions T: exponents, overtaking of softmax, and predictions."""
+"""How time and memory grow with the number of positions T: exponents, predictions, and where softmax is overtaken."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True)
 class Exponents:
-    """The exponents p of the growth T^p of time and memory, between the last two lengths and fitted over all lengths.
+    """The exponents p for time and memory that grow as T^p: from the last two lengths, and fitted over all lengths.
 
     `longest_positions` is the longest T measured. `overtakes_softmax` describes the T above which the mechanism is
     faster than softmax. It is None for softmax itself, and if softmax was not measured. `overtakes_softmax_at` is the

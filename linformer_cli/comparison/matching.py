@@ -1,4 +1,4 @@
-"""Networks of equal size: the feed-forward width makes up for the parameters of the mechanism."""
+"""Networks of equal size: the feed-forward width offsets differences in the mechanisms' parameters."""
 
 import torch
 
@@ -8,7 +8,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import BASELINES, find_mixer
 from linformer_cli.model.pixel_model import PixelModel
 
-# The largest difference in parameters, as a share of the wanted number.
+# The largest allowed difference from the target number of parameters, as a share of the target.
 TOLERANCE = 0.03
 # Widths are multiples of this number.
 _UNIT = 8

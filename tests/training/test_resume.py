@@ -129,7 +129,7 @@ def test_a_stopped_and_resumed_run_equals_the_uninterrupted_run_bit_for_bit(
     with pytest.raises(Interrupted, match=f"topped at step {stopped_at}"):
         train(first, Watcher().at(event, step))
     assert read_checkpoint(first.folder.last).info.training.step == stopped_at
-    torch.manual_seed(12345)  # a new process has another random state
+    torch.manual_seed(12345)  # a new process has a different random state
     second = begin(config, tmp_path / "run", precision)
     seen_later = record_order(second, monkeypatch)
     second.resume()
