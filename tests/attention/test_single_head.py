@@ -69,7 +69,7 @@ def test_the_state_holds_one_vector_per_position() -> None:
     assert single - 8 == (softmax - 8) / 2
 
 
-def test_autocast_rounds_neither_the_gates_nor_the_norm() -> None:
+def test_the_value_gate_does_not_depend_on_the_position() -> None:
     """A step does not multiply by the gate's matrix. If the gate's weights and bias are 0, attention is off."""
     block, x = build_block(), torch.randn(2, 15, 16, dtype=torch.float64)
     assert list_products(block) == [(16, 16), (16, 24), (24, 16)]
@@ -79,7 +79,7 @@ def test_autocast_rounds_neither_the_gates_nor_the_norm() -> None:
     assert torch.equal(block.attend(x, None)[0], x)
 
 
-def test_queries_keep_their_precision_under_autocast() -> None:
+def test_autocast_rounds_neither_the_gates_nor_the_norm() -> None:
     """The gates and the norm use float32, so rounding a query to bfloat16 is the only rounding."""
     mechanism = build_attention("single_head", {}, AttentionShape(1, 16, 16, positions=20, row=5))
     assert isinstance(mechanism, SingleHeadAttention)
