@@ -22,6 +22,7 @@ from linformer_cli.comparison.entries import (
     plan_entries,
     train_entry,
 )
+from linformer_cli.comparison.matching import count_parameters, match_parameters
 from linformer_cli.comparison.rows import ComparisonRow, describe_entry
 from linformer_cli.comparison.speed import (
     TIMED_STEPS,
@@ -176,6 +177,13 @@ def test_matched_models_have_as_many_parameters_as_the_first(tmp_path) -> None:
     assert entries[0].config.model.feed_forward == PRESETS["tiny"].feed_forward
     for name, count in counts.items():
         assert abs(count - counts["linear"]) <= 0.03 * counts["linear"], name
+
+
+def test_a_matched_boom_layer_has_whole_chunks(tmp_path) -> None:
+    """The model's width is 32. The difference to the target is less than half a chunk."""
+    model = plan(tmp_path, "linear")[0].config.model.model_copy(update={"feed_forward_kind": "boom"})
+    small, large = (model.model_copy(update={"feed_forward": width}) for width in (64, 320))
+    assert match_parameters(large, count_parameters(small) + 600).feed_forward == 64
 
 
 def test_models_that_cannot_be_matched_are_refused(tmp_path, raises_one_line) -> None:

@@ -10,7 +10,7 @@ from linformer_cli.model.pixel_model import PixelModel
 
 # The largest allowed difference from the target number of parameters, as a share of the target.
 TOLERANCE = 0.03
-# Widths are multiples of this number.
+# Widths are multiples of this number, or of the model's width for the `boom` layer.
 _UNIT = 8
 
 
@@ -30,9 +30,10 @@ def match_parameters(config: ModelConfig, wanted: int) -> ModelConfig:
         return config.model_copy(update={"feed_forward": width})
 
     if config.attention not in BASELINES:
+        unit = config.width if config.feed_forward_kind == "boom" else _UNIT
         # The number of parameters is a linear function of the width.
-        first, second = (count_parameters(change(width)) for width in (_UNIT, 2 * _UNIT))
-        config = change(max(1, round((wanted - first) / (second - first)) + 1) * _UNIT)
+        first, second = (count_parameters(change(width)) for width in (unit, 2 * unit))
+        config = change(max(1, round((wanted - first) / (second - first)) + 1) * unit)
     found = count_parameters(config)
     if abs(found - wanted) > TOLERANCE * wanted:
         raise UsageError(
