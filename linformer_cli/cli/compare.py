@@ -104,7 +104,15 @@ def compare(
             "--batch", min=1, max=options.LARGEST_COUNT, help="Images sampled at once when sampling is timed."
         ),
     ] = 64,
-    repeats: options.Repeats = 3,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            "--repeats",
+            min=0,
+            max=options.LARGEST_COUNT,
+            help="Timed repeats after one warm-up; 0 measures no speeds.",
+        ),
+    ] = 3,
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Train and time, or only show existing results.")
     ] = True,
@@ -144,8 +152,8 @@ def compare(
     - `lintx compare --runs runs/comparison --no-train --format md --plot comparison.png`
     - `lintx compare --runs runs/comparison --retime --repeats 5`
     """
-    if retime and not train:
-        raise UsageError("--retime measures and --no-train does not; drop one of them")
+    if retime and not (train and repeats):
+        raise UsageError(f"--retime measures and {'--repeats 0' if train else '--no-train'} does not; drop one of them")
     max_time = training.pop("max_time", None)
     if images is not None and max_time is not None:
         raise UsageError("--images and --max-time both set the length of training; drop one of them")

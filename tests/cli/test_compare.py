@@ -55,6 +55,16 @@ def test_compare_trains_each_mechanism_once(lintx, tmp_path, monkeypatch):
     assert not (tmp_path / "linear").exists()
 
 
+def test_compare_can_measure_speeds_later(lintx, tmp_path):
+    arguments = ["--attention", "linear", "--json"]
+    trained = compare(lintx, tmp_path, *arguments, "--repeats", 0).document["rows"][0]
+    assert trained["missing"] == "training and sampling not timed" and trained["bits_per_dim"] is not None
+    timed = compare(lintx, tmp_path, *arguments).document["rows"][0]
+    assert timed["missing"] is None and timed["bits_per_dim"] == trained["bits_per_dim"]
+    refused = compare(lintx, tmp_path, "--retime", "--repeats", 0)
+    assert refused.code == 2 and "--repeats 0" in refused.stderr
+
+
 def test_compare_continues_past_a_mechanism_that_fails(lintx, tmp_path, monkeypatch):
     right = LinearAttention.step
 
