@@ -47,6 +47,7 @@ class NativeEngine(Engine):
         self.program = compile_step(self.model, self.window if look_ahead and self.batch == 1 else 1, self.products)
         self._memory = Memory(self.program, self.batch)
         self._kernels = self._memory.kernels
+        self._heads: dict[Filters, Head] = {}
         self.use_threads(torch.get_num_threads())
 
     def use_threads(self, threads: int) -> None:
@@ -144,8 +145,9 @@ class NativeEngine(Engine):
             parameters = parameters.contiguous()
         values = torch.empty(len(parameters), dtype=torch.int64)
         rows = (len(parameters), parameters.data_ptr(), parameters.stride(0))
-        head = self._describe_head(filters)
-        self._kernels.lintx_draw(head.address, *rows, uniforms.data_ptr(), values.data_ptr())
+        if filters not in self._heads:
+            self._heads[filters] = self._describe_head(filters)
+        self._kernels.lintx_draw(self._heads[filters].address, *rows, uniforms.data_ptr(), values.data_ptr())
         return values
 
     def _describe_head(self, filters: Filters) -> Head:
