@@ -174,11 +174,6 @@ class Attention(nn.Module, ABC):
         """Emit the operation that computes `step`; see `native/program.py`. Raises `NoProgram` if there is none."""
         raise NoProgram(f"it does not support {self.name} attention")
 
-    @property
-    def last_matrix(self) -> nn.Linear:
-        """The matrix that, with weights and a bias of 0, makes all outputs 0; only for `shared_key_value`."""
-        raise NotImplementedError
-
     def list_states(self, state: Any) -> list[Tensor]:
         """The tensors [B, ...] of `state` that fill the state buffers created by `emit`, in the same order."""
         return [part for part in state_tensors(state) if part.dim()]
@@ -196,22 +191,6 @@ class Shared(NamedTuple):
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type of running sums: float64 for float64 inputs, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def large_number(dtype: torch.dtype) -> float:
-    """The largest number that `shrink_huge` does not scale down. Sums of squares of such numbers do not overflow."""
-    return float(torch.finfo(dtype).max ** 0.25)
-
-
-def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """x, scaled down by a common factor over `dims` where the sum of squares could overflow.
-
-    x is unchanged if no element exceeds the fourth root of the type's largest number (4e9 in float32). Normalised
-    vectors do not depend on the scale of x. The scores of `lsh` do depend on it, so scaling changes them.
-    """
-    limit = large_number(x.dtype)
-    shrunk: Tensor = x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))
-    return shrunk
 
 
 def state_tensors(state: Any) -> Iterator[Tensor]:

@@ -5,19 +5,19 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import AttentionShape
-from .parts.delta_attention import DeltaAttention, DeltaOptions, Gates
+from .parts.delta_attention import GatedDeltaAttention, GatedDeltaOptions, Gates
 from .parts.delta_rule import DeltaState
 
 DeltanetState = DeltaState
 
 
-class DeltanetOptions(DeltaOptions):
+class DeltanetOptions(GatedDeltaOptions):
     """Options of gated DeltaNet."""
 
     gate: Annotated[bool, Field(description="decay the state by a gate computed from the input")] = True
 
 
-class DeltanetAttention(DeltaAttention):
+class DeltanetAttention(GatedDeltaAttention):
     """y_t = q_t s_t / rms(q_t s_t), where s_t = alpha_t (I - beta_t k_t k_t^T) s_{t-1} + beta_t k_t v_t^T.
 
     Queries and keys are silu(q) and silu(k), scaled to length 1. The bracket removes the fraction beta_t of the value

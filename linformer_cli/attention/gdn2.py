@@ -5,14 +5,14 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from .base import AttentionShape
-from .parts.delta_attention import DeltaAttention, DeltaOptions, Gates
+from .parts.delta_attention import GatedDeltaAttention, GatedDeltaOptions, Gates
 from .parts.delta_rule import DeltaState
 from .parts.halves import PowerOfTwo
 
 Gdn2State = DeltaState
 
 
-class Gdn2Options(DeltaOptions):
+class Gdn2Options(GatedDeltaOptions):
     """Options of Gated DeltaNet-2."""
 
     decay: Annotated[
@@ -37,7 +37,7 @@ class Gdn2Options(DeltaOptions):
         return self
 
 
-class Gdn2Attention(DeltaAttention):
+class Gdn2Attention(GatedDeltaAttention):
     """y_t = q_t s_t / rms(q_t s_t), where s_t = (I - k_t (b_t * k_t)^T) diag(a_t) s_{t-1} + k_t (w_t * v_t)^T.
 
     Queries and keys are silu(q) and silu(k), scaled to length 1. The erase gate b_t has K numbers and selects which key

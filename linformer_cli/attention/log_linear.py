@@ -1,6 +1,5 @@
 """Log-linear attention (Guo 2025, arXiv 2506.04761): one state for each power of two, read with weights by level."""
 
-import math
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -12,11 +11,12 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .parts.causal_sums import divide_by_weight
-from .parts.delta_rule import directions
 from .parts.fading import scale_outputs
 from .parts.feature_maps import Elu
 from .parts.halves import PowerOfTwo
+from .parts.initial import inverse_softplus, log_memories
 from .parts.level_sums import LevelInputs, count_buckets, read_levels, step_levels
+from .parts.scaling import directions
 
 # The code of each base mechanism in mix_log_linear.h. It equals the number of extra scalars that the mechanism needs.
 _OVER = {"linear": 0, "mamba2": 1, "deltanet": 2}
@@ -78,10 +78,9 @@ class LogLinearAttention(Attention):
         self.extra_per_head = self.scalars + self.levels
         self.feature_map = Elu(shape.heads, shape.key_width)
         # Initially, the memory lengths of the heads range from a whole image down to a row.
-        longest, shortest = math.log(shape.positions), math.log(shape.row)
-        memories = torch.linspace(longest, shortest, shape.heads).exp()
+        memories = log_memories(shape, shape.heads).exp()
         if options.over == "mamba2":
-            self.dt_bias = nn.Parameter((1 / memories).expm1().log())
+            self.dt_bias = nn.Parameter(inverse_softplus(1 / memories))
             self.a_log = nn.Parameter(torch.zeros(shape.heads))
         elif options.over == "deltanet":
             self.gate_bias = nn.Parameter(memories.log())

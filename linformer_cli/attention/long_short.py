@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, shrink_huge
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .parts.caches import CacheLayout, add_cache, cache_format, emit_rows, fit_rows, init_cache, stack_spans
 from .parts.near_and_rows import Pattern, attend_near_and_rows
+from .parts.scaling import shrink_huge
 
 # The fewest queries in a block that shares one slice of near keys. Larger blocks copy fewer keys but mask more scores.
 _QUERY_BLOCK = 32

@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, large_number, shrink_huge
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .parts.caches import KeyValueCache, add_cache, cache_format, extend_cache, fit_rows, init_cache, push_in_place
+from .parts.scaling import large_number, shrink_huge
 
 # Marks an entry of a ring that was never written.
 EMPTY = -1

@@ -10,9 +10,11 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, shrink_huge
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .kernels import sums as kernels
 from .parts.decayed_sums import decayed_causal_sums, sum_logs
+from .parts.initial import inverse_softplus, log_memories
+from .parts.scaling import shrink_huge
 
 _EPSILON = 1e-5  # added to the mean squares of queries and keys
 _SLOWEST_RATE = 1e-4  # the smallest -A computed from the input
@@ -107,8 +109,7 @@ class MambaAttention(Attention):
         self.angles = max(width // 4, min(1, width // 2)) if options.rotation else 0
         self.extra_per_head = 1 + (options.rate == "input") + options.trapezoidal + self.angles
         # At d = 0 and A = -1, the memory lengths of the heads range from a whole image down to a row.
-        memories = torch.linspace(math.log(shape.positions), math.log(shape.row), heads).exp()
-        self.step_bias = nn.Parameter((1 / memories).expm1().log())
+        self.step_bias = nn.Parameter(inverse_softplus(1 / log_memories(shape, heads).exp()))
         self.skip = nn.Parameter(torch.ones(heads))
         self.log_rate = nn.Parameter(torch.zeros(heads)) if options.rate == "head" else None
         # The first axis has one entry for queries and one for keys.

@@ -12,11 +12,12 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, shrink_huge
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .kernels import sums as kernels
 from .parts.decayed_sums import decayed_causal_sums
+from .parts.initial import log_memories
+from .parts.scaling import directions, shrink_huge
 
-_KEY_FLOOR = 1e-6  # added to the squared lengths of queries and keys, so that vectors of zeros have finite gradients
 _LEAST_RIDGE = 0.25  # the smallest Lambda
 
 
@@ -68,7 +69,7 @@ class MesaAttention(Attention):
         # After K iterations, the solution is exact, because at most K residuals can be orthogonal.
         self.iterations = min(options.iterations, shape.key_width)
         # At z = 0, the memory lengths of the heads range from a whole image down to a row.
-        self.gate_bias = nn.Parameter(torch.linspace(math.log(shape.positions), math.log(shape.row), shape.heads))
+        self.gate_bias = nn.Parameter(log_memories(shape, shape.heads))
         # Lambda = softplus(ridge) + 0.25.
         start = math.log(math.expm1(1 - _LEAST_RIDGE))
         self.ridge = nn.Parameter(torch.full((shape.heads, shape.key_width), start))
@@ -134,8 +135,7 @@ class MesaAttention(Attention):
 
 def _directions(x: Tensor) -> Tensor:
     """x [..., K], scaled to length 1."""
-    x = shrink_huge(x, (-1,))
-    return x * (x.square().sum(dim=-1, keepdim=True) + _KEY_FLOOR).rsqrt()
+    return directions(shrink_huge(x, (-1,)))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """mLSTM (Beck 2024, xLSTM, arXiv 2405.04517): running sums with an exponential input gate and a forget gate."""
 
-import math
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from linformer_cli.native.program import MixInputs
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .kernels import sums as kernels
 from .parts.decayed_sums import decayed_causal_sums, sum_logs
+from .parts.initial import log_memories
 
 # The denominator is at least exp(-60), far below the rounding error of a sum whose largest weight is 1. Without this
 # bound, exp(-m) can round to 0, and a query of zeros gives 0 / 0.
@@ -64,7 +64,7 @@ class MlstmAttention(Attention):
         super().__init__(options, shape)
         self.score_scale = float(shape.key_width**-0.5)
         # At z = 0, the memory lengths of the heads range from a whole image down to a row.
-        bias = torch.linspace(math.log(shape.positions), math.log(shape.row), shape.heads)
+        bias = log_memories(shape, shape.heads)
         self.gate_bias = nn.Parameter(bias if options.forget_gate == "sigmoid" else functional.logsigmoid(bias))
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:

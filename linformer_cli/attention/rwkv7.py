@@ -1,19 +1,20 @@
 """RWKV-7 (Peng 2025, "Goose", arXiv 2503.14456): a delta rule that removes one key and adds another."""
 
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .kernels import delta as kernels
-from .parts.delta_rule import OUTPUT_FLOOR, DeltaState, Updates, delta_step, delta_sums, directions
+from .base import AttentionOptions, AttentionShape
+from .parts.delta_attention import DeltaAttention, DeltaInputs
+from .parts.delta_rule import DeltaState, Updates
 from .parts.halves import PowerOfTwo
+from .parts.initial import log_memories
+from .parts.scaling import directions
 
 Rwkv7State = DeltaState
 
@@ -30,15 +31,7 @@ class Rwkv7Options(AttentionOptions):
     ] = 16
 
 
-class _Inputs(NamedTuple):
-    """The queries and updates of 2 T half steps, and the bonus [B, H, T, V] or None."""
-
-    q: Tensor
-    updates: Updates
-    bonus: Tensor | None
-
-
-class Rwkv7Attention(Attention):
+class Rwkv7Attention(DeltaAttention):
     """y_t = q_t s_t / rms(q_t s_t) + (q_t . (rho * c_t)) v_t, with a state s_t that removes one key and adds another:
 
         s_t = (diag(w_t) - (a_t * kappa_t) kappa_t^T) s_{t-1} + c_t v_t^T
@@ -55,18 +48,16 @@ class Rwkv7Attention(Attention):
 
     name = "rwkv7"
     source = "Peng 2025, arXiv 2503.14456"
-    family = "kernel"
     method = "delta rule, separate removal and replacement keys"
-    memory = Memory.CONSTANT
     options_type = Rwkv7Options
+    updates_per_position = 2
     options: Rwkv7Options
 
     def __init__(self, options: Rwkv7Options, shape: AttentionShape) -> None:
-        super().__init__(options, shape)
+        super().__init__(options, shape, chunk=2 * options.chunk)
         self.extra_per_head = 2 * shape.key_width
         # Initially, the memory lengths m of the rows of s range from an image down to an image row: w = exp(-1 / m).
-        longest, shortest = (math.log(max(2, memory)) for memory in (shape.positions, shape.row))
-        opening = torch.linspace(-longest, -shortest, shape.key_width).exp() / _FASTEST
+        opening = (-log_memories(shape, shape.key_width, least=2)).exp() / _FASTEST
         sizes = shape.heads, shape.key_width
         self.decay_bias = nn.Parameter(opening.logit().repeat(shape.heads, 1))
         self.rate_bias = nn.Parameter(torch.zeros(sizes))
@@ -74,15 +65,12 @@ class Rwkv7Attention(Attention):
         self.replacement = nn.Parameter(torch.ones(sizes))  # alpha
         self.bonus = nn.Parameter(torch.zeros(sizes)) if options.bonus else None  # rho
 
-    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return kernels.serves(device, accumulator_dtype(dtype))
+    def prepare(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None) -> DeltaInputs:
+        """The inputs of two updates per position.
 
-    def _prepare(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None) -> _Inputs:
-        """The inputs of the delta rule for q, k and v, which have the type of the state, and `extra` [B, H, T, E].
-
-        Each position is two steps of the delta rule. The first one decays s and removes what s holds for kappa. The
-        second one adds c v^T and reads the output. The delta rule reads the decayed state, so the vector that reads is
-        kappa / w. The division is safe, because w is at least 0.545.
+        The first update decays s and removes what s holds for kappa. The second one adds c v^T and reads the output.
+        The delta rule reads the decayed state, so the vector that reads is kappa / w. The division is safe, because w
+        is at least 0.545.
         """
         decay_bias, rate_bias, removal, replacement = (
             x.to(v.dtype).unsqueeze(-2) for x in (self.decay_bias, self.rate_bias, self.removal, self.replacement)
@@ -102,34 +90,7 @@ class Rwkv7Attention(Attention):
         bonus = None
         if self.bonus is not None:
             bonus = (q * added * self.bonus.to(v.dtype).unsqueeze(-2)).sum(dim=-1, keepdim=True) * v
-        return _Inputs(_alternate(none, q), updates, bonus)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, DeltaState]:
-        dtype = accumulator_dtype(q.dtype)
-        with torch.autocast(q.device.type, enabled=False):
-            halves = self._prepare(q.to(dtype), k.to(dtype), v.to(dtype), extra)
-            carried = None if state is None else state.s
-            y, s = delta_sums(halves.q, halves.updates, carried, 2 * self.options.chunk)
-            y = _scale(y[:, :, 1::2], halves.bonus)
-        return y.to(v.dtype), DeltaState(s)
-
-    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> DeltaState:
-        sizes = batch, self.shape.heads, self.shape.key_width, self.shape.value_width
-        return DeltaState(torch.zeros(sizes, device=device, dtype=accumulator_dtype(dtype)))
-
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: DeltaState, extra_t: Tensor | None = None
-    ) -> tuple[Tensor, DeltaState]:
-        s = state.s
-        with torch.autocast(s.device.type, enabled=False):
-            q, k, v = (x.to(s.dtype).unsqueeze(2) for x in (q_t, k_t, v_t))
-            halves = self._prepare(q, k, v, None if extra_t is None else extra_t.unsqueeze(2))
-            for half in (slice(0, 1), slice(1, 2)):
-                updates = Updates(*(x[:, :, half] for x in halves.updates if x is not None))
-                y = delta_step(halves.q[:, :, half], updates, s)
-            y = _scale(y, halves.bonus)
-        return y.squeeze(2).to(v_t.dtype), state
+        return DeltaInputs(_alternate(none, q), updates, bonus)
 
     def emit(self, inputs: MixInputs) -> None:
         shape, builder = self.shape, inputs.builder
@@ -145,9 +106,3 @@ class Rwkv7Attention(Attention):
 def _alternate(first: Tensor, second: Tensor) -> Tensor:
     """Two tensors [B, H, T, N] as one [B, H, 2 T, N], with the two parts of a position side by side."""
     return torch.stack([first, second], dim=3).flatten(2, 3)
-
-
-def _scale(sums: Tensor, bonus: Tensor | None) -> Tensor:
-    """Sums [B, H, T, V] divided by their root mean square, plus the bonus."""
-    y = functional.rms_norm(sums, sums.shape[-1:], eps=OUTPUT_FLOOR)
-    return y if bonus is None else y + bonus

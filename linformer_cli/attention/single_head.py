@@ -81,10 +81,6 @@ class SingleHeadAttention(Attention):
     def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
         return replace(shape, heads=1, key_width=width, value_width=width)
 
-    @property
-    def last_matrix(self) -> nn.Linear:
-        return self.value_gate
-
     def _scale(self) -> Tensor:
         """sigmoid(a) * sigmoid(b), the factor [K] of normalised queries."""
         return self.query_gate.sigmoid() * self.key_gate.sigmoid()

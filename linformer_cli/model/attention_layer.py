@@ -8,15 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.attention.base import Attention, accumulator_dtype
+from linformer_cli.attention.parts.scaling import KEY_FLOOR, OUTPUT_FLOOR, directions
 from linformer_cli.config import NetworkConfig
 from linformer_cli.native.program import Builder, MixInputs
 
 from .short_convolution import ShortConvolution
-
-# The floors are added to the squared lengths of queries and keys, and to the mean squares of outputs. `deltanet`
-# has the same floors.
-_KEY_FLOOR = 1e-6
-_OUTPUT_FLOOR = 1e-5
 
 
 class LayerState(NamedTuple):
@@ -111,7 +107,7 @@ class AttentionLayer(nn.Module):
         """The output [..., width] of the layer from the mechanism's output y [..., H, V]."""
         if self.norm_weight is not None:
             dtype = accumulator_dtype(y.dtype)
-            scaled = functional.rms_norm(y.to(dtype), y.shape[-1:], eps=_OUTPUT_FLOOR) * self.norm_weight.to(dtype)
+            scaled = functional.rms_norm(y.to(dtype), y.shape[-1:], eps=OUTPUT_FLOOR) * self.norm_weight.to(dtype)
             y = scaled.to(y.dtype)
         y = y.flatten(-2)
         output: Tensor = self.output(y if gate is None else y * functional.silu(gate))
@@ -169,13 +165,13 @@ class AttentionLayer(nn.Module):
             inputs = self.convolution.emit(builder, projected, f"convolved {name}", others)
         if self.normalise_keys:
             vectors = parts[1].stop // shape.key_width
-            builder.emit("normalise", (inputs, -1), (vectors, shape.key_width), (1.0, _KEY_FLOOR))
+            builder.emit("normalise", (inputs, -1), (vectors, shape.key_width), (1.0, KEY_FLOOR))
         mixed = builder.scratch("mixed", heads * shape.value_width)
         self.inner.emit(MixInputs(builder, inputs, mixed, columns))
         if self.norm_weight is not None:
             sizes = (heads, shape.value_width)
             builder.emit(
-                "normalise", (mixed, builder.shared(self.norm_weight)), sizes, (shape.value_width, _OUTPUT_FLOOR)
+                "normalise", (mixed, builder.shared(self.norm_weight)), sizes, (shape.value_width, OUTPUT_FLOOR)
             )
         if "gate" in rows:
             builder.gate(mixed, projected, heads * shape.value_width, rows["gate"].start, "silu")
@@ -193,6 +189,5 @@ def build_convolution(config: NetworkConfig, inner: Attention) -> ShortConvoluti
 
 
 def _normalise(x: Tensor) -> Tensor:
-    """x [..., K], scaled to length 1. Vectors that are nearly 0 stay shorter."""
-    exact = x.to(accumulator_dtype(x.dtype))
-    return (exact * (exact.square().sum(dim=-1, keepdim=True) + _KEY_FLOOR).rsqrt()).to(x.dtype)
+    """x [..., K], scaled to length 1 with sums in at least float32."""
+    return directions(x.to(accumulator_dtype(x.dtype))).to(x.dtype)

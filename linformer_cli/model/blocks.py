@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.attention.base import Attention
+from linformer_cli.attention.single_head import SingleHeadAttention
 from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.native.program import Builder
 
@@ -152,7 +153,10 @@ class TransformerBlock(InnerBlock):
     def __init__(self, config: ModelConfig, inner: Attention) -> None:
         super().__init__(config)
         self.attention: AttentionLayer | QueryLayer
-        self.attention = QueryLayer(config, inner) if inner.shared_key_value else AttentionLayer(config, inner)
+        if isinstance(inner, SingleHeadAttention):
+            self.attention = QueryLayer(config, inner)
+        else:
+            self.attention = AttentionLayer(config, inner)
         self.feed_forward = FeedForward(config)
         self.attention_norm = nn.LayerNorm(config.width)
         self.feed_forward_norm = nn.LayerNorm(config.width)

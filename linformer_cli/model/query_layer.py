@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from linformer_cli.attention.base import Attention
+from linformer_cli.attention.single_head import SingleHeadAttention
 from linformer_cli.config import ModelConfig
 from linformer_cli.native.constants import TILE_ROWS
 from linformer_cli.native.program import Builder, MixInputs
@@ -13,7 +13,7 @@ from linformer_cli.native.program import Builder, MixInputs
 class QueryLayer(nn.Module):
     """Projects vectors to queries; the input itself is k and v, and the mechanism's output is the layer's output."""
 
-    def __init__(self, config: ModelConfig, inner: Attention) -> None:
+    def __init__(self, config: ModelConfig, inner: SingleHeadAttention) -> None:
         super().__init__()
         self.inner = inner
         self.input = nn.Linear(config.width, config.width)
@@ -42,4 +42,4 @@ class QueryLayer(nn.Module):
     @property
     def end(self) -> nn.Linear:
         """The last matrix of the branch: if its weights and bias are 0, the output is 0."""
-        return self.inner.last_matrix
+        return self.inner.value_gate

@@ -6,7 +6,6 @@ The decay d_t can be a gate, or a factor that rescales the sum to a new running 
 per feature.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -79,9 +78,7 @@ def decayed_causal_sums(
     chunk = min(chunk, length)
     queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay.unsqueeze(-1)))
     c = sum_logs(log_decay.squeeze(-1), dim=-1)
-    later = torch.ones(chunk, chunk, dtype=torch.bool, device=v.device).triu(1)
-    # The mask is applied before exp, because the difference is positive above the diagonal and exp could overflow.
-    weights = (c.unsqueeze(-1) - c.unsqueeze(-2)).to(v.dtype).masked_fill(later, -math.inf).exp()
+    weights = decay_weights(c, v.dtype)
     if factors is not None:
         factors = _cut(factors.view(1, 1, *factors.shape), chunk)
         weights = weights * (factors @ factors.transpose(-1, -2))
@@ -103,6 +100,30 @@ def sum_logs(logs: Tensor, dim: int) -> Tensor:
     so float32 would lose digits.
     """
     return logs.cumsum(dim=dim, dtype=logs.dtype if logs.device.type == "mps" else torch.float64)
+
+
+def decay_weights(c: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(c_t - c_j) [.., R, R] in type `dtype` for j <= t, else 0, for logs c [.., R] that do not increase."""
+    weights: Tensor = _DecayWeights.apply(c, dtype)
+    return weights
+
+
+class _DecayWeights(torch.autograd.Function):
+    """`decay_weights`. Only the result is saved."""
+
+    @staticmethod
+    def forward(ctx: Any, c: Tensor, dtype: torch.dtype) -> Tensor:
+        # Above the diagonal, the difference is positive and exp could overflow.
+        weights = (c.unsqueeze(-1) - c.unsqueeze(-2)).to(dtype).clamp_(max=0).exp_().tril_()
+        ctx.save_for_backward(weights)
+        ctx.dtype = c.dtype
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        products = grad_outputs[0] * ctx.saved_tensors[0]
+        return (products.sum(dim=-1) - products.sum(dim=-2)).to(ctx.dtype), None
 
 
 def multiply_features(features: Tensor, factors: Tensor) -> Tensor:

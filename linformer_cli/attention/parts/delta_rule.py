@@ -6,7 +6,6 @@ s [K, V] maps keys to values. The decay a_t is one number, or one number per row
 to be erased. In the plain delta rule, d_t is k_t.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -15,12 +14,7 @@ from torch.nn import functional
 
 from linformer_cli.attention.kernels import delta as kernels
 
-from .decayed_sums import pairwise_products, sum_logs
-
-# The floors are added to the squared lengths of queries and keys, and to the mean squares of outputs. Vectors of zeros
-# then stay zero and have finite gradients.
-_KEY_FLOOR = 1e-6
-OUTPUT_FLOOR = 1e-5
+from .decayed_sums import decay_weights, pairwise_products, sum_logs
 
 
 class DeltaState(NamedTuple):
@@ -81,9 +75,7 @@ def delta_sums(q: Tensor, updates: Updates, carried: Tensor | None, chunk: int) 
         since, until = c.exp(), (c[:, :, -1:] - c).exp()
     else:
         c = sum_logs(log_a, dim=2)
-        later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
-        # The mask is applied before exp, because the difference is positive above the diagonal and exp could overflow.
-        weights = (c - c.transpose(-1, -2)).to(q.dtype).masked_fill(later, -math.inf).exp()
+        weights = decay_weights(c.squeeze(-1), q.dtype)
         keys = k.transpose(-1, -2)
         products, system = q @ keys * weights, erase @ keys * weights
         since, until = c.to(q.dtype).exp(), (c[:, :, -1:] - c).to(q.dtype).exp()
@@ -112,8 +104,3 @@ def delta_step(q: Tensor, updates: Updates, s: Tensor) -> Tensor:
     u = beta * (v - held)
     s.addcmul_(k.transpose(-1, -2), u)
     return torch.addcmul(read, (q * k).sum(-1, keepdim=True), u)
-
-
-def directions(x: Tensor) -> Tensor:
-    """x [..., K], scaled to length 1."""
-    return x * (x.square().sum(dim=-1, keepdim=True) + _KEY_FLOOR).rsqrt()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .decayed_sums import sum_logs
+from .decayed_sums import decay_weights, sum_logs
 from .halves import corners, iter_halves, split_halves
 
 
@@ -76,7 +76,7 @@ def read_levels(x: LevelInputs, s: Tensor, position: int, chunk: int) -> tuple[T
         piece = [
             None if part is None else part[:, :, done : done + count * size].unflatten(2, (count, size)) for part in x
         ]
-        y, s = _read_chunks(LevelInputs(*piece), s, at // size)  # type: ignore[arg-type]
+        y, s = _read_chunks(LevelInputs._make(piece), s, at // size)
         outputs.append(y.flatten(2, 3))
         done += count * size
     return torch.cat(outputs, dim=2), s
@@ -111,7 +111,7 @@ def _describe_chunks(x: LevelInputs) -> _Chunks:
     if x.log_decay is None:
         return _Chunks(x.q @ keys, x.q, x.k, None)
     c = sum_logs(x.log_decay, dim=-1)
-    weights = _DecayWeights.apply(c, x.q.dtype)
+    weights = decay_weights(c, x.q.dtype)
     c = c.unsqueeze(-1)
     since, until = (part.to(x.q.dtype).exp() for part in (c, c[..., -1:, :] - c))
     pairs, queries, faded, move = x.q @ keys * weights, x.q * since, x.k * until, since[..., -1:, :]
@@ -127,24 +127,6 @@ def _describe_chunks(x: LevelInputs) -> _Chunks:
     of_queries, of_state = erased.split([x.q.shape[3], x.k.shape[-1]], dim=-2)
     identity = torch.eye(x.k.shape[-1], dtype=x.k.dtype, device=x.k.device)
     return _Chunks(pairs, queries - of_queries, faded.transpose(-1, -2), move * identity - of_state)
-
-
-class _DecayWeights(torch.autograd.Function):
-    """exp(c_t - c_j) [.., R, R] in type `dtype` for j <= t, else 0, for logs c [.., R]. Only the result is saved."""
-
-    @staticmethod
-    def forward(ctx: Any, c: Tensor, dtype: torch.dtype) -> Tensor:
-        # Above the diagonal, the difference is positive and exp could overflow.
-        weights = (c.unsqueeze(-1) - c.unsqueeze(-2)).to(dtype).clamp_(max=0).exp_().tril_()
-        ctx.save_for_backward(weights)
-        ctx.dtype = c.dtype
-        return weights
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        products = grad_outputs[0] * ctx.saved_tensors[0]
-        return (products.sum(dim=-1) - products.sum(dim=-2)).to(ctx.dtype), None
 
 
 class _ReadPairs(torch.autograd.Function):
