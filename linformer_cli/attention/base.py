@@ -16,7 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from linformer_cli.config import Config
+from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs, NoProgram
+
+from .parts.padding import check_lengths, fill_padding
 
 State = TypeVar("State")
 
@@ -75,6 +78,8 @@ class Attention(nn.Module, ABC):
     shared_key_value: ClassVar[bool] = False
     # The mechanism replaces attention and feed-forward, so it needs a gated block instead of a transformer block.
     gated: ClassVar[bool] = False
+    # The mechanism has `attend_all`. Options may take it away, so an object can have False where its class has True.
+    bidirectional: bool = False
     # E, the number of extra scalars per head and position that the layer projects for this mechanism.
     extra_per_head: int = 0
     # The initial bias of the extra scalars, for example 5 for a gate that starts almost open.
@@ -148,6 +153,33 @@ class Attention(nn.Module, ABC):
     @abstractmethod
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, Any]:
         """The mechanism's own part of `attend`. It need not handle NaN or infinity."""
+
+    def attend_all(
+        self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, extra: Tensor | None = None
+    ) -> Tensor:
+        """Outputs [B, H, T, V] of the bidirectional form: a position sees all positions of its own sequence.
+
+        `lengths` (int64 [B], from 0 to T; None: all T) are the numbers of positions in the sequences. The positions
+        after them are padding: their inputs change nothing, even if they are NaN, and get no gradient. Outputs at the
+        padding are 0. Raises `UsageError` if the mechanism has no bidirectional form.
+        """
+        if not self.bidirectional:
+            options = " with these options" if type(self).bidirectional else ""
+            raise UsageError(f"'{self.name}'{options} has no bidirectional form; use another one, such as 'linear'")
+        lengths = None if lengths is None else check_lengths(lengths, len(q), q.shape[2])
+        if lengths is None:
+            return self._attend_all(q, k, v, None, extra)
+        q, k, v = (fill_padding(x, lengths) for x in (q, k, v))
+        extra = None if extra is None else fill_padding(extra, lengths)
+        # A sequence without positions is computed as one position, because an average over nothing would be NaN.
+        return fill_padding(self._attend_all(q, k, v, lengths.clamp(min=1), extra), lengths)
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        """The mechanism's own part of `attend_all`: inputs are 0 at the padding, and outputs there are arbitrary.
+
+        `lengths` are from 1 to T. Only `bidirectional` mechanisms define this method.
+        """
+        raise NotImplementedError
 
     def require_extra(self, extra: Tensor | None) -> Tensor:
         """`extra` [B, H, T, E]. Raises `ValueError` if it is missing or has another number of scalars."""

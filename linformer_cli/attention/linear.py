@@ -15,6 +15,7 @@ from .kernels import linear as kernels
 from .kernels import sums
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
+from .parts.whole_sums import read_whole_sums
 
 
 class LinearOptions(AttentionOptions):
@@ -49,6 +50,8 @@ class LinearAttention(Attention):
     These are equations 18 to 20 of the source. Unlike the source's code, we add no epsilon to the denominator, since it
     would bias `poly2`. Where the denominator is exactly 0, y_t is 0. All sums are float32 or float64, even under
     autocast.
+
+    In the bidirectional form, s and z are the sums over all positions: equation 4 of the source.
     """
 
     name = "linear"
@@ -57,6 +60,7 @@ class LinearAttention(Attention):
     method = "fixed feature map, running sums"
     memory = Memory.CONSTANT
     options_type = LinearOptions
+    bidirectional = True
     options: LinearOptions
 
     def __init__(self, options: LinearOptions, shape: AttentionShape) -> None:
@@ -89,6 +93,13 @@ class LinearAttention(Attention):
             y = divide_by_weight(both[..., :-1], both[..., -1])
         # These are copies, because a view of one part would keep both parts in memory.
         return y.to(v.dtype), LinearState(total[..., :-1].contiguous(), total[..., -1].contiguous())
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype = accumulator_dtype(q.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
+            y = divide_by_weight(*read_whole_sums(phi_q, phi_k, v.to(dtype), lengths))
+        return y.to(v.dtype)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinearState:
         heads, width = self.shape.heads, self.feature_map.width

@@ -12,7 +12,7 @@ from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulat
 from .parts.caches import (
     KeyValueCache,
     add_rows,
-    attend_all,
+    attend_cached,
     cache_format,
     extend_cache,
     fit_rows,
@@ -91,7 +91,7 @@ class SingleHeadAttention(Attention):
         norm = self.query_norm
         u = nn.functional.layer_norm(q.to(dtype), norm.normalized_shape, norm.weight.to(dtype), norm.bias.to(dtype))
         u = u * self._scale().to(dtype)
-        return attend_all(u, cache, cache.keys) * self.value_gate.vector()
+        return attend_cached(u, cache, cache.keys) * self.value_gate.vector()
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None

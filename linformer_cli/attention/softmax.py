@@ -8,7 +8,8 @@ from torch import Tensor
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, Memory
-from .parts.caches import CachedAttention, KeyValueCache, attend_all, extend_cache, push_in_place
+from .parts.caches import CachedAttention, KeyValueCache, attend_cached, attend_masked, extend_cache, push_in_place
+from .parts.padding import find_padding
 
 SoftmaxState = KeyValueCache
 
@@ -21,7 +22,8 @@ class SoftmaxAttention(CachedAttention):
     """y_t = sum over j <= t of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
     This is the reference for all efficient mechanisms. The state keeps all keys and values. A step at position t,
-    counted from 0, attends to t + 1 positions.
+    counted from 0, attends to t + 1 positions. In the bidirectional form, j runs over all positions, as in the encoder
+    of the source.
     """
 
     name = "softmax"
@@ -30,19 +32,24 @@ class SoftmaxAttention(CachedAttention):
     method = "every query against every earlier key"
     memory = Memory.GROWING
     options_type = SoftmaxOptions
+    bidirectional = True
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         cache = extend_cache(state, k, v)
-        return attend_all(q, cache, cache.values).to(v.dtype), cache
+        return attend_cached(q, cache, cache.values).to(v.dtype), cache
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        seen = None if lengths is None else ~find_padding(lengths, k.shape[2])[:, None, None]
+        return attend_masked(q, k, v, seen)
 
     @torch.no_grad()
     def step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None = None
     ) -> tuple[Tensor, KeyValueCache]:
         cache, _ = push_in_place(state, k_t, v_t)
-        y = attend_all(q_t.unsqueeze(2), cache, cache.values)
+        y = attend_cached(q_t.unsqueeze(2), cache, cache.values)
         return y.squeeze(2).to(v_t.dtype), cache
 
     def emit(self, inputs: MixInputs) -> None:

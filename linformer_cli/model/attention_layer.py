@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.attention.base import Attention, accumulator_dtype
+from linformer_cli.attention.parts.padding import fill_padding
 from linformer_cli.attention.parts.scaling import KEY_FLOOR, OUTPUT_FLOOR, directions
 from linformer_cli.config import NetworkConfig
 from linformer_cli.native.program import Builder, MixInputs
@@ -120,6 +121,18 @@ class AttentionLayer(nn.Module):
         assert q is not None and k is not None and v is not None
         y, inner = self.inner.attend(q, k, v, inner, extra)
         return self.finish(y.transpose(1, 2), inputs.gate), inner if recent is None else LayerState(recent, inner)
+
+    def attend_all(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Outputs [B, T, width] for x [B, T, width], where a position sees its whole sequence.
+
+        `lengths` and the padding are those of `Attention.attend_all`. The short convolution stays causal: q, k and v of
+        a position depend on earlier positions only.
+        """
+        inputs, _ = self.project(fill_padding(x, lengths))
+        q, k, v, extra = (None if part is None else part.transpose(1, 2) for part in inputs[:4])
+        assert q is not None and k is not None and v is not None
+        y = self.inner.attend_all(q, k, v, lengths, extra)
+        return fill_padding(self.finish(y.transpose(1, 2), inputs.gate), lengths)
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         recent, inner = self._split_state(state)

@@ -27,6 +27,9 @@ class Inputs(NamedTuple):
         return [part for part in self if part is not None]
 
 
+Oracle = Callable[[Inputs, Tensors], Tensor]
+
+
 class Case(NamedTuple):
     """A mechanism with options so small that 130 positions cross at least three boundaries between chunks or blocks.
 
@@ -34,16 +37,16 @@ class Case(NamedTuple):
     denominator; only mechanisms whose denominator can cancel have it. `heads` is 2 for every mechanism with heads.
     `sees_itself` is false if a position ignores its own value whenever it sees other positions. `prepare` sets
     parameters whose initial value, such as 0, would hide a mistake. If `steady_steps` is true, the work of a step must
-    not grow even if the state grows.
+    not grow even if the state grows. `oracle_all` is the oracle of the bidirectional form.
 
-    The last two fields are exemptions, and the contract tests fail if an exemption is not needed. `keeps_pairs` says
-    when training may save a number for every pair of positions. `autocast_rounds` lists the methods whose scores
-    autocast computes in bfloat16, even for float32 inputs.
+    `keeps_pairs` and `autocast_rounds` are exemptions, and the contract tests fail if an exemption is not needed.
+    `keeps_pairs` says when training may save a number for every pair of positions. `autocast_rounds` lists the methods
+    whose scores autocast computes in bfloat16, even for float32 inputs.
     """
 
     attention: str
     options: dict[str, Any]
-    oracle: Callable[[Inputs, Tensors], Tensor]
+    oracle: Oracle
     condition: Callable[[Inputs], Tensor] | None = None
     heads: int = 2
     sees_itself: bool = True
@@ -51,6 +54,7 @@ class Case(NamedTuple):
     keeps_pairs: Literal["never", "after a prefix", "always"] = "never"
     steady_steps: bool = False
     autocast_rounds: tuple[str, ...] = ()
+    oracle_all: Oracle | None = None
 
 
 def mark_variants(values: Mapping[str, Any], attention: Callable[[Any], str]) -> list[Any]:

@@ -91,7 +91,7 @@ def push_in_place(cache: KeyValueCache, k_t: Tensor, v_t: Tensor) -> tuple[KeyVa
     return cache._replace(position=cache.position + 1), start + 1
 
 
-def attend_all(q: Tensor, cache: KeyValueCache, values: Tensor) -> Tensor:
+def attend_cached(q: Tensor, cache: KeyValueCache, values: Tensor) -> Tensor:
     """Softmax attention of the last positions in the cache, for their queries q [B, H, T, K], to all positions so far.
 
     The outputs [B, H, T, V] are averages of `values` [B, H, capacity, V]. Scores are q . k / sqrt(K).
@@ -99,16 +99,21 @@ def attend_all(q: Tensor, cache: KeyValueCache, values: Tensor) -> Tensor:
     length, block = int(cache.position), q.shape[2]
     # Under autocast, the inputs and the cache can have different types.
     keys, values, q = cache.keys[:, :, :length], values[:, :, :length], q.to(cache.keys.dtype)
-    width = values.shape[-1]
-    if width == keys.shape[-1] and torch.is_grad_enabled() and _may_have_huge_scores(q, keys):
-        # torch's fused backward pass computes the scores again, and rounds them differently. The exponential of the
-        # difference can overflow. The fused form needs values as wide as keys, so another column avoids it.
-        values = functional.pad(values, (0, 1))
     mask = None
     if 1 < block < length:
         # torch's is_causal aligns the triangle to the top left, which is wrong after a prefix.
         mask = torch.ones(block, length, dtype=torch.bool, device=q.device).tril(length - block)
-    y = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=block == length)
+    return attend_masked(q, keys, values, mask, is_causal=block == length)
+
+
+def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:
+    """Softmax attention [B, H, T, V] with scores q . k / sqrt(K); `mask` is True for the keys that a query sees."""
+    width = v.shape[-1]
+    if width == k.shape[-1] and torch.is_grad_enabled() and _may_have_huge_scores(q, k):
+        # torch's fused backward pass computes the scores again, and rounds them differently. The exponential of the
+        # difference can overflow. The fused form needs values as wide as keys, so another column avoids it.
+        v = functional.pad(v, (0, 1))
+    y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
     return y[..., :width]
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
 
-def linear(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
-    """Average v_j over j <= t with weights kernel(q_t, k_j); return 0 where the weights add up to exactly 0."""
-    weights = kernel(q, k).tril()
+def linear(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, causal: bool = True) -> Tensor:
+    """Average v_j over j <= t, or over all j, with weights kernel(q_t, k_j); return 0 where the weights add up to 0."""
+    weights = kernel(q, k).tril() if causal else kernel(q, k)
     total = weights.sum(-1, keepdim=True)
     return torch.where(total == 0, torch.zeros_like(v), weights @ v / torch.where(total == 0, 1.0, total))
 
@@ -62,12 +62,13 @@ def linear_case(feature_map: str, kernel: Kernel, cancels: bool = False) -> Case
         {"feature_map": feature_map, "chunk": 16},
         lambda x, _: linear(x.q, x.k, x.v, kernel),
         (lambda x: linear_condition(x.q, x.k, kernel)) if cancels else None,
+        oracle_all=lambda x, _: linear(x.q, x.k, x.v, kernel, causal=False),
     )
 
 
-def learned_linear(x: Inputs, tensors: Tensors) -> Tensor:
+def learned_linear(x: Inputs, tensors: Tensors, causal: bool = True) -> Tensor:
     kernel = learned_kernel(tensors["feature_map.weight"], tensors["feature_map.bias"])
-    return linear(x.q, x.k, x.v, kernel)
+    return linear(x.q, x.k, x.v, kernel, causal)
 
 
 CASES = {
@@ -75,5 +76,10 @@ CASES = {
     "linear-relu": linear_case("relu", relu_kernel),
     "linear-poly2": linear_case("poly2", poly2_kernel, cancels=True),
     "linear-taylor2": linear_case("taylor2", taylor2_kernel, cancels=True),
-    "linear-learned": Case("linear", {"feature_map": "learned", "features": 7, "chunk": 16}, learned_linear),
+    "linear-learned": Case(
+        "linear",
+        {"feature_map": "learned", "features": 7, "chunk": 16},
+        learned_linear,
+        oracle_all=lambda x, tensors: learned_linear(x, tensors, causal=False),
+    ),
 }
