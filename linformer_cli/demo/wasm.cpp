@@ -1,19 +1,26 @@
 // The functions of runner.h for WebAssembly. demo/build.py compiles this file.
 
 #define LINTX_ONLY_INT8
+#define LINTX_INLINE inline  // without always_inline, only the files compiled for speed inline the functions of maths.h
 
-// These files take most of the time of the shipped models and of softmax attention, so they are compiled for speed.
+// Loops over rows and heads are compiled for size: otherwise they inline all code that they call, and compile it for
+// speed. The code that a page runs most is compiled for speed: lanes.h, and the operations of the shipped models and of
+// softmax attention.
+#define LINTX_BEGIN_SMALL _Pragma("clang attribute push(__attribute__((minsize)), apply_to = function)")
+#define LINTX_END_SMALL _Pragma("clang attribute pop")
+#include "ops/lanes.h"
+LINTX_BEGIN_SMALL
+#include "program.h"
+LINTX_END_SMALL
 #include "inversion.h"
 #include "ops/join.h"
 #include "ops/look_up.h"
 #include "ops/mix_linear.h"
 #include "ops/mix_rows.h"
 #include "ops/project.h"
-
-// Everything else is compiled for size.
-#pragma clang attribute push(__attribute__((minsize)), apply_to = function)
+LINTX_BEGIN_SMALL
 #include "runner.cpp"
-#pragma clang attribute pop
+LINTX_END_SMALL
 
 // The C++ library calls this function if it cannot continue. Its own version would add printf to the engine, and printf
 // would need functions that a page does not have.

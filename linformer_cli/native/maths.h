@@ -1,15 +1,19 @@
 // Elementary functions in plain arithmetic that the compiler can vectorise, so that no fast-math flag is needed.
-// They are always inlined: a loop that calls a function is not vectorised, and compilers inline less in a large file.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
+// A loop that calls a function is not vectorised, and compilers inline less in a large file. demo/wasm.cpp saves space.
+#ifndef LINTX_INLINE
+#define LINTX_INLINE [[gnu::always_inline]] inline
+#endif
+
 namespace {  // local to the library that includes it: the compiler may inline all of it
 
 // exp(x) within 2 units in the last place; 0 below the smallest normal number. NaN stays NaN.
-[[gnu::always_inline]] inline float exponential(float x) {
+LINTX_INLINE float exponential(float x) {
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the lowest bits
     // Comparisons with NaN are false, so NaN passes both bounds.
     x = x > 88.8f ? 88.8f : x;
@@ -38,7 +42,7 @@ namespace {  // local to the library that includes it: the compiler may inline a
 }
 
 // exp(x) within 1 unit in the last place; 0 below -708, and exp(709) above 709. NaN stays NaN.
-[[gnu::always_inline]] inline double exponential(double x) {
+LINTX_INLINE double exponential(double x) {
     const double shift = 6755399441055744.0;  // 1.5 * 2^52
     x = x > 709 ? 709 : x;
     const double bounded = x < -708 ? -708 : x;
@@ -70,7 +74,7 @@ namespace {  // local to the library that includes it: the compiler may inline a
 }
 
 // log(x) within 1 unit in the last place, for x of at least the smallest normal number. NaN stays NaN.
-[[gnu::always_inline]] inline double logarithm(double x) {
+LINTX_INLINE double logarithm(double x) {
     int64_t bits;
     std::memcpy(&bits, &x, 8);
     const int64_t power = (bits - 0x3fe6a09e667f3bcd) >> 52;  // x = 2^power * y, with y from sqrt(1 / 2) to sqrt(2)
@@ -92,7 +96,7 @@ namespace {  // local to the library that includes it: the compiler may inline a
 }
 
 // The error function within 1.5e-7 (Abramowitz and Stegun 7.1.26).
-[[gnu::always_inline]] inline float error_function(float x) {
+LINTX_INLINE float error_function(float x) {
     const float magnitude = std::fabs(x);
     const float t = 1 / (1 + 0.3275911f * magnitude);
     const float polynomial =
@@ -101,10 +105,10 @@ namespace {  // local to the library that includes it: the compiler may inline a
     return x < 0 ? -value : value;
 }
 
-[[gnu::always_inline]] inline float sigmoid(float x) { return 1 / (1 + exponential(-x)); }
+LINTX_INLINE float sigmoid(float x) { return 1 / (1 + exponential(-x)); }
 
 // log(1 + x) within 2 units in the last place, for x from 0 to 1. NaN stays NaN.
-[[gnu::always_inline]] inline float log_one_plus(float x) {
+LINTX_INLINE float log_one_plus(float x) {
     // The power series of 2 artanh(r), where r is at most 1/3.
     const float r = x / (2 + x), square = r * r;
     float sum = 1.0f / 13;
@@ -116,15 +120,15 @@ namespace {  // local to the library that includes it: the compiler may inline a
     return 2 * (sum * square * r + r);
 }
 
-[[gnu::always_inline]] inline float log_sigmoid(float x) {
+LINTX_INLINE float log_sigmoid(float x) {
     return (x < 0 ? x : 0) - log_one_plus(exponential(-std::fabs(x)));
 }
 
-[[gnu::always_inline]] inline float softplus(float x) { return -log_sigmoid(-x); }
+LINTX_INLINE float softplus(float x) { return -log_sigmoid(-x); }
 
 // The sine and cosine of x within 2 units in the last place up to 10^5, and within 10^-7 up to 10^8. For larger
 // numbers, whose angle is lost to rounding, both are still between -1 and 1. NaN stays NaN.
-[[gnu::always_inline]] inline void sine_cosine(float x, float& sine, float& cosine) {
+LINTX_INLINE void sine_cosine(float x, float& sine, float& cosine) {
     const double shift = 6755399441055744.0;  // 1.5 * 2^52; see `exponential`
     // Doubles keep enough digits of the remainder of x after whole quarter turns.
     const double turned = x * 0.63661977236758134 + shift;
@@ -154,7 +158,7 @@ namespace {  // local to the library that includes it: the compiler may inline a
 
 enum Activation { RELU = LINTX_ACTIVATION_RELU, GELU = LINTX_ACTIVATION_GELU, SILU = LINTX_ACTIVATION_SILU };
 
-[[gnu::always_inline]] inline float activate(float x, int64_t activation) {
+LINTX_INLINE float activate(float x, int64_t activation) {
     switch (activation) {
         case RELU: return x < 0 ? 0 : x;  // NaN stays NaN
         case GELU: return 0.5f * x * (1 + error_function(x * 0.70710678f));
@@ -165,7 +169,7 @@ enum Activation { RELU = LINTX_ACTIVATION_RELU, GELU = LINTX_ACTIVATION_GELU, SI
 
 // tanh(x) within a few units in the last place. Near 0 it uses the polynomial of Cephes' tanhf, because
 // 1 - 2 / (exp(2x) + 1) loses digits there.
-[[gnu::always_inline]] inline float hyperbolic_tangent(float x) {
+LINTX_INLINE float hyperbolic_tangent(float x) {
     const float magnitude = std::fabs(x), square = x * x;
     const float tail = 1 - 2 / (exponential(2 * magnitude) + 1);
     float sum = -5.70498872745e-3f;
