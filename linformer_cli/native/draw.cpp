@@ -7,6 +7,11 @@
 #include <iterator>
 #include <vector>
 
+#ifdef _WIN32
+#include <fcntl.h>
+#include <io.h>
+#endif
+
 #include "runner.h"
 
 static int complain() {
@@ -28,6 +33,9 @@ int main(int count, char** words) {
         known = lintx_draw_next(runner);
         if (known < 0) return complain();
     }
+#ifdef _WIN32
+    _setmode(_fileno(stdout), _O_BINARY);  // in text mode, a brightness of 10 would become two bytes
+#endif
     // P5 is grey and P6 is red, green and blue.
     std::printf("P%d\n%lld %lld\n255\n", shape.channels == 3 ? 6 : 5, static_cast<long long>(shape.width),
                 static_cast<long long>(shape.height * images));
