@@ -11,8 +11,9 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .parts.caches import add_cache, cache_format, fit_rows, init_cache
+from .parts.caches import add_cache, attend_masked, cache_format, fit_rows, init_cache
 from .parts.near_and_rows import Pattern, attend_near_and_rows
+from .parts.padding import find_padding
 
 _DEFAULT_RANK = 4
 
@@ -62,6 +63,10 @@ class LinformerAttention(Attention):
     the same E and F. The rows of a block are visible from the next block on. Inside its own block, a query sees exact
     keys. A sequence may have any length. The number of rows grows by rank / block per position; in the source, it is
     fixed.
+
+    In the bidirectional form, a query sees the rows of all blocks and no exact keys. If `block` is the length of the
+    sequence, this is the source's formula. Otherwise, E is block-diagonal, with the same block everywhere. A shorter
+    last block is filled with zeros.
     """
 
     name = "linformer"
@@ -70,6 +75,7 @@ class LinformerAttention(Attention):
     method = "learned projection of finished blocks"
     memory = Memory.GROWING
     options_type = LinformerOptions
+    bidirectional = True
     options: LinformerOptions
 
     def __init__(self, options: LinformerOptions, shape: AttentionShape) -> None:
@@ -120,6 +126,20 @@ class LinformerAttention(Attention):
         stack_k = self._stack(rows_k, near_k[:, :, rest:], capacity, k.dtype if state is None else state.keys.dtype)
         stack_v = self._stack(rows_v, near_v[:, :, rest:], capacity, v.dtype if state is None else state.values.dtype)
         return y.to(v.dtype), LinformerState(stack_k, stack_v, torch.tensor(start + length, device=q.device))
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype, fill = accumulator_dtype(v.dtype), (0, 0, 0, -k.shape[2] % self.block)
+        with torch.autocast(q.device.type, enabled=False):
+            rows_k, rows_v = (
+                self._project(functional.pad(x.to(dtype), fill), None, 0, projection)[0]
+                for x, projection in zip((k, v), self._projections, strict=True)
+            )
+            seen = None
+            if lengths is not None:
+                blocks = -(-lengths // self.block)
+                seen = ~find_padding(blocks * self.rank, rows_k.shape[2])[:, None, None]
+            y = attend_masked(q.to(dtype), rows_k, rows_v, seen)
+        return y.to(v.dtype)
 
     def _project(self, x: Tensor, cached: Tensor | None, start: int, projection: Tensor) -> tuple[Tensor, Tensor]:
         """The projected rows of all finished blocks, and the exact keys or values that follow the cached blocks.

@@ -11,6 +11,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .bidirectional.lsh import attend_sorted_chunks
 from .parts.caches import KeyValueCache, add_cache, cache_format, extend_cache, fit_rows, init_cache, push_in_place
 from .parts.scaling import large_number, shrink_huge
 
@@ -41,6 +42,9 @@ class LshOptions(AttentionOptions):
     window: Annotated[
         int, Field(gt=0, le=4096, description="number of preceding positions in the same bucket that a query sees")
     ] = 16
+    average: Annotated[bool, Field(description="average the rounds in the bidirectional form, with equal weights")] = (
+        False
+    )
 
 
 class LshState(NamedTuple):
@@ -84,6 +88,8 @@ class LshAttention(Attention):
     The keys that a position sees depend only on that position and earlier ones. Later positions change the order in
     which `attend` adds, and can thereby change the last bits of an earlier output. If the two largest products of a
     hash are equal up to rounding, `attend` and `step` can choose different hashes and see different keys.
+
+    The bidirectional form is that of the source's code: chunks of `window` positions, as in `attend_sorted_chunks`.
     """
 
     name = "lsh"
@@ -94,6 +100,7 @@ class LshAttention(Attention):
     options_type = LshOptions
     options: LshOptions
     shared_query_key = True
+    bidirectional = True
     rotations: Tensor
 
     def __init__(self, options: LshOptions, shape: AttentionShape) -> None:
@@ -112,6 +119,16 @@ class LshAttention(Attention):
             queries, values = (part[:, :, :length].to(dtype).flatten(0, 1) for part in (cache.keys, cache.values))
             y = self._mix(queries, values, layout, known).unflatten(0, q.shape[:2])
         return y.to(v.dtype), LshState(cache, rings)
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype = accumulator_dtype(q.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            q = shrink_huge(q, (-1,))
+            buckets, q, v_wide = (x.flatten(0, 1) for x in (self._hash(q.detach()), q.to(dtype), v.to(dtype)))
+            ends = None if lengths is None else lengths.repeat_interleave(v.shape[1])
+            window, average = self.options.window, self.options.average
+            y = attend_sorted_chunks(q, _scale_keys(q), v_wide, buckets, ends, window, average)
+        return y.view_as(v).to(v.dtype)
 
     def _hash(self, q: Tensor) -> Tensor:
         """Buckets int64 [B, H, T, R] of q [B, H, T, K]."""

@@ -1,16 +1,20 @@
 """Nystrom attention (Xiong 2021, 'Nystromformer', arXiv 2102.03902): low rank through learned landmarks."""
 
+import math
 from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
+from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, Shared, accumulator_dtype
+from .bidirectional.nystrom import segment_weights
 from .parts.causal_convolution import CausalConvolution, RecentValues
 from .parts.halves import PowerOfTwo
+from .parts.padding import fill_padding, find_padding
 from .parts.running_averages import NOTHING, read_running_averages
 
 
@@ -65,6 +69,10 @@ class NystromAttention(Attention):
 
     Z and the averages are float32 or float64, even under autocast. Each call of `attend` computes Z once, with
     gradients. `init_state` also computes Z, without gradients.
+
+    The bidirectional form is that of the source: landmarks are means over segments, as in `segment_weights`, b covers
+    all positions, and the kernel of the convolution, with the same weights, is centred at t. The learned landmarks are
+    not used. Only the initial value of Z differs from the source, as above.
     """
 
     name = "nystrom"
@@ -73,6 +81,7 @@ class NystromAttention(Attention):
     method = "learned landmarks, running averages, convolution of values"
     memory = Memory.CONSTANT
     options_type = NystromOptions
+    bidirectional = True
     options: NystromOptions
 
     def __init__(self, options: NystromOptions, shape: AttentionShape) -> None:
@@ -104,14 +113,39 @@ class NystromAttention(Attention):
                 y = y + local
         return y.to(v.dtype), NystromState(averages, log_weights, Shared(inverse.detach()), recent)
 
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype, count = accumulator_dtype(q.dtype), min(self.options.landmarks, q.shape[2])
+        ends = torch.full((1,), q.shape[2], device=q.device) if lengths is None else lengths
+        with torch.autocast(q.device.type, enabled=False):
+            q, k, wide = q.to(dtype) * self.scale, k.to(dtype), v.to(dtype)
+            means = segment_weights(ends, q.shape[2], count).to(dtype)
+            queries, keys = means @ q, means @ k
+            # A sequence shorter than `landmarks` has fewer segments. The rows and columns of missing landmarks are 0.
+            missing = find_padding(ends, count)[:, None, None]
+            to_landmarks, a = (
+                (x @ keys.transpose(-1, -2)).masked_fill(missing, -math.inf).softmax(dim=-1) for x in (q, queries)
+            )
+            inverse = self.invert(a.masked_fill(missing.transpose(-1, -2), 0))
+            scores = fill_padding(k @ queries.transpose(-1, -2), lengths, -math.inf)
+            y = to_landmarks @ inverse @ (scores.softmax(dim=2).transpose(-1, -2) @ wide)
+            if self.convolution is not None:
+                later = self.options.kernel - 1 - self.options.kernel // 2
+                local, _ = self.convolution.attend(functional.pad(v, (0, 0, 0, later)), None, dtype)
+                y = y + local[:, :, later:]
+        return y.to(v.dtype)
+
     def _scaled_landmarks(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self.landmark_queries.to(dtype) * self.scale, self.landmark_keys.to(dtype) * self.scale
 
     def invert_landmarks(self, keys: Tensor) -> Tensor:
         """Z [H, m, m], approximately the inverse of A, for scaled landmark keys [H, m, K]."""
         a = (self.landmark_queries.to(keys.dtype) @ keys.transpose(-1, -2)).softmax(dim=-1)
+        return self.invert(a)
+
+    def invert(self, a: Tensor) -> Tensor:
+        """Z [..., m, m], approximately the inverse of a [..., m, m]."""
         largest = a.sum(dim=-2).amax(dim=-1) * a.sum(dim=-1).amax(dim=-1)
-        z: Tensor = a.transpose(-1, -2) / largest[:, None, None]
+        z: Tensor = a.transpose(-1, -2) / largest[..., None, None]
         one = torch.eye(a.shape[-1], device=a.device, dtype=a.dtype)
         for _ in range(self.options.iterations):
             az = a @ z

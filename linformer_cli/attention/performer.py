@@ -16,8 +16,16 @@ from .kernels import linear
 from .kernels import sums as kernels
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.decayed_sums import decayed_causal_sums
+from .parts.padding import fill_padding
 from .parts.pairwise_exponentials import divide_sums, replace_vanished
-from .parts.random_features import divide_by_floored_weight, draw_directions, seeded_normal, sine_features
+from .parts.random_features import (
+    WEIGHT_FLOOR,
+    divide_by_floored_weight,
+    draw_directions,
+    seeded_normal,
+    sine_features,
+)
+from .parts.whole_sums import read_whole_sums
 
 RELU_OFFSET = 1e-3
 
@@ -87,6 +95,8 @@ class PerformerAttention(Attention):
 
     For `positive` and `hyperbolic`, `attend` does scale the sums by the maximum over all its positions, but this scale
     cancels in the quotient. A later key can therefore change the last bits of an earlier output.
+
+    In the bidirectional form, the sums and the maxima are those of all positions: equation 6 of the source.
     """
 
     name = "performer"
@@ -95,6 +105,7 @@ class PerformerAttention(Attention):
     method = "random features of softmax, running sums"
     memory = Memory.CONSTANT
     options_type = PerformerOptions
+    bidirectional = True
     options: PerformerOptions
     directions: Tensor
 
@@ -244,6 +255,25 @@ class PerformerAttention(Attention):
         y = divide_by_floored_weight(sums, totals.squeeze(-1))
         return y, PerformerState(s, c[..., -1].clone(), n.flatten(1))
 
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype = accumulator_dtype(q.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            q, k, values = q.to(dtype), k.to(dtype), v.to(dtype)
+            floor = None
+            if self.options.feature_map == "relu":
+                phi_q, phi_k = self._relu_features(q), self._relu_features(k)
+            elif self.options.feature_map == "trig":
+                weights = _exp_below_maximum(self._half_square(k).unsqueeze(-1), lengths)
+                phi_q, phi_k = sine_features(self._project(q)), sine_features(self._project(k)) * weights
+                floor = WEIGHT_FLOOR * weights.sum(dim=2)
+            else:
+                a, b = self._log_features(q, k)
+                c = fill_padding(b.detach(), lengths, -math.inf).amax(dim=2, keepdim=True)
+                phi_q, phi_k = (a + c).softmax(dim=-1), _exp_below_maximum(b, lengths)
+            sums, weight = read_whole_sums(phi_q, phi_k, values, lengths)
+            y = divide_by_weight(sums, weight if floor is None else torch.maximum(weight, floor))
+        return y.to(v.dtype)
+
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> PerformerState:
         heads, dtype = self.shape.heads, accumulator_dtype(dtype)
         s = torch.zeros(batch, heads, self.features, self.shape.value_width + 1, device=device, dtype=dtype)
@@ -301,6 +331,12 @@ class PerformerAttention(Attention):
     def list_states(self, state: Any) -> list[Tensor]:
         s, *maxima = state
         return [s[..., :-1], s[..., -1], *(part for part in maxima if part is not None)]
+
+
+def _exp_below_maximum(exponents: Tensor, lengths: Tensor | None) -> Tensor:
+    """exp(x - maximum of x over the sequence) for x [B, H, T, C], and 0 at the padding."""
+    exponents = fill_padding(exponents, lengths, -math.inf)
+    return (exponents - exponents.detach().amax(dim=2, keepdim=True)).exp()
 
 
 def _raise_maximum(c: Tensor, exponents: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .kernels import sums as kernels
-from .parts.causal_sums import causal_sums
+from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.decayed_sums import decayed_causal_sums
-from .parts.random_features import divide_by_floored_weight, draw_directions, sine_features
+from .parts.random_features import WEIGHT_FLOOR, divide_by_floored_weight, draw_directions, sine_features
+from .parts.whole_sums import read_whole_sums
 
 
 class RfaOptions(AttentionOptions):
@@ -51,6 +52,9 @@ class RfaAttention(Attention):
 
     This is section 3 of the source, except for the denominator. The largest possible value of phi(q_t) . z_t is n_t.
     Our denominator is at least a tenth of n_t, because sums of sines and cosines can be 0 or negative.
+
+    Without the gate, there is a bidirectional form, in which s, z and n are the sums over all positions. The source has
+    no bidirectional gate.
     """
 
     name = "rfa"
@@ -59,6 +63,7 @@ class RfaAttention(Attention):
     method = "random Fourier features, gated running sums"
     memory = Memory.CONSTANT
     options_type = RfaOptions
+    bidirectional = True
     # With a bias of 5, the gate initially remembers about 150 positions. With 2, the memory is too short for the model
     # to learn well.
     extra_bias = 5.0
@@ -69,6 +74,7 @@ class RfaAttention(Attention):
         super().__init__(options, shape)
         self.frequencies = options.frequencies or 2 * shape.key_width
         self.extra_per_head = 1 if options.gate else 0
+        self.bidirectional = not options.gate
         self.sigma = nn.Parameter(torch.ones(shape.heads, shape.key_width))
         # e [D, K], the same for all heads.
         self.register_buffer("directions", draw_directions(self.frequencies, shape.key_width, orthogonal=False))
@@ -105,6 +111,15 @@ class RfaAttention(Attention):
                 weight = weight if n is None else weight + n.unsqueeze(-1)
             y = divide_by_floored_weight(sums, weight)
         return y.to(v.dtype), RfaState(s, weight[..., -1].clone())
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype, sigma = accumulator_dtype(q.dtype), self.sigma.unsqueeze(1)
+        with torch.autocast(q.device.type, enabled=False):
+            phi_q, phi_k = self._features(q.to(dtype), sigma), self._features(k.to(dtype), sigma)
+            sums, weight = read_whole_sums(phi_q, phi_k, v.to(dtype), lengths)
+            count = weight.new_tensor(q.shape[2]) if lengths is None else lengths.to(dtype).view(-1, 1, 1)
+            y = divide_by_weight(sums, torch.maximum(weight, WEIGHT_FLOOR * count))
+        return y.to(v.dtype)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> RfaState:
         heads, dtype = self.shape.heads, accumulator_dtype(dtype)

@@ -27,12 +27,30 @@ def linformer(x: Inputs, key_projection: Tensor, value_projection: Tensor) -> Te
     return weights @ torch.cat(values, dim=2)
 
 
-def linformer_case(block: int, rank: int, share: str = "none") -> Case:
-    def oracle(x: Inputs, tensors: Tensors) -> Tensor:
-        keys = tensors["key_projection"]
-        return linformer(x, keys, keys if share == "heads_keys_values" else tensors["value_projection"])
+def linformer_all(x: Inputs, key_projection: Tensor, value_projection: Tensor) -> Tensor:
+    """Project the sequence by block-diagonal matrices, whose last columns are cut off."""
+    length = x.v.shape[2]
+    blocks = -(-length // key_projection.shape[-1])
+    heads, one = x.k.shape[1], torch.eye(blocks, dtype=x.k.dtype)
+    rows = []
+    for part, projection in ((x.k, key_projection), (x.v, value_projection)):
+        whole = torch.stack([torch.kron(one, of_head)[:, :length] for of_head in projection])
+        rows.append(whole.expand(heads, -1, -1) @ part)
+    return (x.q @ rows[0].transpose(-1, -2) / math.sqrt(x.q.shape[-1])).softmax(-1) @ rows[1]
 
-    return Case("linformer", {"block": block, "rank": rank, "share": share}, oracle, autocast_rounds=("step",))
+
+def linformer_case(block: int, rank: int, share: str = "none") -> Case:
+    def projections(tensors: Tensors) -> tuple[Tensor, Tensor]:
+        keys = tensors["key_projection"]
+        return keys, keys if share == "heads_keys_values" else tensors["value_projection"]
+
+    return Case(
+        "linformer",
+        {"block": block, "rank": rank, "share": share},
+        lambda x, tensors: linformer(x, *projections(tensors)),
+        autocast_rounds=("step",),
+        oracle_all=lambda x, tensors: linformer_all(x, *projections(tensors)),
+    )
 
 
 CASES = {f"linformer-{share}": linformer_case(16, 3, share) for share in SHARES} | {

@@ -37,17 +37,34 @@ def lsh(x: Inputs, rotations: Tensor, window: int) -> Tensor:
     return torch.where(alone, x.v, weights @ x.v)
 
 
-def lsh_case(rounds: int, buckets: int, window: int) -> Case:
+def lsh_all(x: Inputs, rotations: Tensor, chunk: int, average: bool) -> Tensor:
+    """Weigh the softmax of every round by its total weight, or equally; a single position sees itself."""
+    length = x.v.shape[2]
+    slot = hashes(x.k, rotations).argsort(dim=-1, stable=True).argsort(dim=-1)
+    mine, theirs = slot.unsqueeze(-1) // chunk, slot.unsqueeze(-2) // chunk
+    seen = (mine == theirs) | ((mine - 1) % -(-length // chunk) == theirs)
+    if length > 1:
+        seen = seen & (torch.eye(length) == 0)
+    weights = scores(x.k).masked_fill(~seen, -math.inf)
+    outputs, totals = weights.softmax(-1) @ x.v, weights.logsumexp(-1, keepdim=True)
+    return outputs.mean(0) if average else (totals.softmax(0) * outputs).sum(0)
+
+
+def lsh_case(rounds: int, buckets: int, window: int, average: bool = False) -> Case:
     def oracle(x: Inputs, tensors: Tensors) -> Tensor:
         return lsh(x, tensors["rotations"], window)
 
-    options = {"rounds": rounds, "buckets": buckets, "window": window}
-    return Case("lsh", options, oracle, sees_itself=False, steady_steps=True)
+    def oracle_all(x: Inputs, tensors: Tensors) -> Tensor:
+        return lsh_all(x, tensors["rotations"], window, average)
+
+    options = {"rounds": rounds, "buckets": buckets, "window": window, "average": average}
+    return Case("lsh", options, oracle, sees_itself=False, steady_steps=True, oracle_all=oracle_all)
 
 
 CASES = {
     "lsh-1": lsh_case(1, 4, 8),
     "lsh-4": lsh_case(4, 6, 7),
+    "lsh-average": lsh_case(3, 8, 16, average=True),
     # This case has ring buffers of one position and some empty buckets.
     "lsh-narrow": lsh_case(2, 64, 1),
 }

@@ -44,8 +44,38 @@ def nystrom(x: Inputs, tensors: Tensors, iterations: int) -> Tensor:
     return y if weight is None else y + convolve(x.v, weight)
 
 
+def segment_means(x: Tensor, landmarks: int) -> Tensor:
+    """Return [B, H, m, K]; x is cut at t m / T for the segment of position t."""
+    length = x.shape[2]
+    m = min(landmarks, length)
+    segments = [[t for t in range(length) if t * m // length == i] for i in range(m)]
+    return torch.stack([x[:, :, rows].mean(2) for rows in segments], dim=2)
+
+
+def convolve_all(v: Tensor, weight: Tensor) -> Tensor:
+    """Return the sum over i of w_i v_{t - kernel // 2 + i}; v outside the sequence is 0."""
+    length, kernel = v.shape[2], weight.shape[1]
+    padded = torch.nn.functional.pad(v, (0, 0, kernel // 2, kernel))
+    return sum(weight[:, i, None, None] * padded[:, :, i : i + length] for i in range(kernel))
+
+
+def nystrom_all(x: Inputs, tensors: Tensors, iterations: int, landmarks: int) -> Tensor:
+    queries, keys = segment_means(x.q, landmarks), segment_means(x.k, landmarks)
+    f = (x.q @ keys.transpose(-1, -2) / math.sqrt(x.q.shape[-1])).softmax(-1)
+    b = (queries @ x.k.transpose(-1, -2) / math.sqrt(x.q.shape[-1])).softmax(-1) @ x.v
+    inverses = [landmark_inverse(*of_image, iterations) for of_image in zip(queries, keys, strict=True)]
+    y = f @ torch.stack(inverses) @ b
+    weight = tensors.get("convolution.weight")
+    return y if weight is None else y + convolve_all(x.v, weight)
+
+
 def nystrom_case(iterations: int = 6, **options: int) -> Case:
-    return Case("nystrom", options | {"iterations": iterations}, lambda x, tensors: nystrom(x, tensors, iterations))
+    return Case(
+        "nystrom",
+        options | {"iterations": iterations},
+        lambda x, tensors: nystrom(x, tensors, iterations),
+        oracle_all=lambda x, tensors: nystrom_all(x, tensors, iterations, options["landmarks"]),
+    )
 
 
 CASES = {

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attention.inputs import Case, Inputs, Tensors
+from attention.inputs import Case, Inputs, Oracle, Tensors
 from torch import Tensor
 
 
@@ -16,14 +16,20 @@ def scale(x: Inputs) -> tuple[Tensor, Tensor]:
     return x.q * x.q.shape[-1] ** -0.25, x.k * x.k.shape[-1] ** -0.25
 
 
-def by_logarithms(log_phi: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Inputs, Tensors], Tensor]:
-    """Build an oracle: a softmax over j <= t of log A_tj. A_tj is the sum over features i of exp(a_ti + b_ji)."""
+def hide_future(x: Tensor, causal: bool) -> Tensor:
+    return x.masked_fill(torch.ones_like(x[0, 0]).triu(1) == 1, -math.inf) if causal else x
+
+
+def by_logarithms(log_phi: Callable[[Tensor, Tensor], Tensor], causal: bool = True) -> Oracle:
+    """Build an oracle: a softmax over j <= t, or over all j, of log A_tj.
+
+    A_tj is the sum over features i of exp(a_ti + b_ji).
+    """
 
     def oracle(x: Inputs, tensors: Tensors) -> Tensor:
         a, b = (log_phi(part, tensors["directions"]) for part in scale(x))
         log_a = (a.unsqueeze(3) + b.unsqueeze(2)).logsumexp(-1)
-        future = torch.ones_like(log_a[0, 0]).triu(1) == 1
-        return log_a.masked_fill(future, -math.inf).softmax(-1) @ x.v
+        return hide_future(log_a, causal).softmax(-1) @ x.v
 
     return oracle
 
@@ -40,7 +46,7 @@ def relu(x: Tensor, w: Tensor) -> Tensor:
     return ((x @ w.T).clamp(min=0) + 1e-3).log()
 
 
-def trig(x: Inputs, tensors: Tensors) -> Tensor:
+def trig(x: Inputs, tensors: Tensors, causal: bool = True) -> Tensor:
     """Average with weights exp(|k_j|^2 / 2) * mean of cos(w . (q_t - k_j)).
 
     The denominator is raised to at least a tenth of the sum of exp(|k_j|^2 / 2).
@@ -49,20 +55,24 @@ def trig(x: Inputs, tensors: Tensors) -> Tensor:
     w = tensors["directions"]
     kernel = ((q @ w.T).unsqueeze(3) - (k @ w.T).unsqueeze(2)).cos().mean(-1)
     size = (k.square().sum(-1) / 2).unsqueeze(2).expand(kernel.shape)
-    future = torch.ones_like(kernel[0, 0]).triu(1) == 1
-    share = size.masked_fill(future, -math.inf).softmax(-1)  # adds up to 1 over j <= t
+    share = hide_future(size, causal).softmax(-1)  # adds up to 1
     weights = share * kernel
     return weights @ x.v / weights.sum(-1, keepdim=True).clamp(min=0.1)
 
 
-def performer_case(feature_map: str, oracle: Callable[[Inputs, Tensors], Tensor], **options: Any) -> Case:
-    return Case("performer", {"feature_map": feature_map, "features": 16, "chunk": 16, **options}, oracle)
+def performer_case(feature_map: str, oracle: Oracle, oracle_all: Oracle, **options: Any) -> Case:
+    options = {"feature_map": feature_map, "features": 16, "chunk": 16, **options}
+    return Case("performer", options, oracle, oracle_all=oracle_all)
+
+
+def exponential_case(feature_map: str, log_phi: Callable[[Tensor, Tensor], Tensor], **options: Any) -> Case:
+    return performer_case(feature_map, by_logarithms(log_phi), by_logarithms(log_phi, causal=False), **options)
 
 
 CASES = {
-    "performer-positive": performer_case("positive", by_logarithms(positive)),
-    "performer-independent": performer_case("positive", by_logarithms(positive), orthogonal=False, features=11),
-    "performer-hyperbolic": performer_case("hyperbolic", by_logarithms(hyperbolic)),
-    "performer-relu": performer_case("relu", by_logarithms(relu)),
-    "performer-trig": performer_case("trig", trig),
+    "performer-positive": exponential_case("positive", positive),
+    "performer-independent": exponential_case("positive", positive, orthogonal=False, features=11),
+    "performer-hyperbolic": exponential_case("hyperbolic", hyperbolic),
+    "performer-relu": exponential_case("relu", relu),
+    "performer-trig": performer_case("trig", trig, lambda x, tensors: trig(x, tensors, causal=False)),
 }

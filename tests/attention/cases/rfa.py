@@ -18,9 +18,9 @@ def average(weights: Tensor, similar: Tensor, v: Tensor) -> Tensor:
     return (weights * similar) @ v / denominator.unsqueeze(-1)
 
 
-def ungated(x: Inputs, tensors: Tensors) -> Tensor:
+def ungated(x: Inputs, tensors: Tensors, causal: bool = True) -> Tensor:
     similar = kernel(x, tensors)
-    return average(torch.ones_like(similar).tril(), similar, x.v)
+    return average(torch.ones_like(similar).tril() if causal else torch.ones_like(similar), similar, x.v)
 
 
 def gated(x: Inputs, tensors: Tensors) -> Tensor:
@@ -37,5 +37,10 @@ def gated(x: Inputs, tensors: Tensors) -> Tensor:
 
 CASES = {
     "rfa-gated": Case("rfa", {"gate": True, "chunk": 16}, gated),
-    "rfa-ungated": Case("rfa", {"gate": False, "chunk": 16, "frequencies": 9}, ungated),
+    "rfa-ungated": Case(
+        "rfa",
+        {"gate": False, "chunk": 16, "frequencies": 9},
+        ungated,
+        oracle_all=lambda x, tensors: ungated(x, tensors, causal=False),
+    ),
 }
