@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from . import __version__
 from .errors import UsageError, unknown_name
+from .units import IMAGES, WINDOWS, Words
 
 OptionValue = bool | int | float | str
 CHECKPOINT_FORMAT = 1
@@ -40,6 +41,16 @@ PositiveOrZero = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0), Duration()]
 
 
+def holds_bytes(data: str) -> bool:
+    """Whether a data set, given by its name, consists of bytes and not of images."""
+    return data.startswith("bytes:")
+
+
+def choose_words(data: str) -> Words:
+    """Return the words for a data set, given by its name."""
+    return WINDOWS if holds_bytes(data) else IMAGES
+
+
 class Config(BaseModel):
     """Base class of all configurations. They are immutable, and unknown keys are errors."""
 
@@ -50,7 +61,10 @@ ConfigType = TypeVar("ConfigType", bound=Config)
 
 
 class ImageShape(Config):
-    """The size of a model's images. `levels` is the number of values a channel can take."""
+    """The size of a model's images. `levels` is the number of values a channel can take.
+
+    A window of bytes is an image of one row.
+    """
 
     height: Size
     width: Size
@@ -71,6 +85,14 @@ class ImageShape(Config):
     @property
     def values_per_row(self) -> int:
         return self.width * self.channels
+
+    @property
+    def row_for_attention(self) -> int:
+        """The length of a row from which mechanisms derive short memories and windows.
+
+        An image of one row, such as a window of bytes, is treated as if it were square.
+        """
+        return self.values_per_row if self.height > 1 else max(1, math.isqrt(self.positions))
 
 
 class NetworkConfig(Config):
@@ -97,14 +119,16 @@ class NetworkConfig(Config):
     activation: Literal["gelu", "relu"] = Field("gelu", description="Activation of the feed-forward layers.")
     norm: Literal["pre", "post"] = Field("pre", description="pre: LayerNorm before each branch. post: after the sum.")
     dropout: Fraction = Field(0.0, description="Share of a branch's outputs that training sets to 0.")
-    context: Literal["previous", "neighbours", "wide", "hashed"] = Field(
+    context: Literal["previous", "recent", "neighbours", "wide", "hashed"] = Field(
         "neighbours",
-        description="Known values that a position sees directly. previous: only the previous value. neighbours: the "
-        "neighbouring values. wide: a window of three rows above and four columns to either side. hashed: this window, "
-        "and hashed groups of neighbours.",
+        description="Known values that a position sees directly. previous: only the previous value. recent: the last "
+        "four values. neighbours: the neighbouring values. wide: a window of three rows above and four columns to "
+        "either side. hashed: this window, and hashed groups of neighbours.",
     )
-    embedding: Literal["grid", "paper"] = Field(
-        "grid", description="grid: learned tables of rows, columns and channels. paper: sinusoids (Katharopoulos 2020)."
+    embedding: Literal["grid", "paper", "none"] = Field(
+        "grid",
+        description="Positions. grid: learned tables of rows, columns and channels. paper: sinusoids (Katharopoulos "
+        "2020). none: no positions, for sequences of any length.",
     )
     head: Literal["categorical", "mixture"] = Field(
         "categorical",
@@ -161,14 +185,20 @@ class ModelConfig(NetworkConfig):
 class DataConfig(Config):
     """The source of the images. `image_size` and `channels` are for data sets without a fixed size.
 
-    With `labels`, the model is conditioned on the images' classes.
+    `length` is the number of bytes in a window of `bytes:PATH`. With `labels`, the model is conditioned on the images'
+    classes.
     """
 
     name: str = "mnist"
     data_dir: str | None = None
     image_size: Size | None = None
     channels: Literal[1, 3] | None = None
+    length: Size | None = None
     labels: bool = False
+
+    @property
+    def words(self) -> Words:
+        return choose_words(self.name)
 
 
 class TrainConfig(Config):
@@ -283,6 +313,10 @@ class DataSummary(Config):
     train_images: int
     border_mean: float
     frame: Frame | None = None
+
+    @property
+    def words(self) -> Words:
+        return choose_words(self.name)
 
 
 class TrainingSummary(Config):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .config import ImageShape, NetworkConfig, TrainConfig
-from .errors import unknown_name
+from .errors import UsageError, unknown_name
 
 _PAPER = NetworkConfig(
     layers=8,
@@ -29,11 +29,14 @@ PRESETS: dict[str, NetworkConfig] = {
     "mnist-small": NetworkConfig(),
     # The best network found among those that two CPU cores train in an hour or two (docs/notes/quality.md).
     "mnist-wide": NetworkConfig(context="wide"),
+    # For windows of bytes. Without positions, a model can draw text of any length.
+    "bytes-small": NetworkConfig(context="recent", embedding="none"),
     # For tests and first trials. It trains in seconds.
     "tiny": NetworkConfig(layers=2, heads=2, width=32, head_width=16, feed_forward=64),
 }
 
 DEFAULT_PRESET = "mnist-wide"
+BYTES_PRESET = "bytes-small"
 
 # Training settings that differ from the defaults of `TrainConfig`, by preset. The defaults suit `mnist-small`. The
 # settings of `mnist-wide` are the best found; those of the paper's networks are from Katharopoulos 2020 (section 4.2
@@ -48,6 +51,7 @@ _PAPER_RECIPE = {
 }
 RECIPES: dict[str, dict[str, Any]] = {
     "mnist-wide": {"optimizer": "muon"},
+    "bytes-small": {"optimizer": "muon", "sample_images": 4},
     "mnist-paper": _PAPER_RECIPE,
     "cifar10-paper": _PAPER_RECIPE,
 }
@@ -77,13 +81,17 @@ def find_preset(name: str) -> NetworkConfig:
 
 
 def find_preset_data(name: str) -> str:
-    """The data set that the preset `name` is made for."""
+    """The data set that the preset `name` is made for. Raises `UsageError` if the user must name it."""
     find_preset(name)
+    if name == BYTES_PRESET:
+        raise UsageError(f"--preset {name} needs bytes; name a file or a folder with --data bytes:PATH")
     return "cifar10" if name.startswith("cifar10") else "mnist"
 
 
 def find_preset_image(name: str) -> ImageShape:
-    """The images that the preset `name` is made for: 32 x 32 RGB for CIFAR-10, otherwise the 28 x 28 grey of MNIST."""
+    """The images that the preset `name` is made for: those of MNIST or CIFAR-10, or windows of 1,024 bytes."""
+    if name == BYTES_PRESET:
+        return ImageShape(height=1, width=1024)
     if find_preset_data(name) == "cifar10":
         return ImageShape(height=32, width=32, channels=3)
     return ImageShape(height=28, width=28)

@@ -1,6 +1,22 @@
 """Formats bits/dim, durations, bytes, counts and shares as text for people."""
 
 import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Words:
+    """What messages call a sequence of a data set, and the unit of its likelihood."""
+
+    item: str
+    bits: str
+
+    @property
+    def items(self) -> str:
+        return f"{self.item}s"
+
+
+IMAGES, WINDOWS = Words("image", "bits/dim"), Words("window", "bits/byte")
 
 
 def format_bits(bits: float, error: float | None, digits: int = 4) -> str:

@@ -52,7 +52,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion_at_every_level(raises_one_l
 
 
 def test_an_unknown_key_without_a_similar_one_lists_the_known_keys(raises_one_line) -> None:
-    with raises_one_line(UsageError, "'zzz'", "known: channels, data_dir, image_size, labels, name"):
+    with raises_one_line(UsageError, "'zzz'", "known: channels, data_dir, image_size, labels, length, name"):
         parse_config(DataConfig, {"zzz": 1}, "data")
 
 

@@ -102,6 +102,11 @@ class Attention(nn.Module, ABC):
         `seed` and the layer, so that a resumed run equals an uninterrupted one.
         """
 
+    @property
+    def unbounded(self) -> bool:
+        """Whether a sequence can go on beyond `shape.positions`: the state is constant and positions are not used."""
+        return self.memory is Memory.CONSTANT
+
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether `attend` runs compiled kernels, rather than plain torch, for inputs of `dtype` on `device`."""
         return False

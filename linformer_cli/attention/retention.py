@@ -84,6 +84,10 @@ class RetentionAttention(Attention):
         binomials = [math.comb(2 * self.waves, self.waves + n) / 4**self.waves for n in range(self.waves + 1)]
         self.wave_scales = [math.sqrt(a) for a in (binomials[0], *(2 * a for a in binomials[1:]))]
 
+    @property
+    def unbounded(self) -> bool:
+        return not self.plane
+
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
         return kernels.serves(device, accumulator_dtype(dtype))
 

@@ -84,7 +84,7 @@ def attentions(
             raise UsageError("--checkpoint sets the sizes; drop --positions, --heads and --head-width")
         model = read_checkpoint(checkpoint).info.model
         positions, heads, head_width = model.image.positions, model.heads, model.head_width
-        row = model.image.values_per_row
+        row = model.image.row_for_attention
         network: NetworkConfig = model
     else:
         positions, heads, head_width = positions or 784, heads or 8, head_width or 32

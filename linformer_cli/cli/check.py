@@ -56,4 +56,6 @@ def check(
         raise DisagreementError(
             f"the parallel and step forms of '{session.checkpoint.path}' disagree: {agreement.describe_failure()}"
         )
-    talk(f"passed: {agreement.images} images of {agreement.positions} positions, {agreement.state_bytes:,} state bytes")
+    items = session.checkpoint.info.data.words.items
+    sizes = f"{agreement.images} {items} of {agreement.positions} positions"
+    talk(f"passed: {sizes}, {agreement.state_bytes:,} state bytes")

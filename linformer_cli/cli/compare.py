@@ -11,7 +11,7 @@ from linformer_cli.config import LARGEST_STEP, TrainConfig
 from linformer_cli.errors import Interrupted, LintxError, UsageError
 from linformer_cli.report.benchmark_plots import render_comparison
 from linformer_cli.report.tables import Column
-from linformer_cli.units import format_bytes, format_count
+from linformer_cli.units import IMAGES, Words, format_bytes, format_count
 
 from . import options
 from .config_options import Fields, with_fields
@@ -24,14 +24,19 @@ if TYPE_CHECKING:
     from linformer_cli.data.images import ImageSet
     from linformer_cli.system.signals import StopRequest
 
-_TABLE_COLUMNS = (
-    Column("name", "attention"),
-    Column("bits", "bits/dim"),
-    Column("parameters", "parameters", format=format_count),
-    Column("state_bytes_per_image", "state", format=format_bytes),
-    Column("training_images_per_second", "train img/s", format=format_count),
-    Column("images_per_second", "draw img/s", format=format_count),
-)
+
+def _table_columns(words: Words) -> tuple[Column, ...]:
+    short = "img" if words is IMAGES else words.items
+    return (
+        Column("name", "attention"),
+        Column("bits", words.bits),
+        Column("parameters", "parameters", format=format_count),
+        Column("state_bytes_per_image", "state", format=format_bytes),
+        Column("training_images_per_second", f"train {short}/s", format=format_count),
+        Column("images_per_second", f"draw {short}/s", format=format_count),
+    )
+
+
 # The default of --images.
 _IMAGES = 16_000
 _MISSING = Column("missing", "missing")
@@ -76,8 +81,12 @@ def compare(
     ] = None,
     data_dir: options.DataDir = None,
     image_size: options.ImageSize = None,
+    window_length: options.WindowLength = None,
     preset: Annotated[
-        str | None, typer.Option("--preset", help="The network; default mnist-small.", show_default=False)
+        str | None,
+        typer.Option(
+            "--preset", help="The network; default mnist-small, or bytes-small for bytes.", show_default=False
+        ),
     ] = None,
     config: Annotated[
         Path | None,
@@ -172,10 +181,11 @@ def compare(
         training["evaluate_images"] = evaluate_images
     chosen = choose_training(config, training, talk)
     place = choose_device(chosen.device)
-    network = merge_settings(Given(preset), config, default_preset=DEFAULT_PRESET).network
+    given_data = {"name": data, "data_dir": data_dir, "image_size": image_size, "length": window_length}
+    given_data = {key: value for key, value in given_data.items() if value is not None}
+    network = merge_settings(Given(preset, data=given_data), config, default_preset=DEFAULT_PRESET).network
     kind = choose_precision(chosen.precision, place.value, network.width, network.feed_forward)
     talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
-    given_data = {"name": data, "data_dir": data_dir, "image_size": image_size}
     plan = Plan(
         runs,
         _IMAGES if images is None and max_time is None else images,
@@ -183,7 +193,7 @@ def compare(
         match_parameters,
         config,
         preset,
-        {key: value for key, value in given_data.items() if value is not None},
+        given_data,
         chosen.model_dump(include={"evaluate_images", "seed", "device"}) | {"precision": kind.value},
     )
     entries, sets = plan_entries(
@@ -191,6 +201,7 @@ def compare(
         plan,
         lambda settings: load_training_images(settings.data_config),
     )
+    words = entries[0].config.data.words
     conditions = Conditions(place.value, kind.value, batch, repeats)
     failures: dict[str, str] = {}
     for entry in entries if retime else []:
@@ -209,9 +220,10 @@ def compare(
         }
         print_json({"rows": rows, "settings": settings, "environment": describe_environment(), "plot": plot})
     else:
-        columns = (*_TABLE_COLUMNS, _MISSING) if any(row.missing for row in rows) else _TABLE_COLUMNS
+        columns = _table_columns(words)
+        columns = (*columns, _MISSING) if any(row.missing for row in rows) else columns
         print_records(rows, _CSV_COLUMNS if style == "csv" else columns, style)
-    write_plot(plot, lambda kind: render_comparison(rows, kind))
+    write_plot(plot, lambda kind: render_comparison(rows, kind, words))
     stop.raise_if_set("Stopped and saved; repeat the command to continue")
     if failures:
         raise LintxError(f"{len(failures)} of {len(entries)} failed: {', '.join(failures)}; the table says why")
@@ -230,7 +242,7 @@ def _work(
         for entry in entries:
             if entry.finished is None:
                 talk(f"{entry.variant.label}: training in {entry.folder.path}")
-                with _noting(entry, failures), TrainingDisplay() as display:
+                with _noting(entry, failures), TrainingDisplay(words=entry.config.data.words) as display:
                     train_entry(entry, images, conditions, display, stop)
         done = [entry for entry in entries if entry.finished is not None]
         for entry in done:

@@ -12,6 +12,7 @@ import typer
 
 from linformer_cli.data import Fit, Framing
 from linformer_cli.errors import DataError, LintxError, UsageError
+from linformer_cli.units import WINDOWS
 
 from . import options
 from .output import complain, print_json, say_halved, talk
@@ -100,6 +101,9 @@ def complete(
     if given := [path for path in images if os.path.realpath(path) in outputs]:
         raise UsageError(f"'{given[0]}' is one of the images and would be replaced; choose another output file")
     session = open_session(checkpoint, device, precision, engine)
+    if session.checkpoint.info.data.words is WINDOWS:
+        path = session.checkpoint.path
+        raise UsageError(f"'{path}' draws bytes, not images; to continue a text: lintx sample {path} --prompt TEXT")
 
     from linformer_cli.data.pictures import load_picture
     from linformer_cli.sampling.choose import Filters

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from linformer_cli.errors import LintxError, UsageError
+from linformer_cli.units import WINDOWS
 
 from . import options
 from .output import talk
@@ -46,7 +47,12 @@ def demo(
         if build.exists():
             raise UsageError(f"'{build}' exists already; name another folder")
         require_writable(build)
-    site = build_site(read_checkpoint(checkpoint))
+    found = read_checkpoint(checkpoint)
+    if found.info.data.words is WINDOWS:
+        raise UsageError(
+            f"'{found.path}' draws bytes, and the page shows images; to draw text: lintx sample {found.path}"
+        )
+    site = build_site(found)
     if build is not None:
         write_folder(build, {name: file.data for name, file in site.items()})
         talk(f"wrote {build}: {len(site)} files, {sum(len(file.data) for file in site.values()):,} bytes")

@@ -3,18 +3,24 @@
 import dataclasses
 import functools
 import time
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from linformer_cli.data import Split
 from linformer_cli.errors import UsageError
+from linformer_cli.report.tables import Column
 from linformer_cli.system.device import SamplingPrecision
+from linformer_cli.units import WINDOWS
 
 from . import options
 from .images import load_images_to_fit
-from .output import print_facts, print_json, talk
-from .session import open_session
+from .output import print_facts, print_json, print_records, talk, write_plot
+from .session import Session, open_session
+
+if TYPE_CHECKING:
+    from linformer_cli.config import ImageShape
 
 
 def evaluate(
@@ -29,6 +35,7 @@ def evaluate(
         Split, typer.Option("--split", help="Split to measure. Choose settings on validation, not on test.")
     ] = "validation",
     data_dir: options.DataDir = None,
+    length: options.EvaluatedLength = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.", show_default=False)
     ] = None,
@@ -54,6 +61,18 @@ def evaluate(
             metavar="CHECKPOINT",
         ),
     ] = None,
+    by_position: Annotated[
+        bool, typer.Option("--by-position", help="Also show bits/dim for each of the positions 0, 1, 2-3, 4-7, ...")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            help="Also plot bits/dim against the position to a .png or .svg file.",
+            show_default=False,
+            metavar="FILE",
+        ),
+    ] = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -65,6 +84,9 @@ def evaluate(
     figures of that paper. A model with classes receives the label of each image. A third figure then adds the cost of
     the label, log2(classes) bits per image, for comparison with models without classes.
 
+    For a model of bytes, an image is a window of bytes, and the result is in bits/byte. If the model needs no
+    positions, --length can be larger than in training.
+
     With --against, also measures a second model on the same images, with its parallel form. The difference is the mean
     of this model's bits/dim minus the second model's, including the cost of the class. Bits/dim usually differ far more
     between images than between two models on one image. The standard error of the difference is then much smaller than
@@ -75,32 +97,43 @@ def evaluate(
     - `lintx eval runs/first --data mnist --split test --json`
     - `lintx eval --limit 500`
     - `lintx eval runs/second --against runs/first`
+    - `lintx eval runs/text --length 65536 --by-position --plot positions.png`
     """
+    options.require_plots(plot)
     if precision == "int8" and engine is None:
         raise UsageError("--precision int8 is a format of the sampling engine; add --engine native")
     session = open_session(checkpoint, device, precision, engine)
 
-    from linformer_cli.evaluation.bits import measure_nats, stepped_nats
+    from linformer_cli.config import choose_words
+    from linformer_cli.evaluation.bits import block_nats, measure_nats, stepped_nats
+    from linformer_cli.report.positions import render_positions
     from linformer_cli.sampling.engines import EngineCache
     from linformer_cli.units import format_bits
 
     name = data or session.checkpoint.info.data.name
-    wanted = session.model.config.image
+    words, own, wanted = choose_words(name), session.checkpoint.info.data.words, session.model.config.image
+    if own is not words:
+        raise UsageError(f"'{session.checkpoint.path}' predicts {own.items}, and '{name}' has {words.items}")
+    if length is not None:
+        if words is not WINDOWS:
+            raise UsageError(f"--length is for windows of bytes, and '{name}' has images; drop --length")
+        wanted = wanted.model_copy(update={"width": length})
+    _require_size(session, wanted)
     images = load_images_to_fit(name, split, data_dir, wanted)
     classes = session.model.config.classes
     labels = images.require_labels(classes) if classes else None
     parallel: SamplingPrecision = "fp32" if precision in ("int8", "auto") else precision
     other = None if against is None else open_session(against, device, parallel)
-    if other is not None and other.model.config.image != wanted:
-        raise UsageError(f"'{against}' and '{session.checkpoint.path}' are for images of different sizes")
+    if other is not None:
+        _require_size(other, wanted)
     chosen = images.images[:limit]
-    talk(f"{len(chosen):,} of {len(images):,} {split} images of {name}")
+    talk(f"{len(chosen):,} of {len(images):,} {split} {words.items} of {name}")
     began = time.perf_counter()
-    nats = None
+    nats = functools.partial(block_nats, session.model)
     if engine is not None:
         nats = functools.partial(stepped_nats, EngineCache(session.engine, session.model, products=session.products))
     measured = measure_nats(session.model, chosen, batch, nats=nats, labels=labels)
-    bits = measured.describe()
+    bits, positions = measured.describe(), measured.describe_positions()
     with_class = bits.bits_per_dim + session.model.config.class_bits_per_dim
     result = {
         **session.record,
@@ -110,12 +143,16 @@ def evaluate(
         **dataclasses.asdict(bits),
         "classes": classes,
         "bits_per_dim_with_class": with_class if classes else None,
+        "by_position": positions,
+        "plot": plot,
         "seconds": time.perf_counter() - began,
     }
     if other is not None:
         other_classes = other.model.config.classes
         other_labels = images.require_labels(other_classes) if other_classes else None
-        rival = measure_nats(other.model, chosen, batch, labels=other_labels)
+        rival = measure_nats(
+            other.model, chosen, batch, nats=functools.partial(block_nats, other.model), labels=other_labels
+        )
         difference, error = measured.measure_difference(rival)
         difference += session.model.config.class_bits_per_dim - other.model.config.class_bits_per_dim
         result["against"] = {
@@ -124,16 +161,20 @@ def evaluate(
             "difference": difference,
             "difference_standard_error": error,
         }
+    write_plot(plot, lambda kind: render_positions(positions, kind, words))
     if json:
         print_json(result)
         return
     given = ", given the class" if classes else ""
     without = format_bits(bits.bits_per_dim_without_first_value, bits.standard_error_without_first_value)
     facts = {
-        "bits/dim": f"{format_bits(bits.bits_per_dim, bits.standard_error)}  (every value{given})",
+        words.bits: f"{format_bits(bits.bits_per_dim, bits.standard_error)}  (every value{given})",
         "without first value": f"{without}  (as in the code of Katharopoulos 2020{given})",
-        "images": f"{bits.images:,} of {name} {split}",
+        words.items: f"{bits.images:,} of {name} {split}",
     }
+    if words is WINDOWS:
+        del facts["without first value"]
+        facts[words.items] += f", {bits.values_per_image:,} bytes each"
     if classes:
         facts["with the class"] = (
             f"{format_bits(with_class, bits.standard_error)}  (log2({classes})/{bits.values_per_image} added, to "
@@ -143,3 +184,18 @@ def evaluate(
         sign = "+" if difference > 0 else ""
         facts["difference"] = f"{sign}{format_bits(difference, error)}  (this model minus {other.checkpoint.path})"
     print_facts(facts)
+    if by_position:
+        columns = (Column("place", "position"), Column("bits", words.bits))
+        print_records(positions, columns, "table")
+
+
+def _require_size(session: Session, wanted: "ImageShape") -> None:
+    """Raise `UsageError` if the model cannot predict images of the size `wanted`."""
+    image, path = session.model.config.image, session.checkpoint.path
+    if image == wanted:
+        return
+    if image.height > 1 or image.model_copy(update={"width": wanted.width}) != wanted:
+        raise UsageError(f"'{path}' is for images of a different size")
+    bound = session.model.find_bound()
+    if wanted.width > image.width and bound is not None:
+        raise UsageError(f"'{path}' predicts at most {image.width:,} bytes: {bound}; give a smaller --length")

@@ -19,7 +19,7 @@ def load_training_images(data: "DataConfig", team: Team = ALONE) -> "tuple[Image
     with team.leader_first():  # the leader may download the images
         train, validation = load_for_training(data)
     _say_notes(train)
-    talk(f"{data.name}: {len(train):,} training and {len(validation):,} validation images")
+    talk(f"{data.name}: {len(train):,} training and {len(validation):,} validation {data.words.items}")
     return train, validation
 
 
@@ -27,8 +27,7 @@ def load_images_to_fit(name: str, split: "Split", data_dir: str | None, wanted: 
     """Load one split of the data set `name`. Raises `UsageError` if its images do not have the size `wanted`."""
     from linformer_cli.data.images import fit_size, load_images
 
-    sizes = fit_size(name, wanted)
-    images = load_images(name, split, data_dir, sizes.get("image_size"), sizes.get("channels"))
+    images = load_images(name, split, data_dir, **fit_size(name, wanted))
     _say_notes(images)
     images.require_shape(wanted)
     return images

@@ -16,7 +16,7 @@ def info(
     - `lintx info mnist-deep --json`
     """
     from linformer_cli.checkpoint import load_weights, read_checkpoint
-    from linformer_cli.units import format_bits, format_bytes, format_duration
+    from linformer_cli.units import WINDOWS, format_bits, format_bytes, format_duration
 
     found = read_checkpoint(checkpoint)
     model = load_weights(found)
@@ -25,24 +25,25 @@ def info(
     if json:
         print_json({"checkpoint": found.path, **details.model_dump(), **sizes})
         return
-    network, image = details.model, details.model.image
+    network, image, words = details.model, details.model.image, details.data.words
+    size = f"{image.height} x {image.width} x {image.channels}, {image.levels} levels, T = {image.positions}"
     facts = {
         "checkpoint": found.path,
         "attention": f"{network.attention} {network.attention_options or ''}".strip(),
         "network": f"{network.layers} layers, {network.heads} heads of {network.head_width}, width {network.width}, "
         f"{network.feed_forward_kind} feed-forward {network.feed_forward}, {network.norm}-norm, "
         f"{network.context} context, {network.head} head",
-        "images": f"{image.height} x {image.width} x {image.channels}, {image.levels} levels, T = {image.positions}",
+        words.items: f"{image.positions:,} bytes" if words is WINDOWS else size,
         "classes": f"{network.classes}, the model is conditional" if network.classes else "none",
         "parameters": f"{sizes['parameters']:,}",
-        "state": f"{format_bytes(sizes['state_bytes'])} per image after {image.positions} positions",
-        "trained on": f"{details.data.name}, {training.images_seen:,} images in {training.step:,} steps, "
+        "state": f"{format_bytes(sizes['state_bytes'])} per {words.item} after {image.positions} positions",
+        "trained on": f"{details.data.name}, {training.images_seen:,} {words.items} in {training.step:,} steps, "
         f"{format_duration(training.elapsed_seconds)}",
         "weights": f"sha256 {found.digest}",
     }
     if training.validation_bits_per_dim is not None:
         facts["validation"] = (
-            f"{format_bits(training.validation_bits_per_dim, training.validation_standard_error)} bits/dim, "
-            f"{training.validation_images} images{', given the class' if network.classes else ''}"
+            f"{format_bits(training.validation_bits_per_dim, training.validation_standard_error)} {words.bits}, "
+            f"{training.validation_images} {words.items}{', given the class' if network.classes else ''}"
         )
     print_facts(facts)

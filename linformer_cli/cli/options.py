@@ -136,6 +136,26 @@ ImageSize = Annotated[
         show_default=False,
     ),
 ]
+WindowLength = Annotated[
+    int | None,
+    typer.Option(
+        "--length",
+        min=2,
+        max=LARGEST_SIZE,
+        help="Bytes in a window, for bytes:PATH. Default: 1024.",
+        show_default=False,
+    ),
+]
+EvaluatedLength = Annotated[
+    int | None,
+    typer.Option(
+        "--length",
+        min=2,
+        max=LARGEST_SIZE,
+        help="Bytes in a window, for a model of bytes. Default: as in training.",
+        show_default=False,
+    ),
+]
 Channels = Annotated[
     int | None,
     typer.Option(

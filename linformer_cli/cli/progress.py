@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from linformer_cli.units import format_bits, format_bytes, format_duration
+from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_duration
 
 from .output import is_quiet, patient_stderr
 
@@ -25,7 +25,8 @@ _PERCENT_COLUMNS = 5
 class TrainingDisplay:
     """A `Reporter` of the training loop that writes to `console`, by default stderr."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, words: Words = IMAGES) -> None:
+        self._words = words
         self._console = Console(stderr=True, file=patient_stderr()) if console is None else console
         self._live: Progress | None = None
         self._bar = TaskID(0)
@@ -54,9 +55,9 @@ class TrainingDisplay:
     def on_step(self, row: "MetricsRow", finished_share: float) -> None:
         facts = [
             f"step {row.step}",
-            f"{row.train_bits_per_dim:.3f} bits/dim",
+            f"{row.train_bits_per_dim:.3f} {self._words.bits}",
             f"{self._remaining(finished_share)} left",
-            f"{row.images_per_second:.1f} images/s",
+            f"{row.images_per_second:.1f} {self._words.items}/s",
             format_bytes(row.peak_memory_bytes or 0),
         ]
         if self._live is not None:
@@ -68,8 +69,8 @@ class TrainingDisplay:
     def on_evaluate(self, progress: "RunProgress", bits: "Bits", is_best: bool) -> None:
         best = ", the best so far" if is_best else ""
         self._say(
-            f"step {progress.step}: validation {format_bits(bits.bits_per_dim, bits.standard_error)} bits/dim over "
-            f"{bits.images} images{best}"
+            f"step {progress.step}: validation {format_bits(bits.bits_per_dim, bits.standard_error)} "
+            f"{self._words.bits} over {bits.images} {self._words.items}{best}"
         )
 
     def on_sample(self, path: Path) -> None:

@@ -9,10 +9,12 @@ import typer
 
 from linformer_cli.errors import UsageError
 from linformer_cli.system.distributed import join_team, notice_loss
+from linformer_cli.units import WINDOWS
 
 from . import options
 from .output import complain, print_json, say_halved, show_preview, talk
 from .session import open_session
+from .text import print_text, read_prompt, refuse_options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,11 +24,35 @@ if TYPE_CHECKING:
 _MOST_IN_GRID = 10_000
 # These bounds are far above any use. They keep image numbers within 63 bits, even with --first and classes.
 _MOST_IMAGES, _LAST_FIRST = 2**40, 2**62
+_IMAGES = 16
+# Parameters that do not apply to a model of bytes.
+_OF_IMAGES = ("batch", "out", "class_name", "files", "columns", "scale", "gif", "json")
 
 
 def sample(
+    context: typer.Context,
     checkpoint: options.CheckpointArgument = None,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, max=_MOST_IMAGES, help="Number of images.")] = 16,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--count",
+            min=1,
+            max=_MOST_IMAGES,
+            help="Number of images (default: 16), or of bytes (default: without end if the model needs no positions, "
+            "otherwise one window).",
+            show_default=False,
+        ),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt",
+            help="For a model of bytes: the text to continue, or '-' to read it from stdin.",
+            show_default=False,
+            metavar="TEXT",
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images drawn at once.")] = 64,
     out: Annotated[
         str, typer.Option("-o", "--out", help="PNG file for the grid; '-' writes it to stdout.", metavar="FILE")
@@ -49,7 +75,9 @@ def sample(
             show_default=False,
         ),
     ] = None,
-    first: Annotated[int, typer.Option("--first", min=0, max=_LAST_FIRST, help="Number of the first image.")] = 0,
+    first: Annotated[
+        int, typer.Option("--first", min=0, max=_LAST_FIRST, help="Number of the first image, or of the text.")
+    ] = 0,
     columns: Annotated[
         int | None, typer.Option("--columns", min=1, help="Columns of the grid.", show_default=False)
     ] = None,
@@ -71,7 +99,10 @@ def sample(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Draw images from a model.
+    """Draw images or text from a model.
+
+    A model of bytes prints text on stdout while it draws: safe characters in a terminal, and the bytes themselves in a
+    pipe. Options about images do not apply to it.
 
     The model draws one value after another; with linear attention, its memory does not grow with the image. Filters
     apply in this order: temperature, top-k, top-p. Without filters, images are drawn from the distribution that
@@ -89,22 +120,35 @@ def sample(
     - `lintx sample -n 16 --gif drawing.gif`
     - `torchrun --nproc-per-node 8 -m linformer_cli sample runs/first -n 10000 --files drawn`
     - `lintx sample runs/digits --class all -n 8`
+    - `lintx sample runs/text --prompt 'import ' -n 500 --temperature 0.8`
     """
     if out == "-" and json:
         raise UsageError("-o - and --json both want stdout; give -o a file")
-    options.require_output("-o", out, ".png")
-    options.require_output("--gif", gif, ".gif")
     with join_team() as team, notice_loss("with --files, the same command draws what is missing"):
         session = open_session(checkpoint, device, precision, engine, team)
 
-        from linformer_cli.report.numbered import NumberedImages
         from linformer_cli.sampling.choose import Filters
         from linformer_cli.sampling.decode import Sampler
+
+        filters = Filters(temperature, top_k, top_p)
+        sampler = Sampler(session.model, seed, filters, session.engine, session.products)
+        if session.checkpoint.info.data.words is WINDOWS:
+            refuse_options(context, _OF_IMAGES)
+            if team.count > 1:
+                raise UsageError("several processes draw images only; start one process to draw text")
+            return print_text(sampler, read_prompt(prompt), count, first)
+        if prompt is not None:
+            raise UsageError(f"--prompt is for models of bytes, and '{session.checkpoint.path}' draws images; drop it")
+
+        options.require_output("-o", out, ".png")
+        options.require_output("--gif", gif, ".gif")
+
+        from linformer_cli.report.numbered import NumberedImages
         from linformer_cli.units import format_bytes, format_duration
 
         from .drawing import ImageNumbers, add_up, draw_images, find_drawn
 
-        filters = Filters(temperature, top_k, top_p)
+        count = _IMAGES if count is None else count
         numbers = ImageNumbers(first, count, session.choose_classes(class_name), session.model.config.classes)
         if numbers.classes and not numbers.chosen:
             talk(f"classes 0 to {numbers.classes - 1} in turn; select with --class")
@@ -122,7 +166,6 @@ def sample(
         # Images are assigned to the processes in turn, so a stopped job leaves the first images complete.
         missing = [index for index in wanted if index not in existing] if existing else wanted
         began = time.perf_counter()
-        sampler = Sampler(session.model, seed, filters, session.engine, session.products)
         own = draw_images(sampler, missing[team.rank :: team.count], batch, numbers, folder, say_halved)
         work = add_up(team.gather(own))
         seconds = time.perf_counter() - began

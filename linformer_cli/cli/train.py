@@ -9,8 +9,9 @@ import typer
 
 from linformer_cli.config import LENGTHS, NetworkConfig, TrainConfig
 from linformer_cli.errors import UsageError
-from linformer_cli.presets import DEFAULT_PRESET, PRESETS
+from linformer_cli.presets import BYTES_PRESET, DEFAULT_PRESET, PRESETS
 from linformer_cli.system.distributed import join_team, notice_loss
+from linformer_cli.units import WINDOWS
 
 from . import options
 from .config_options import Fields, with_fields
@@ -35,7 +36,8 @@ def train(
         str | None,
         typer.Option(
             "--data",
-            help="Data set: mnist, fashion-mnist, cifar10, array:DIR, folder:PATH or glyphs. Default: the preset's.",
+            help="Data set: mnist, fashion-mnist, cifar10, array:DIR, folder:PATH, bytes:PATH or glyphs. Default: the "
+            "preset's.",
             metavar="NAME",
             show_default=False,
         ),
@@ -43,6 +45,7 @@ def train(
     data_dir: options.DataDir = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
+    window_length: options.WindowLength = None,
     classes: Annotated[
         bool | None,
         typer.Option(
@@ -84,12 +87,13 @@ def train(
     ] = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
-    length: Annotated[dict[str, Any], Fields(TrainConfig, "Length (one of these)", only=LENGTHS)],
+    length: Annotated[dict[str, Any], Fields(TrainConfig, "Length of training (one of these)", only=LENGTHS)],
     preset: Annotated[
         str | None,
         typer.Option(
             "--preset",
-            help=f"Network and training settings: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}.",
+            help=f"Network and training settings: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}, or {BYTES_PRESET} "
+            "for bytes.",
             autocompletion=options.complete_preset,
             rich_help_panel="Model",
             show_default=False,
@@ -100,7 +104,8 @@ def train(
 ) -> None:
     """Train a model, or resume a run.
 
-    Without options, trains `mnist-wide` on MNIST in a new folder in runs/.
+    Without options, trains `mnist-wide` on MNIST in a new folder in runs/. With `--data bytes:PATH`, trains on windows
+    of bytes from a file or a folder of files, and shows bits/byte.
 
     The folder of a run holds config.toml (all settings), metrics.csv, samples/, last/ (the newest save) and best/ (the
     save with the lowest validation bits/dim). Options override --config, which overrides the preset. After the first
@@ -116,6 +121,7 @@ def train(
     - `lintx train --data glyphs --preset tiny --steps 200`
     - `lintx train --attention softmax --dry-run`
     - `lintx train --data mnist --classes --optimizer muon --shift 1`
+    - `lintx train --data bytes:book.txt --max-time 10m`
     - `lintx train --resume runs/first --max-time 1h`
     - `lintx train --init-from runs/first --attention softmax --out runs/moved`
     """
@@ -125,8 +131,9 @@ def train(
     from linformer_cli.training.run_folder import RUNS, RunFolder, claim_run, find_newest_run
     from linformer_cli.training.settings import Given, extend_settings, find_source, merge_settings
 
-    of_data = {"name": data, "data_dir": data_dir, "image_size": image_size, "channels": channels, "labels": classes}
-    given = Given(preset, network, _without_none(of_data), {**length, **training})
+    sizes = {"image_size": image_size, "channels": channels, "length": window_length}
+    of_data = _without_none({"name": data, "data_dir": data_dir, **sizes, "labels": classes})
+    given = Given(preset, network, of_data, {**length, **training})
     with join_team() as team:
         source = None
         if resume:
@@ -188,7 +195,7 @@ def _build_trainer(
     talk(f"device {device.value} ({device.reason}), precision {precision.value} ({precision.reason})")
     trainer = Trainer(settings, folder, images, device.value, precision.value, team)
     if team.count > 1:
-        talk(f"{team.count} processes, each with its share of every {settings.train.batch} images")
+        talk(f"{team.count} processes, each with its share of every {settings.train.batch} {settings.data.words.items}")
     if trainer.model.is_compiled(torch_dtype(precision.value)):
         talk("attention uses compiled kernels")
     if settings.model.classes:
@@ -213,12 +220,13 @@ def _run(trainer: "Trainer", json: bool) -> None:
     from linformer_cli.system.signals import catch_signals
 
     began, path = trainer.progress.step, trainer.folder.path
-    with catch_signals() as stop, TrainingDisplay() as display:
+    words = trainer.config.data.words
+    with catch_signals() as stop, TrainingDisplay(words=words) as display:
         progress = trainer.run(display, stop)
     if progress.step == began:
         talk("the run was already complete; give a larger --steps, --epochs or --max-time")
-    talk(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} bits/dim; try")
-    talk(f"lintx sample {path} -n 16 -o samples.png")
+    talk(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} {words.bits}; try")
+    talk(f"lintx sample {path}{'' if words is WINDOWS else ' -n 16 -o samples.png'}")
     if json and trainer.team.leads:
         result = {
             "run": path,
@@ -265,8 +273,8 @@ def _dry_run(trainer: "Trainer", json: bool) -> None:
     print_facts(
         {
             "parameters": f"{facts['parameters']:,}",
-            "state": f"{format_bytes(facts['state_bytes'])} per image while sampling",
+            "state": f"{format_bytes(facts['state_bytes'])} per {trainer.config.data.words.item} while sampling",
             "memory": f"{format_bytes(facts['peak_memory_bytes'])} at the peak of one step",
-            "one step": f"{seconds:.3g} s, {facts['images_per_second']:.3g} images/s",
+            "one step": f"{seconds:.3g} s, {facts['images_per_second']:.3g} {trainer.config.data.words.items}/s",
         }
     )

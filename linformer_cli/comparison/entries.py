@@ -24,6 +24,7 @@ from linformer_cli.training.progress import Reporter
 from linformer_cli.training.run_folder import RunFolder
 from linformer_cli.training.schedule import measure_progress
 from linformer_cli.training.settings import Given, Settings, merge_settings, read_tables
+from linformer_cli.units import WINDOWS
 
 from .matching import count_parameters, match_parameters
 
@@ -202,9 +203,13 @@ def train_entry(
 def draw_grid(entry: Entry, device: str, check: Check = never_stop) -> bool:
     """Write the grid of samples of a finished run, unless its weights have one already. Return whether it was written.
 
+    A run on bytes has no grid.
+
     `check` is called before every step and may raise to stop.
     """
     checkpoint = entry.require_finished()
+    if entry.config.data.words is WINDOWS:
+        return False
     try:
         if read_png_metadata(entry.grid_file)["checkpoint_sha256"] == checkpoint.digest:
             return False

@@ -9,18 +9,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from linformer_cli.config import DataConfig, Frame, ImageShape, parse_config
+from linformer_cli.config import DataConfig, Frame, ImageShape, holds_bytes, parse_config
 from linformer_cli.errors import DataError, UsageError, unknown_name
 from linformer_cli.files import is_special, user_cache
 
 from . import SPLITS, Split
+from .byte_windows import DEFAULT_LENGTH, ByteWindows, load_byte_windows
 from .folders import FolderImages, load_folder
 from .framing import measure_frame
 from .glyphs import CHARACTERS, COUNTS, DEFAULT_SIZE, draw_glyphs
 from .pictures import border_brightness
 from .torchvision_sets import CLASS_NAMES, load_torchvision_set
 
-DATA_SETS = (*CLASS_NAMES, "array:DIR", "folder:PATH", "glyphs")
+DATA_SETS = (*CLASS_NAMES, "array:DIR", "folder:PATH", "bytes:PATH", "glyphs")
 
 _BORDER_IMAGES = 1000
 
@@ -29,7 +30,8 @@ _BORDER_IMAGES = 1000
 class ImageSet:
     """The images of one split of a data set.
 
-    images: uint8 [N, H, W, C], N >= 1, C is 1 or 3; may be a read-only view of a file
+    images: uint8 [N, H, W, C], N >= 1, C is 1 or 3; may be a read-only view of a file. Windows of bytes are images of
+        one row
     labels: int64 [N], or None if the set has none
     classes: number of classes in the whole set, numbered from 0; 0 if the set has no labels
     notes: lines that the user should see, such as skipped files
@@ -37,7 +39,7 @@ class ImageSet:
 
     name: str
     split: Split
-    images: NDArray[np.uint8]
+    images: NDArray[np.uint8] | ByteWindows
     labels: NDArray[np.int64] | None
     notes: tuple[str, ...] = ()
     classes: int = 0
@@ -91,8 +93,10 @@ def takes_size(name: str) -> bool:
 def fit_size(name: str, image: ImageShape) -> dict[str, int]:
     """The settings that make the images of data set `name` fit a model for `image`.
 
-    `image_size` and `channels` are included only if the data set takes them.
+    `image_size`, `channels` and `length` are included only if the data set takes them.
     """
+    if holds_bytes(name):
+        return {"length": image.width}
     sizes = {"image_size": image.height} if takes_size(name) else {}
     return {**sizes, "channels": image.channels} if name.startswith("folder:") else sizes
 
@@ -103,6 +107,7 @@ def load_images(
     data_dir: str | Path | None = None,
     image_size: int | None = None,
     channels: int | None = None,
+    length: int | None = None,
 ) -> ImageSet:
     """Load the images of one split of the data set `name`, one of `DATA_SETS`.
 
@@ -110,22 +115,29 @@ def load_images(
     fewer than 50,000. `train` is the other training images. `test` is the set's own test part. `data_dir` (default: the
     environment variable LINTX_DATA, then data/ in `user_cache()`) holds torchvision's sets. Missing sets are downloaded
     into it. `image_size`, in pixels, is for `glyphs` and `folder:PATH`. `channels` (1 grey, 3 RGB) is for
-    `folder:PATH`.
+    `folder:PATH`. `length` (default: 1,024) is the number of bytes in a window of `bytes:PATH`, whose splits
+    `load_byte_windows` explains.
 
     Raises `UsageError` for an unknown name or split or an impossible size, and `DataError` if images are missing,
     damaged or of the wrong form.
     """
-    return _load(name, [split], data_dir, image_size, channels)[0]
+    return _load(name, [split], data_dir, image_size, channels, length)[0]
 
 
 def load_for_training(data: DataConfig) -> tuple[ImageSet, ImageSet]:
     """Load the training and validation images of `data` in one pass. Raises the errors of `load_images`."""
-    train, validation = _load(data.name, ["train", "validation"], data.data_dir, data.image_size, data.channels)
+    sizes = data.image_size, data.channels, data.length
+    train, validation = _load(data.name, ["train", "validation"], data.data_dir, *sizes)
     return train, validation
 
 
 def _load(
-    name: str, splits: Sequence[Split], data_dir: str | Path | None, image_size: int | None, channels: int | None
+    name: str,
+    splits: Sequence[Split],
+    data_dir: str | Path | None,
+    image_size: int | None,
+    channels: int | None,
+    length: int | None,
 ) -> list[ImageSet]:
     """Load `splits`: either `test` alone, or splits of the set's own training images."""
     for split in splits:
@@ -133,11 +145,13 @@ def _load(
             raise unknown_name("split", split, SPLITS)
     part: Literal["train", "test"] = "test" if "test" in splits else "train"
     kind, colon, folder = name.partition(":")
-    own = kind in ("array", "folder") and bool(colon)
+    own = kind in ("array", "folder", "bytes") and bool(colon)
     if not own and name not in DATA_SETS:
         raise unknown_name("data set", name, DATA_SETS)
     if own and not folder:
-        raise UsageError(f"--data {name} needs a folder, as in {kind}:DIR; found none")
+        raise UsageError(
+            f"--data {name} needs a {'path' if kind == 'bytes' else 'folder'}, as in {kind}:DIR; found none"
+        )
     if image_size is not None and not takes_size(name):
         raise UsageError(
             f"--image-size {image_size} is for glyphs and folder:PATH, not for --data {name}; drop --image-size"
@@ -147,6 +161,12 @@ def _load(
         parse_config(ImageShape, sides, f"--image-size {image_size}")
     if channels is not None and not (own and kind == "folder"):
         raise UsageError(f"--channels {channels} is for folder:PATH, not for --data {name}; drop --channels")
+    if length is not None and not holds_bytes(name):
+        raise UsageError(f"--length {length} is for bytes:PATH, not for --data {name}; drop --length")
+    if holds_bytes(name):
+        windows, skipped = load_byte_windows(Path(os.path.expanduser(folder)), splits, length or DEFAULT_LENGTH)
+        notes = _note_skipped(skipped)
+        return [ImageSet(name, *each, None, notes) for each in zip(splits, windows, strict=True)]
     if name == "glyphs":
         side = DEFAULT_SIZE if image_size is None else image_size
         return [_draw(name, split, part, side) for split in splits]
@@ -167,10 +187,12 @@ def _draw(name: str, split: Split, part: Literal["train", "test"], side: int) ->
 
 
 def _from_folder(name: str, split: Split, found: FolderImages) -> ImageSet:
-    count = len(found.skipped)
-    many = f"{count} files skipped, the first: " if count > 1 else "1 file skipped: "
-    notes = (many + found.skipped[0],) if count else ()
-    return ImageSet(name, split, found.images, found.labels, notes, found.classes)
+    return ImageSet(name, split, found.images, found.labels, _note_skipped(found.skipped), found.classes)
+
+
+def _note_skipped(skipped: Sequence[str]) -> tuple[str, ...]:
+    many = f"{len(skipped)} files skipped, the first: " if len(skipped) > 1 else "1 file skipped: "
+    return (many + skipped[0],) if skipped else ()
 
 
 def _part(name: str, split: Split, count: int) -> slice:

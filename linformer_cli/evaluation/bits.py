@@ -13,6 +13,7 @@ from linformer_cli.data.sequence import images_to_values
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.engines import EngineCache
 from linformer_cli.system.memory import work_in_batches
+from linformer_cli.units import format_bits
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,53 @@ class Bits:
 
 
 @dataclass(frozen=True)
+class PositionBits:
+    """Bits/dim of the values `first` to `last` of every image, counted from 0, with the standard error over images."""
+
+    first: int
+    last: int
+    bits_per_dim: float
+    standard_error: float | None
+
+    @property
+    def place(self) -> str:
+        """Return the positions as text."""
+        return f"{self.first:,}" + (f" to {self.last:,}" if self.last > self.first else "")
+
+    @property
+    def bits(self) -> str:
+        """Return bits/dim with the standard error as text."""
+        return format_bits(self.bits_per_dim, self.standard_error)
+
+
+@dataclass(frozen=True)
 class ImageNats:
-    """Nats of every image, float64 [N]: for all `positions` values of the image, and for its first value alone."""
+    """Nats of every image: for all `positions` values of the image, float64 [N], and for each of its ranges [N, R].
+
+    The ranges of positions are 0, 1, 2 to 3, 4 to 7, and so on.
+    """
 
     whole: Tensor
-    first: Tensor
+    by_range: Tensor
     positions: int
+
+    @property
+    def first(self) -> Tensor:
+        """The nats of the first value of every image, float64 [N]."""
+        return self.by_range[:, 0]
 
     def describe(self) -> Bits:
         """Return bits/dim: the nats divided by ln 2 and by the number of values."""
         bits, error = _mean_and_error(self.whole, self.positions)
         rest, rest_error = _mean_and_error(self.whole - self.first, self.positions - 1)
         return Bits(bits, error, rest, rest_error, len(self.whole), self.positions)
+
+    def describe_positions(self) -> list[PositionBits]:
+        """Return bits/dim for each range of positions."""
+        return [
+            PositionBits(part.start, part.stop - 1, *_mean_and_error(nats, len(part)))
+            for part, nats in zip(_double_ranges(self.positions), self.by_range.unbind(dim=1), strict=True)
+        ]
 
     def measure_difference(self, other: "ImageNats") -> tuple[float, float | None]:
         """Return bits/dim minus the bits/dim of `other` on the same images, and its standard error. Negative is better.
@@ -77,6 +113,8 @@ def measure_nats(
 ) -> ImageNats:
     """Measure the nats of each image of `images`, uint8 [N, H, W, C], summed over the values of the image.
 
+    Windows of bytes may be longer or shorter than those of the model; for longer ones, `nats` is `block_nats`.
+
     `before_batch` is called before every batch and may raise to stop. `nats` computes the nats [B, T] of values int64
     [B, T] and labels int64 [B] or None; the default is the model's parallel form. A model with classes needs `labels`
     int64 [N], and the nats are conditional on the class. When memory runs out, the batch is halved.
@@ -89,16 +127,31 @@ def measure_nats(
         values = images_to_values(images[chosen], model.config.image.levels).to(model.device)
         given = None if labels is None else torch.from_numpy(labels[chosen]).to(model.device)
         found = (nats or model.nats)(values, given).cpu().double()
-        return found.sum(dim=1), found[:, 0]
+        ranges = [found[:, part.start : part.stop].sum(dim=1) for part in _double_ranges(positions)]
+        return found.sum(dim=1), torch.stack(ranges, dim=1)
 
+    positions = math.prod(images.shape[1:])
     training = model.training
     model.eval()
     try:
         measured = list(work_in_batches(range(len(images)), batch, measure))
     finally:
         model.train(training)
-    whole, first = map(torch.cat, zip(*measured, strict=True))
-    return ImageNats(whole, first, model.config.image.positions)
+    whole, by_range = map(torch.cat, zip(*measured, strict=True))
+    return ImageNats(whole, by_range, positions)
+
+
+def block_nats(model: PixelModel, values: Tensor, labels: Tensor | None) -> Tensor:
+    """Return nats [B, N] of values int64 [B, N], read in blocks of the model's T positions. N may be larger than T.
+
+    `PixelModel.find_bound` says whether the model supports this. Memory for activations does not grow with N.
+    """
+    tokens, length = model.shift_values(values, labels), model.config.image.positions
+    state, found = None, []
+    for part, known in zip(tokens.split(length, dim=1), values.split(length, dim=1), strict=True):
+        parameters, state = model.attend(part, state)
+        found.append(-model.head.log_likelihood(parameters, known))
+    return torch.cat(found, dim=1)
 
 
 @torch.no_grad()
@@ -111,6 +164,12 @@ def stepped_nats(engines: EngineCache, values: Tensor, labels: Tensor | None) ->
             parameters = stepper.step(token)
             found[:, position] = -model.head.log_likelihood(parameters, values[:, position])
     return found
+
+
+def _double_ranges(positions: int) -> list[range]:
+    """Divide `positions` positions into ranges that end before 1, 2, 4, 8 and so on."""
+    ends = [min(2**power, positions) for power in range((positions - 1).bit_length() + 1)]
+    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _mean_and_error(nats_per_image: Tensor, values: int) -> tuple[float, float | None]:

@@ -108,6 +108,11 @@ class Block(nn.Module, ABC):
     def start_biases(self) -> None:
         """Set the biases whose initial value is not 0."""
 
+    @property
+    def unbounded(self) -> bool:
+        """Whether a sequence can go on beyond T positions: the state is constant and positions are not used."""
+        return True
+
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether compiled kernels, rather than plain torch, mix positions for vectors of `dtype` on `device`."""
         return False
@@ -133,6 +138,10 @@ class InnerBlock(Block):
     def stateful(self) -> Attention | AttentionLayer:
         """The part that has the state."""
         return self.inner
+
+    @property
+    def unbounded(self) -> bool:
+        return self.inner.unbounded
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
         return self.stateful.init_state(batch, capacity, device, dtype)

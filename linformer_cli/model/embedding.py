@@ -19,6 +19,8 @@ from linformer_cli.native.program import Builder
 from .neighbour_tables import TABLE_PIXELS, NeighbourTables
 from .surroundings import Surroundings, list_surroundings
 
+# The number of values that `previous` and `recent` read.
+_LAST_VALUES = {"previous": 1, "recent": 4}
 # (rows up, columns to the left) of the pixels that `neighbours` reads, besides the pixel itself.
 _NEIGHBOURS = ((0, 1), (0, 2), (1, 1), (1, 0), (1, -1), (2, 0))
 
@@ -63,14 +65,20 @@ def fill_ring(state: EmbeddingState, length: int) -> Tensor:
 def context_sources(context: str, image: ImageShape) -> Tensor:
     """The numbers int64 [T, slots] of the known values that each position looks up in tables; -1 means no value.
 
-    `previous` has one slot, the previous value. The other contexts have one slot for each channel of six pixels (left,
-    two left, above left, above, above right, two above) and for the earlier channels of the pixel itself. Pixels
-    outside the image are missing. Every number is smaller than its position.
+    `previous` has one slot, the previous value, and `recent` has one for each of the last four values. The other
+    contexts have one slot for each channel of six pixels (left, two left, above left, above, above right, two above)
+    and for the earlier channels of the pixel itself. Pixels outside the image are missing. Every number is smaller than
+    its position.
     """
-    if context == "previous":
+    if context in _LAST_VALUES:
         # This tensor is on the CPU even for a model on the meta device, because `reach` is computed from it.
-        return (torch.arange(image.positions, device="cpu") - 1).unsqueeze(1)
+        return find_last_values(torch.arange(image.positions, device="cpu"), _LAST_VALUES[context])
     return find_pixels(image, _NEIGHBOURS)
+
+
+def find_last_values(positions: Tensor, count: int) -> Tensor:
+    """The numbers int64 [T, count] of the last `count` values before each of `positions` int64 [T]; -1 means none."""
+    return (positions.unsqueeze(1) - torch.arange(1, count + 1, device=positions.device)).clamp(min=-1)
 
 
 def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
@@ -104,10 +112,13 @@ class PixelEmbedding(nn.Module):
     slot without a value has its own embedding, which is also used for the start token. In a model with classes, the
     vector of the class is added at every position. `wide` adds the output of `Surroundings`, and `hashed` adds the
     outputs of `Surroundings` and `NeighbourTables`.
+
+    If the vectors depend only on the last values, and not on positions, there may be more than T tokens. `last_values`
+    is then the number of these values, and otherwise 0.
     """
 
     sources: Tensor
-    sinusoids: Tensor
+    sinusoids: Tensor | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -126,7 +137,8 @@ class PixelEmbedding(nn.Module):
         # The columns of `sources` where the surroundings and the neighbour tables start.
         self.bounds = (self.slots, sum(part.shape[1] for part in seen[:2]))
         distances = torch.arange(image.positions, device="cpu").unsqueeze(1) - sources
-        self.reach = int(distances[sources >= 0].max()) if image.positions > 1 else 1
+        self.last_values = _LAST_VALUES.get(config.context, 0) if config.embedding == "none" else 0
+        self.reach = self.last_values or (int(distances[sources >= 0].max()) if image.positions > 1 else 1)
         paper = config.embedding == "paper"
         value_width = config.width // 2 if paper else config.width
         # All slots share one table, so that one call looks up and adds all vectors.
@@ -136,6 +148,8 @@ class PixelEmbedding(nn.Module):
             self.register_buffer("sinusoids", sinusoidal_table(image.positions, config.width // 2), persistent=False)
         else:
             self.register_parameter("sinusoids", None)
+        self.has_grid = config.embedding == "grid"
+        if self.has_grid:
             self.row = nn.Embedding(image.height, config.width)
             self.column = nn.Embedding(image.width, config.width)
             self.channel = nn.Embedding(image.channels, config.width)
@@ -157,7 +171,7 @@ class PixelEmbedding(nn.Module):
         batch, length = tokens.shape
         start = int(state.position)
         known = torch.cat([state.recent, tokens.to(torch.int16)], dim=1)
-        sources = self.sources[start : start + length]
+        sources = self._find_sources(start, length)
         columns = (sources - first_value(start, self.reach)).clamp(min=0)
         values = known[:, columns.flatten()].unflatten(1, sources.shape).long()
         values = torch.where(sources < 0, self.levels, values)
@@ -168,7 +182,7 @@ class PixelEmbedding(nn.Module):
         if self.sinusoids is not None:
             position = self.sinusoids[start : start + length].to(x.dtype).expand(batch, -1, -1)
             x = torch.cat([x, position], dim=-1)
-        else:
+        elif self.has_grid:
             x = x + self._grid(start, length)
         if self.surroundings is not None:
             x = x + self.surroundings(around)
@@ -191,14 +205,18 @@ class PixelEmbedding(nn.Module):
         ring = self.reach + builder.window - 1
         recent = builder.state(ring, dtype=torch.int16)
         label = -1 if self.classes is None else builder.state(1, dtype=torch.int64)
-        slots = ring_slots(self.sources, ring).to(torch.int32)
+        # Without positions, the slots repeat after the first positions, and the table has only one period of them.
+        period = ring if self.last_values else 0
+        sources = self._find_sources(0, self.last_values + period) if period else self.sources
+        slots = ring_slots(sources, ring).to(torch.int32)
         own, around, together = (builder.shared(part) for part in slots.tensor_split(self.bounds, dim=1))
         # If value and position are concatenated, the table of each is 0 in the columns of the other.
         width, place = builder.width, self.places()
         table = builder.shared(functional.pad(self.values, (0, width - self.values.shape[1])))
-        places = builder.shared(functional.pad(place, (width - place.shape[1], 0)))
+        places = -1 if place is None else builder.shared(functional.pad(place, (width - place.shape[1], 0)))
         classes = -1 if self.classes is None else builder.shared(self.classes.weight)
-        builder.emit("embed", (builder.x, recent, own, table, places, label, classes), (width, self.slots, self.levels))
+        buffers = (builder.x, recent, own, table, places, label, classes)
+        builder.emit("embed", buffers, (width, self.slots, self.levels, period))
         if self.surroundings is not None:
             count = self.bounds[1] - self.bounds[0]
             numbers = builder.scratch("numbers", 2 * count)
@@ -212,9 +230,15 @@ class PixelEmbedding(nn.Module):
             builder.add(builder.project(self.tables.output, numbers, "branch"))
         return recent, label
 
-    def places(self) -> Tensor:
-        """Position vectors: [T, width] to add to the vectors of values, or [T, width / 2] to append to them."""
-        return self._grid(0, self.image.positions) if self.sinusoids is None else self.sinusoids
+    def places(self) -> Tensor | None:
+        """Position vectors: [T, width] to add to the vectors of values, or [T, width / 2] to append. Or None."""
+        return self._grid(0, self.image.positions) if self.has_grid else self.sinusoids
+
+    def _find_sources(self, start: int, length: int) -> Tensor:
+        """The rows `start` to `start + length - 1` of `sources`, which may lie beyond the last row."""
+        if self.last_values:
+            return find_last_values(torch.arange(start, start + length, device=self.sources.device), self.last_values)
+        return self.sources[start : start + length]
 
     def _grid(self, start: int, length: int) -> Tensor:
         places = torch.arange(start, start + length, device=self.values.device)

@@ -71,7 +71,7 @@ def _build_block(config: ModelConfig, options: Config, layer: int) -> Block:
         key_width=config.head_width,
         value_width=config.head_width,
         positions=config.image.positions,
-        row=config.image.values_per_row,
+        row=config.image.row_for_attention,
         layer=layer,
     )
     attention = fit_attention(config.attention, options, shape, config.width)

@@ -59,6 +59,15 @@ class PixelModel(nn.Module):
         """Whether any block's `attend` runs compiled kernels for inputs of `dtype`."""
         return any(block.is_compiled(self.device, dtype) for block in self.typed_blocks)
 
+    def find_bound(self) -> str | None:
+        """Say why sequences end after T values, or return None if they can go on with a state of constant size."""
+        config = self.config
+        if not self.embedding.last_values:
+            return f"embedding '{config.embedding}' with context '{config.context}' depends on the position"
+        if not all(block.unbounded for block in self.typed_blocks):
+            return f"'{config.attention}' needs positions, or memory that grows with their number"
+        return None
+
     def start_tokens(self, batch: int, labels: Tensor | None = None) -> Tensor:
         """The start token of every image, int64 [B]. This is the token of the first step.
 

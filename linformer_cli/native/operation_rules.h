@@ -15,26 +15,26 @@
 namespace {
 
 void check_embed(Rules& r) {
-    const double D = r.integer(0), sources = r.integer(1), levels = r.integer(2);
+    const double D = r.integer(0), sources = r.integer(1), levels = r.integer(2), period = r.integer(3);
     r.scratch(0, D);
-    r.ring_and_slots(sources);
+    r.ring_and_slots(sources, period > 0 ? sources + period : r.T);
     r.need(levels >= static_cast<double>(r.file.levels));
     r.constant(3, sources * (levels + 1) * D);
-    r.constant(4, r.T * D);
+    if (r.has(4)) r.constant(4, r.T * D);
     r.need(r.op.buffer[5] == r.file.label);
     if (r.has(5)) r.constant(6, static_cast<double>(r.file.classes) * D);
 }
 
 void check_look_around(Rules& r) {
     r.scratch(0, 2 * r.integer(0));
-    r.ring_and_slots(r.integer(0));
+    r.ring_and_slots(r.integer(0), r.T);
 }
 
 void check_look_up(Rules& r) {
     double rows = 0;
     for (const int64_t count : TABLE_ROWS) rows += static_cast<double>(count);
     r.scratch(0, TABLES * ROW_WIDTH);
-    r.ring_and_slots(NEIGHBOURS);
+    r.ring_and_slots(NEIGHBOURS, r.T);
     r.need(r.integer(1) >= 1);
     r.constant(3, r.integer(1) * rows * ROW_WIDTH);
 }

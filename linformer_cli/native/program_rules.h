@@ -36,12 +36,12 @@ public:
         image ? state(n, count) : scratch(n, count);
     }
 
-    // Buffers 1 and 2 of the operation are the ring of recent values, and `count` slots of the ring for each position.
-    void ring_and_slots(double count) {
+    // Buffers 1 and 2 of the operation are the ring of recent values, and `count` slots of the ring in each of `rows`.
+    void ring_and_slots(double count, double rows) {
         need(op.buffer[1] == file.recent);
-        constant(2, T * count, Type::INT32);
+        constant(2, rows * count, Type::INT32);
         const int64_t reach = file.buffers[file.recent].width;
-        for (int64_t n = 0; kept && n < T * count; n++) need(-1 <= shared(2)[n] && shared(2)[n] < reach);
+        for (int64_t n = 0; kept && n < rows * count; n++) need(-1 <= shared(2)[n] && shared(2)[n] < reach);
     }
 
     // No buffer that an operation may write to appears twice; in a `join`, x may also be the output.

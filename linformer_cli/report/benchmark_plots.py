@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from linformer_cli.errors import UsageError
-from linformer_cli.units import format_count
+from linformer_cli.units import IMAGES, Words, format_count
 
 from .plots import Curve, Panel, PlotFormat, number_styles, render_plot
 
@@ -75,7 +75,7 @@ def trained_rows(rows: Sequence["ModelRow"]) -> list["ModelRow"]:
     return [row for row in rows if row.bits_per_dim is not None and row.speed]
 
 
-def render_comparison(rows: Sequence["ComparisonRow"], kind: PlotFormat) -> bytes:
+def render_comparison(rows: Sequence["ComparisonRow"], kind: PlotFormat, words: Words = IMAGES) -> bytes:
     """Plot bits/dim against images per second and against the bytes of state, with a point per finished run.
 
     Raises `UsageError` if no run is finished.
@@ -92,10 +92,10 @@ def render_comparison(rows: Sequence["ComparisonRow"], kind: PlotFormat) -> byte
         if row.state_bytes_per_image:
             states.append(Curve(row.name, [row.state_bytes_per_image / 1024], *point, *style))
     panels = [
-        Panel("", speeds, x_label="images per second (sampling)", y_scale="linear", ticks_at_points=False),
-        Panel("", states, x_label="state per image (KiB)", y_scale="linear", ticks_at_points=False),
+        Panel("", speeds, x_label=f"{words.items} per second (sampling)", y_scale="linear", ticks_at_points=False),
+        Panel("", states, x_label=f"state per {words.item} (KiB)", y_scale="linear", ticks_at_points=False),
     ]
-    return render_plot(panels, "", "bits/dim", kind, title="validation bits/dim with standard error")
+    return render_plot(panels, "", words.bits, kind, title=f"validation {words.bits} with standard error")
 
 
 def render_growth(rows: Sequence["AttentionRow"], exponents: Sequence["Exponents"], kind: PlotFormat) -> bytes:

@@ -1,21 +1,23 @@
 """The model card, README.md in every checkpoint folder."""
 
 from linformer_cli.config import CheckpointInfo
-from linformer_cli.units import format_bits
+from linformer_cli.units import WINDOWS, format_bits
 
 
 def render_card(name: str, info: CheckpointInfo, parameters: int, mixing: str) -> str:
     """Render the model card of a checkpoint in Markdown."""
-    model, training = info.model, info.training
-    image = f"{model.image.height} x {model.image.width} x {model.image.channels}"
+    model, training, words = info.model, info.training, info.data.words
+    size = f"{model.image.height} x {model.image.width} x {model.image.channels}"
+    if words is WINDOWS:
+        size = f"{model.image.positions:,} bytes"
     lines = [
         f"# {name}",
         "",
-        f"A lintx pixel model: {mixing}, {model.layers} layers of width {model.width}, "
-        f"{parameters:,} parameters, images of {image}"
+        f"A lintx {'byte' if words is WINDOWS else 'pixel'} model: {mixing}, {model.layers} layers of width "
+        f"{model.width}, {parameters:,} parameters, {words.items} of {size}"
         f"{f', conditional on one of {model.classes} classes' if model.classes else ''}.",
         "",
-        f"- Trained on {info.data.name}: {training.images_seen:,} images in {training.step:,} steps, "
+        f"- Trained on {info.data.name}: {training.images_seen:,} {words.items} in {training.step:,} steps, "
         f"{training.elapsed_seconds:,.0f} seconds.",
     ]
     if (start := training.init_from) is not None:
@@ -26,7 +28,7 @@ def render_card(name: str, info: CheckpointInfo, parameters: int, mixing: str) -
     if training.validation_bits_per_dim is not None:
         lines.append(
             f"- Validation: {format_bits(training.validation_bits_per_dim, training.validation_standard_error)} "
-            f"bits/dim over {training.validation_images} images, including the first value of each image"
-            f"{', given the class' if model.classes else ''}."
+            f"{words.bits} over {training.validation_images} {words.items}, including the first value of each "
+            f"{words.item}{', given the class' if model.classes else ''}."
         )
     return "\n".join([*lines, f"- Written by lintx {info.lintx_version}.", ""])

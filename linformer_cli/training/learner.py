@@ -136,7 +136,8 @@ class Learner:
         size = settings.batch * settings.accumulation
         epoch, place = divmod(start, len(self.train_set))
         first = ", ".join(str(index) for index in self.batches.batch(start, min(size, 3)))
-        return f"batch {place // size + 1} of epoch {epoch + 1} (training images {first}{', ...' if size > 3 else ''})"
+        items = f"training {self.config.data.words.items} {first}{', ...' if size > 3 else ''}"
+        return f"batch {place // size + 1} of epoch {epoch + 1} ({items})"
 
     def take_step(self) -> None:
         """Take one training step on the first batch at the full learning rate, for timing."""

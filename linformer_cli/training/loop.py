@@ -18,10 +18,12 @@ from linformer_cli.files import write_file
 from linformer_cli.metrics import MetricsRow, append_row, cut_metrics
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.grids import encode_png, render_grid
+from linformer_cli.report.text import render_windows
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.system.distributed import ALONE, Team
 from linformer_cli.system.memory import is_out_of_memory, measure_peak_memory
 from linformer_cli.system.signals import StopRequest
+from linformer_cli.units import WINDOWS
 
 from .learner import Learner
 from .optimizer import build_average
@@ -175,8 +177,9 @@ class Trainer(Learner):
             except LintxError as error:
                 kept = f"could not be kept: {error}"
             reporter.on_spike(
-                f"the loss jumped from {trend.mean / math.log(2):.3f} to {nats / math.log(2):.3f} bits/dim at step "
-                f"{self.progress.step}, {self.describe_batch(self.progress)}; the save before it {kept}"
+                f"the loss jumped from {trend.mean / math.log(2):.3f} to {nats / math.log(2):.3f} "
+                f"{self.config.data.words.bits} at step {self.progress.step}, {self.describe_batch(self.progress)}; "
+                f"the save before it {kept}"
             )
         if self._saved is not None and self._saved[0] == self.progress.step:
             self.folder.drop_previous()  # the loss of the weights in last/ is known now
@@ -206,7 +209,9 @@ class Trainer(Learner):
         model = self.evaluated_model
         bits = self.team.from_leader(lambda: measure_bits(model, images, before_batch=stop.raise_if_set, labels=labels))
         if not math.isfinite(bits.bits_per_dim):
-            raise self._diverged(f"the validation bits/dim are NaN or infinite at step {self.progress.step}")
+            raise self._diverged(
+                f"the validation {self.config.data.words.bits} are NaN or infinite at step {self.progress.step}"
+            )
         best = self.progress.best_bits_per_dim
         is_best = best is None or bits.bits_per_dim < best
         self.progress = replace(
@@ -234,11 +239,11 @@ class Trainer(Learner):
             append_row(self.folder.metrics_file, row)
 
     def _sample(self, reporter: Reporter, stop: StopRequest) -> None:
-        """Write a grid of samples, always from the same random streams. Raises `Interrupted` if `stop` is set."""
-        self.team.from_leader(lambda: self._write_grid(reporter, stop))
+        """Write samples, always from the same random streams. Raises `Interrupted` if `stop` is set."""
+        self.team.from_leader(lambda: self._write_samples(reporter, stop))
         self.progress = replace(self.progress, sampled_at=self.progress.step)
 
-    def _write_grid(self, reporter: Reporter, stop: StopRequest) -> None:
+    def _write_samples(self, reporter: Reporter, stop: StopRequest) -> None:
         model, count = self.evaluated_model, self.config.train.sample_images
         model.eval()
         try:
@@ -246,8 +251,12 @@ class Trainer(Learner):
         finally:
             model.train()
         path = self.folder.samples / f"step-{self.progress.step:07d}.png"
-        facts = {"step": self.progress.step, "images_seen": self.progress.images_seen}
-        write_file(path, encode_png(render_grid(images), facts))
+        if self.config.data.words is WINDOWS:
+            path = path.with_suffix(".txt")
+            write_file(path, render_windows([window.tobytes() for window in images]).encode())
+        else:
+            facts = {"step": self.progress.step, "images_seen": self.progress.images_seen}
+            write_file(path, encode_png(render_grid(images), facts))
         reporter.on_sample(path)
 
     def _save_last(self, reporter: Reporter) -> None:

@@ -17,12 +17,13 @@ from linformer_cli.config import (
     NetworkConfig,
     RunConfig,
     TrainConfig,
+    holds_bytes,
     parse_config,
 )
 from linformer_cli.data.images import fit_size
 from linformer_cli.errors import CheckpointError, UsageError, unknown_name
 from linformer_cli.model.mixers import check_parts, parse_options
-from linformer_cli.presets import DEFAULT_PRESET, RECIPES, complete_recipe, find_preset, find_preset_data
+from linformer_cli.presets import BYTES_PRESET, DEFAULT_PRESET, RECIPES, complete_recipe, find_preset, find_preset_data
 
 _TABLES = ("model", "data", "train")
 _INIT_FROM = "init_from"
@@ -134,8 +135,9 @@ def merge_settings(
 ) -> Settings:
     """Merge settings: the command line takes precedence over `file`, and `file` over the preset.
 
-    The data set defaults to the preset's. With a `source`, network and data set default to those of the source, but a
-    named preset overrides the network. Raises `UsageError` for unknown keys and names, and for a file that is not TOML.
+    The data set defaults to the preset's. The preset defaults to `BYTES_PRESET` for bytes, or else to `default_preset`.
+    With a `source`, network and data set default to those of the source, but a named preset overrides the network.
+    Raises `UsageError` for unknown keys and names, and for a file that is not TOML.
     """
     document = read_tables(file) if file is not None else {}
     name = given.preset or document.get("preset")
@@ -143,9 +145,10 @@ def merge_settings(
     if document.get("model", {}).get("classes"):
         data = {"labels": True, **data}
     if source is None:
-        name = name or default_preset
+        if name is None:
+            name = BYTES_PRESET if holds_bytes(str(data.get("name"))) else default_preset
         network = find_preset(name).model_dump()
-        data = {"name": find_preset_data(name), **data}
+        data = data if "name" in data else {"name": find_preset_data(name), **data}
     else:
         network = find_preset(name).model_dump() if name else source.info.model.model_dump(exclude=_OF_THE_DATA)
         name = name or source.info.training.preset or DEFAULT_PRESET

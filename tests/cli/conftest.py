@@ -41,6 +41,12 @@ def lintx(capsys: pytest.CaptureFixture[str]) -> Lintx:
     return lambda *arguments: run_main(arguments, capsys)
 
 
+@pytest.fixture
+def raw_lintx(capsysbinary: pytest.CaptureFixture[bytes]) -> Lintx:
+    """Like `lintx`, but the outputs are bytes."""
+    return lambda *arguments: run_main(arguments, capsysbinary)
+
+
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of a few steps with a tiny model on 10 x 10 glyphs."""

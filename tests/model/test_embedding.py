@@ -13,8 +13,8 @@ from torch import Tensor
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.embedding import PixelEmbedding, context_sources, find_same_channel, sinusoidal_table
 
-Context = Literal["previous", "neighbours", "wide", "hashed"]
-CONTEXTS = ["previous", "neighbours", "wide", "hashed"]
+Context = Literal["previous", "recent", "neighbours", "wide", "hashed"]
+CONTEXTS = ["previous", "recent", "neighbours", "wide", "hashed"]
 # These contexts use matrix products, not only tables of single values.
 WIDER = ("wide", "hashed")
 CPU = torch.device("cpu")
@@ -25,6 +25,8 @@ def visible_places(context: Context, image: ImageShape, place: int) -> list[int]
     """Return the indices of the values that position `place` reads, computed from rows, columns and channels."""
     if context == "previous":
         return [place - 1] if place else []
+    if context == "recent":
+        return list(range(max(0, place - 4), place))
     row, rest = divmod(place, image.width * image.channels)
     column, channel = divmod(rest, image.channels)
     places = []
@@ -62,7 +64,7 @@ def embed(embedding: PixelEmbedding, tokens: Tensor) -> Tensor:
         return embedding(tokens, embedding.init_state(len(tokens), CPU))[0]
 
 
-@pytest.mark.parametrize("context", ["previous", "neighbours"])
+@pytest.mark.parametrize("context", ["previous", "recent", "neighbours"])
 @pytest.mark.parametrize("size", IMAGES)
 def test_sources_match_the_visible_values(context: Context, size: tuple[int, int, int]) -> None:
     image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
@@ -93,10 +95,10 @@ def test_a_slot_has_the_same_direction_at_every_position(size: tuple[int, int, i
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("grid_or_paper", ["grid", "paper"])
+@pytest.mark.parametrize("positional", ["grid", "paper", "none"])
 @pytest.mark.parametrize("size", [(4, 5, 3), (4, 5, 1)])
-def test_a_vector_depends_only_on_its_context(context: Context, grid_or_paper: str, size: tuple[int, int, int]) -> None:
-    embedding = build(context, size, grid_or_paper)
+def test_a_vector_depends_only_on_its_context(context: Context, positional: str, size: tuple[int, int, int]) -> None:
+    embedding = build(context, size, positional)
     tokens = draw_tokens(embedding, 1)
     positions = embedding.image.positions
     # Row i of the batch changes value i, which is token i + 1. The last value is never a token.
@@ -151,7 +153,7 @@ def test_the_value_of_the_start_token_has_no_effect(context: Context) -> None:
     assert torch.equal(embed(embedding, other), embed(embedding, tokens))
 
 
-@pytest.mark.parametrize("context", ["previous", "neighbours"])
+@pytest.mark.parametrize("context", ["previous", "recent", "neighbours"])
 @pytest.mark.parametrize("size", [(3, 4, 3), (4, 3, 1), (1, 1, 1)])
 def test_grid_vectors_are_sums_of_table_rows(context: Context, size: tuple[int, int, int]) -> None:
     """Each slot adds one row, with a separate row for missing values. Row, column and channel add one row each."""
@@ -197,13 +199,11 @@ def test_sinusoids_are_computed_in_float64_and_rounded_once(positions: int) -> N
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("grid_or_paper", ["grid", "paper"])
+@pytest.mark.parametrize("positional", ["grid", "paper", "none"])
 @pytest.mark.parametrize("size", [(5, 4, 3), (6, 5, 1), (3, 1, 1), (1, 1, 1)])
 @pytest.mark.parametrize("block", [1, 2, 17])
-def test_blocks_match_a_single_pass(
-    context: Context, grid_or_paper: str, size: tuple[int, int, int], block: int
-) -> None:
-    embedding = build(context, size, grid_or_paper)
+def test_blocks_match_a_single_pass(context: Context, positional: str, size: tuple[int, int, int], block: int) -> None:
+    embedding = build(context, size, positional)
     tokens = draw_tokens(embedding)
     state, parts = embedding.init_state(2, CPU), []
     with torch.no_grad():

@@ -13,17 +13,21 @@ namespace {
 inline int64_t value_at(const int16_t* ring, int32_t slot, int64_t levels) { return slot < 0 ? levels : ring[slot]; }
 
 // x <- the vectors of the position, of each source's value, and of the class. Buffers: x, ring, slots [T, sources],
-// table [sources, levels + 1, D], places [T, D], label or none, classes [labels, D] or none. Integers: D, sources,
-// levels.
+// table [sources, levels + 1, D], places [T, D] or none, label or none, classes [labels, D] or none. Integers: D,
+// sources, levels, period. With a period above 0, there may be more than T positions: slots [sources + period, sources]
+// has a row for each of the first positions, and then rows that repeat.
 void embed(const Pass& pass, const Operation& op) {
-    const int64_t D = op.integer[0], sources = op.integer[1], levels = op.integer[2];
+    const int64_t D = op.integer[0], sources = op.integer[1], levels = op.integer[2], period = op.integer[3];
     pass.for_each(pass.rows, pass.rows * D * (sources + 2), [&](int64_t row) {
         const int64_t position = pass.position_of(row);
+        const bool repeats = period > 0 && position > sources;
+        const int64_t slot_row = repeats ? sources + (position - sources) % period : position;
         float* x = pass.at<float>(op.buffer[0], row);
         const int16_t* ring = pass.at<int16_t>(op.buffer[1], row);
-        const int32_t* slots = pass.at<int32_t>(op.buffer[2], row) + position * sources;
+        const int32_t* slots = pass.at<int32_t>(op.buffer[2], row) + slot_row * sources;
         const float* table = pass.at<float>(op.buffer[3], row);
-        std::memcpy(x, pass.at<float>(op.buffer[4], row) + position * D, D * sizeof(float));
+        if (op.buffer[4] < 0) std::fill_n(x, D, 0.0f);
+        else std::memcpy(x, pass.at<float>(op.buffer[4], row) + position * D, D * sizeof(float));
         for (int64_t source = 0; source < sources; source++) {
             const float* vector = table + (source * (levels + 1) + value_at(ring, slots[source], levels)) * D;
             for (int64_t i = 0; i < D; i++) x[i] += vector[i];

@@ -62,6 +62,8 @@ class CudaEngine(Engine):
         for block in model.blocks:
             if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
                 return "it supports linear attention only"
+            if model.config.embedding == "none":
+                return "it supports embeddings with positions only"
             if block.attention.has_parts:
                 return "it supports attention layers without optional parts only"
             if block.attention.inner.options.feature_map not in COMPILED_MAPS:
@@ -217,7 +219,9 @@ class _Embedding:
         self._slots = ring_slots(embedding.sources, reach)
         self._bounds, self._channels = embedding.bounds, embedding.image.channels
         self._rows = torch.arange(embedding.slots, device=device) * (embedding.levels + 1)
-        self._places = embedding.places().to(dtype)
+        places = embedding.places()
+        assert places is not None, "`refusal` refuses models without positions"
+        self._places = places.to(dtype)
         self._beside = embedding.sinusoids is not None
         self._surroundings, self._tables = embedding.surroundings, embedding.tables
         self._classes = embedding.classes

@@ -48,6 +48,7 @@ class NativeEngine(Engine):
         self._memory = Memory(self.program, self.batch)
         self._kernels = self._memory.kernels
         self._heads: dict[Filters, Head] = {}
+        self._is_bounded = self.model.find_bound() is not None
         self.use_threads(torch.get_num_threads())
 
     def use_threads(self, threads: int) -> None:
@@ -101,7 +102,7 @@ class NativeEngine(Engine):
 
     def step(self, tokens_t: Tensor) -> Tensor:
         position = self._position
-        if position == self.model.config.image.positions:
+        if self._is_bounded and position == self.model.config.image.positions:
             raise ValueError(f"all {position} values of the image have already been drawn")
         if position:
             self._recent[:, (position - 1) % self._recent.shape[1]] = tokens_t

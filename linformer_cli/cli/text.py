@@ -1,0 +1,82 @@
+"""Text drawn by a model of bytes, on stdout as it is drawn."""
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import typer
+
+from linformer_cli.errors import UsageError
+
+from .output import talk
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from linformer_cli.sampling.decode import Sampler
+
+
+def refuse_options(context: typer.Context, names: Iterable[str]) -> None:
+    """Raise `UsageError` if one of the options `names`, given by their parameters, is on the command line."""
+    flags = {parameter.name: parameter.opts[-1] for parameter in context.command.params}
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"{flags[name]} is for images, and the model draws bytes; drop it")
+
+
+def read_prompt(prompt: str | None) -> bytes:
+    """The bytes of `--prompt`: of the text, or of stdin for `-`."""
+    return sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt or "")
+
+
+def print_text(sampler: "Sampler", prompt: bytes, count: int | None, index: int) -> None:
+    """Print `prompt` and the bytes that follow it on stdout.
+
+    Without `count`, the text goes on without end if the model allows it, and otherwise to the end of a window. A
+    terminal gets safe text, and a pipe or a file the bytes themselves.
+    """
+    from linformer_cli.report.text import SafeText
+    from linformer_cli.sampling.stream import Stream
+    from linformer_cli.units import format_bytes, format_duration
+
+    model = sampler.model
+    if count is None and model.find_bound() is not None:
+        count = max(0, model.config.image.positions - len(prompt))
+    stream = Stream(sampler, _to_values(prompt), count)
+    if count is None:
+        talk("without end; stop with Ctrl-C, or limit the bytes with -n")
+    text = SafeText() if sys.stdout.isatty() else None
+
+    def write(data: bytes, last: bool = False) -> None:
+        if text is None:
+            sys.stdout.buffer.write(data)
+        else:
+            sys.stdout.write(text.decode(data, last) + "\n" * last)
+        sys.stdout.flush()
+
+    drawn, began = 0, time.perf_counter()
+
+    def finish() -> None:
+        seconds = time.perf_counter() - began
+        write(b"", last=True)
+        state = format_bytes(model.state_bytes(1))
+        talk(f"{drawn:,} bytes in {format_duration(seconds)}: {drawn / seconds:.3g} bytes/s, state {state}")
+
+    try:
+        write(prompt)
+        for part in stream.draw(index):
+            write(part)
+            drawn += len(part)
+    except KeyboardInterrupt:  # the usual end of a text without end
+        finish()
+        raise
+    finish()
+
+
+def _to_values(data: bytes) -> "Tensor":
+    import torch
+
+    return torch.tensor(list(data), dtype=torch.int64)

@@ -1,0 +1,66 @@
+"""Draws a single sequence a few values at a time, without end if the model allows it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from linformer_cli.errors import UsageError
+from linformer_cli.model.pixel_model import PixelModel, PixelState
+
+from .choose import UniformStreams
+from .decode import Sampler
+
+# The number of values drawn before they are shown.
+_VALUES = 32
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A sequence that begins with `prompt` int64 [P] and goes on with `count` drawn values (None: without end).
+
+    Raises `UsageError` if the model cannot draw so many values.
+    """
+
+    sampler: Sampler
+    prompt: Tensor
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        model, known = self.sampler.model, len(self.prompt)
+        positions, bound = model.config.image.positions, model.find_bound()
+        if bound is None:
+            return
+        if self.count is None or known + self.count > positions:
+            wanted = "a sequence without end" if self.count is None else f"{known + self.count:,} values"
+            raise UsageError(f"this model draws at most {positions:,} values, prompt included, found {wanted}: {bound}")
+
+    @torch.no_grad()
+    def draw(self, index: int = 0, before_step: Callable[[], None] | None = None) -> Iterator[bytes]:
+        """Yield the values after the prompt in parts of up to 32. They depend only on the seed, `index` and the prompt.
+
+        `Engine.draw_values` explains `before_step`. Raises `LintxError` if the model predicts NaN or infinity.
+        """
+        model, left = self.sampler.model, self.count
+        streams = UniformStreams(self.sampler.seed, [index])
+        parameters, state = _read_prompt(model, self.prompt) if len(self.prompt) else (None, None)
+        with self.sampler.engines.start(1, state) as engine:
+            if parameters is None:
+                parameters = engine.step(model.start_tokens(1))
+            while left is None or left > 0:
+                count = _VALUES if left is None else min(_VALUES, left)
+                values = engine.draw_values(parameters, streams, self.sampler.filters, count, before_step)
+                yield values.numpy().tobytes()
+                left = None if left is None else left - count
+                if left != 0:
+                    parameters = engine.step(values[:, -1].to(model.device, torch.int64))
+
+
+def _read_prompt(model: PixelModel, prompt: Tensor) -> tuple[Tensor, PixelState]:
+    """Head parameters [1, P] after `prompt`, and the state. Blocks of T values keep the memory bounded."""
+    tokens = torch.cat([model.start_tokens(1), prompt.to(model.device)]).unsqueeze(0)
+    state = model.init_state(1)
+    for block in tokens.split(model.config.image.positions, dim=1):
+        parameters, state = model.attend(block, state)
+    return parameters[:, -1], state
