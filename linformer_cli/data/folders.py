@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import heapq
 import json
 import math
 import os
@@ -32,7 +33,7 @@ _SPLIT_FOLDERS = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 # Increase this number when folders are split, ordered, decoded or stored differently. It invalidates older caches.
-CACHE_VERSION = 4
+CACHE_VERSION = 5
 _IMAGES = "images.bin"
 _LEFTOVER_SECONDS = 24 * 60 * 60
 
@@ -62,9 +63,10 @@ def load_folder(
 
     If `folder` contains `train/` and also `test/` or `val/` (or `valid/`, `validation/`), these folders are the splits,
     and the folders inside them are the classes. A split without a folder is a tenth of the remaining images, chosen by
-    the digest of their names. Links to folders are followed. Training images are sorted by name. Validation and test
-    images are sorted by digest, so that the first of them usually cover all classes. Both orders depend only on the
-    names, so training with the same seed uses the images in the same order on every machine.
+    the digest of their names. Links to folders are followed, but each folder is read only once. Training images are
+    sorted by name. Validation and test images are sorted by digest, so that the first of them usually cover all
+    classes. Both orders depend only on the names, so training with the same seed uses the images in the same order on
+    every machine.
 
     Decoded images are cached in `cache` until a name, size or date in the folder changes. Raises `DataError` if the
     folder is missing or has fewer than three readable images. Raises `UsageError` if `image_size` is too large for a
@@ -87,7 +89,9 @@ def load_folder(
     found = []
     for split in splits:
         if not names[split]:
-            raise DataError(f"{folder} has no readable image for '{split}'; add some")
+            skipped = index["skipped"]
+            broken = f"; {len(skipped)} cannot be read, the first: {skipped[0]}" if skipped else ""
+            raise DataError(f"{folder} has no readable image for '{split}'; add some{broken}")
         # The splits are adjacent in the file, so that each is a view of it.
         start = sum(len(names[before]) for before in SPLITS[: SPLITS.index(split)])
         labels = None if classes is None else np.array([classes[class_of[name]] for name in names[split]], np.int64)
@@ -104,15 +108,16 @@ def _list_pictures(folder: Path) -> tuple[list[str], list[str]]:
     """
     endings = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     found, unread = [], []
-    # The folders still to read, each with the identities of the folders above it. A link to one of those is not
-    # followed. This is a list, because Python limits recursion to a depth of about 1,000.
-    waiting: list[tuple[Path, frozenset[tuple[int, int]]]] = [(folder, frozenset())]
+    # Each folder is read once. Folders come before links, so that a folder is read under its own name, and the order
+    # does not depend on the file system.
+    waiting, seen = [(False, folder)], set()
     while waiting:
-        place, above = waiting.pop()
+        _, place = heapq.heappop(waiting)
         try:
             status = place.stat()
-            if (own := (status.st_dev, status.st_ino)) in above:
+            if (identity := (status.st_dev, status.st_ino)) in seen:
                 continue
+            seen.add(identity)
             with os.scandir(place) as opened:
                 entries = [entry for entry in opened if not entry.name.startswith(".")]
         except OSError as error:
@@ -129,7 +134,7 @@ def _list_pictures(folder: Path) -> tuple[list[str], list[str]]:
                 if path.suffix.lower() not in endings:
                     unread.append(f"cannot read {path} ({error.strerror or error})")
             if is_folder:
-                waiting.append((path, above | {own}))
+                heapq.heappush(waiting, (entry.is_symlink(), path))
             elif path.suffix.lower() in endings:
                 found.append(path.relative_to(folder).as_posix())
     return sorted(found), sorted(unread)

@@ -88,6 +88,31 @@ def test_class_folders_may_be_links_and_cycles_are_not_followed(tmp_path: Path, 
     assert {part.classes for part in parts} == {2}
 
 
+def test_folders_that_link_to_each_other_are_read_once(tmp_path: Path, cache: Path) -> None:
+    for name in ("cat", "dog"):
+        write_pictures(tmp_path / "pictures" / name, 20)
+    for name, other in (("cat", "dog"), ("dog", "cat")):
+        (tmp_path / "pictures" / name / "a link").symlink_to(tmp_path / "pictures" / other)
+    (tmp_path / "pictures" / "a link to cat").symlink_to(tmp_path / "pictures" / "cat")
+    parts = [load(tmp_path / "pictures", split, 8, None, cache) for split in SPLITS]
+    assert sum(len(part.images) for part in parts) == 40
+    assert parts[0].classes == 2  # the real folders, not the link
+
+
+def test_an_empty_split_names_a_broken_picture(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "pictures", 10)
+    for path in (tmp_path / "pictures").iterdir():
+        whole = path.read_bytes()
+        path.write_bytes(b"broken")
+        try:
+            load_folder(tmp_path / "pictures", SPLITS, 8, None, cache)
+        except DataError as error:
+            assert path.name in str(error)
+            return
+        path.write_bytes(whole)
+    pytest.fail("one of ten pictures is for validation")
+
+
 def test_an_unreadable_folder_is_skipped_and_reported(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
