@@ -13,7 +13,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .kernels import sums as kernels
+from .kernels import mesa as kernels
 from .parts.decayed_sums import decayed_causal_sums
 from .parts.initial import log_memories
 from .parts.scaling import directions, shrink_huge
@@ -167,7 +167,10 @@ class _System:
         return product + self.penalty.unsqueeze(1) * x, h
 
     def solve(self, right: Tensor, iterations: int) -> Tensor:
-        """x [B, H, T, K] with (h_t + Lambda) x_t near `right`."""
+        """x [B, H, T, K] with (h_t + Lambda) x_t near `right`, without gradients."""
+        if kernels.serves(right.device, right.dtype):
+            matrices = self.keys, self.written, self.log_decay, self.carried, self.penalty
+            return kernels.solve(right, *matrices, iterations)
         return _conjugate_gradients(lambda x: self.multiply(x)[0], right, iterations)
 
 

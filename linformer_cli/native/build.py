@@ -35,6 +35,7 @@ SOURCES = {
     "native/runner.cpp": EXACT,  # includes engine.cpp
     "attention/kernels/delta.cpp": FUSED,
     "attention/kernels/linear.cpp": FUSED,
+    "attention/kernels/mesa.cpp": FUSED,
     "attention/kernels/scale.cpp": FUSED,
     "attention/kernels/sums.cpp": FUSED,
     "model/dropout.cpp": FUSED,

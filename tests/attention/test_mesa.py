@@ -1,17 +1,21 @@
 """Tests particular to the mesa layer; test_contract.py covers what all mechanisms share."""
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 from attention.cases.mesa import recurrence
 from attention.inputs import Inputs
+from machine import HAS_LIBRARY, NO_LIBRARY
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.kernels import mesa as kernels
 from linformer_cli.attention.mesa import MesaAttention
 from linformer_cli.model.mixers import build_attention
+from linformer_cli.native.library import textbook_only
 
 CPU = torch.device("cpu")
 
@@ -126,3 +130,53 @@ def test_the_gradient_after_few_iterations_is_close_to_that_of_the_exact_inverse
         found.append(torch.autograd.grad(y.square().sum(), leaves))
     for ours, theirs in zip(*found, strict=True):
         assert_agree(ours, theirs, 0.01)
+
+
+compiled = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+
+
+@compiled
+@pytest.mark.parametrize(("width", "iterations"), [(1, 1), (17, 5), (32, 20), (40, 33)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_compiled_solver_matches_the_textbook(width: int, iterations: int, dtype: torch.dtype) -> None:
+    """Widths and iterations fill a part of a vector, or several vectors. The second half continues from a state."""
+    generator = torch.Generator().manual_seed(0)
+    shape = AttentionShape(heads=3, key_width=width, value_width=5, positions=784, row=28)
+    attention = build_attention("mesa", {"iterations": iterations}, shape).to(dtype)
+    inputs = [torch.randn(2, 3, 70, n, generator=generator, dtype=dtype) for n in (width, width, 5, 2)]
+    results = []
+    for context in (contextlib.nullcontext(), textbook_only()):
+        with context:
+            outputs, state = [], None
+            for piece in (slice(0, 37), slice(37, None)):
+                q, k, v, extra = (x[:, :, piece] for x in inputs)
+                y, state = attention.attend(q, k, v, state, extra)
+                outputs.append(y)
+            results.append(torch.cat(outputs, dim=2))
+    assert not torch.equal(*results), "both results come from the same form"
+    assert_agree(*results, FLOAT64 if dtype == torch.float64 else FLOAT32_DRIFT)
+
+
+@compiled
+def test_a_nan_reaches_only_the_solutions_that_depend_on_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    right, keys = (torch.randn(2, 2, 40, 6, generator=generator) for _ in range(2))
+    matrices = 0.5 * keys, torch.full((2, 2, 40), -0.1), None, torch.ones(2, 6)
+    clean = kernels.solve(right, keys, *matrices, 4)
+    assert clean.isfinite().all()
+    bad_right, bad_keys = right.clone(), keys.clone()
+    bad_right[0, 1, 7, 2] = bad_keys[0, 1, 7, 2] = torch.nan
+    for found, last in (
+        (kernels.solve(bad_right, keys, *matrices, 4), 8),
+        (kernels.solve(right, bad_keys, *matrices, 4), 40),
+    ):
+        assert found[0, 1, 7:last].isnan().all()
+        found[0, 1, 7:last] = clean[0, 1, 7:last]
+        assert torch.equal(found, clean)
+
+
+@compiled
+def test_the_compiled_solver_refuses_sizes_that_do_not_match() -> None:
+    x = torch.ones(2, 2, 5, 6)
+    with pytest.raises(ValueError, match="sizes or types do not match"):
+        kernels.solve(x, x, x, torch.zeros(2, 2, 4), None, torch.ones(2, 6), 4)

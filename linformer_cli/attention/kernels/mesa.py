@@ -1,0 +1,55 @@
+"""The compiled solver of the mesa layer for CPUs (mesa.cpp). The textbook form is in attention/mesa.py."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from linformer_cli.native.library import has_library, load_function
+
+from .tensors import View, fill_call, require_fit, with_dense_rows
+
+_TYPES = (torch.float32, torch.float64)
+
+
+class _Call(ctypes.Structure):
+    """`Call` of mesa.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "K", "iterations")),
+        *((name, View) for name in ("right", "keys", "written", "log_decay", "x")),
+        *((name, ctypes.c_void_p) for name in ("carried", "penalty")),
+    ]
+
+
+def serves(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the compiled solver for this type runs on this device."""
+    return device.type == "cpu" and dtype in _TYPES and has_library()
+
+
+def solve(
+    right: Tensor,
+    keys: Tensor,
+    written: Tensor,
+    log_decay: Tensor,
+    carried: Tensor | None,
+    penalty: Tensor,
+    iterations: int,
+) -> Tensor:
+    """x [B, H, T, K] with (h_t + Lambda) x_t near `right`, without gradients. h_t is the decayed sum of written keys^T.
+
+    `right`, `keys` and `written` are [B, H, T, K], `log_decay` is [B, H, T], `carried` is h before these positions
+    (None: 0), and `penalty` is the diagonal of Lambda [H, K]. All tensors have one type that `serves` accepts. Raises
+    what `require_fit` raises.
+    """
+    log_decay = log_decay.unsqueeze(-1)
+    require_fit(right, keys, written, carried, log_decay, penalty.unsqueeze(1).expand_as(right))
+    right, keys, written, log_decay = map(with_dense_rows, (right, keys, written, log_decay))
+    x = with_dense_rows(torch.empty_like(right))
+    views = {"right": right, "keys": keys, "written": written, "log_decay": log_decay, "x": x}
+    states = {"carried": None if carried is None else carried.contiguous(), "penalty": penalty.contiguous()}
+    call = _Call(torch.get_num_threads(), *right.shape, iterations)
+    fill_call(call, views, states)
+    function = load_function("lintx_mesa_solve", ctypes.POINTER(_Call), ctypes.c_int64)
+    function(ctypes.byref(call), int(right.dtype == torch.float64))
+    return x
