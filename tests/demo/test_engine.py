@@ -149,7 +149,7 @@ def test_products_of_floats_are_refused(run_node, build_tiny_model) -> None:
 
 def test_the_engine_is_small() -> None:
     """A page loads it before it can draw."""
-    assert ENGINE.stat().st_size < 200_000
+    assert ENGINE.stat().st_size < 150_000
 
 
 @needs_node

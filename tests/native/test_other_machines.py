@@ -1,7 +1,12 @@
-"""Tests that other machines draw the same images as this one, bit for bit: aarch64 in qemu, and WebAssembly in node."""
+"""Tests that other machines draw the same images as this one, bit for bit.
 
+aarch64 runs in qemu, Windows in wine, and WebAssembly in node.
+"""
+
+import importlib.util
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +27,6 @@ from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.sampling.engines.native import NativeEngine
 
-QEMU, COMPILER = shutil.which("qemu-aarch64"), shutil.which("aarch64-linux-gnu-g++")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)]
 SEED, COUNT = 11, 20
 DRAW = f"""(names, open) => names.map((name) => {{
@@ -54,19 +58,45 @@ def cases(build_tiny_model) -> dict[str, Case]:
     return {name: draw_here(build_tiny_model(**change), COUNT) for name, change in (changes | CHANGES).items()}
 
 
-@pytest.mark.skipif(QEMU is None, reason="there is no qemu-aarch64")
-@pytest.mark.skipif(COMPILER is None, reason="there is no aarch64-linux-gnu-g++")
-def test_aarch64_draws_the_same_images(cases, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Machine:
+    """A command that compiles for another machine, and the program that runs the result on this machine."""
+
+    compiler: tuple[str, ...]
+    emulator: str
+
+    @property
+    def missing(self) -> str | None:
+        """A program that is needed but not installed, if any."""
+        absent = [name for name in (self.compiler[0], self.emulator) if shutil.which(name) is None]
+        if "ziglang" in self.compiler and importlib.util.find_spec("ziglang") is None:
+            absent.append("ziglang")
+        return absent[0] if absent else None
+
+
+WINDOWS = build.TARGETS["windows-x86_64"]
+ZIG = build.Compiler((sys.executable, "-m", "ziglang", "c++"), is_zig=True)
+MACHINES = {
+    "aarch64": Machine(("aarch64-linux-gnu-g++", "-static", "-pthread"), "qemu-aarch64"),
+    # The first build takes minutes, because zig compiles the C and C++ libraries of Windows.
+    "windows": Machine((*ZIG.command, *ZIG.options(WINDOWS, WINDOWS.instruction_sets[1])), "wine"),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_other_machines_draw_the_same_images(machine, cases, tmp_path: Path) -> None:
+    if machine.missing is not None:
+        pytest.skip(f"there is no {machine.missing}")
     source = build.PACKAGE / "native"
-    options = (*build.OPTIONS, build.EXACT, *definitions(), "-static", "-pthread", "-I", str(source))
+    options = (*build.OPTIONS, build.EXACT, *definitions(), "-I", str(source))
     files = (str(source / "draw.cpp"), str(source / "runner.cpp"))
-    subprocess.run([str(COMPILER), *options, *files, "-o", tmp_path / "draw"], check=True)
+    subprocess.run([*machine.compiler, *options, *files, "-o", tmp_path / "draw.exe"], check=True)
     counts = {name: (case, COUNT) for name, case in cases.items()}
     counts["mnist-deep"] = (draw_here(load_model("mnist-deep"), 1), 1)
     for name, (case, count) in counts.items():
         (tmp_path / "program").write_bytes(case.program)
-        command = [str(QEMU), tmp_path / "draw", tmp_path / "program", str(SEED), str(count)]
-        drawn = subprocess.run(command, check=True, capture_output=True).stdout
+        command = [machine.emulator, "./draw.exe", "program", str(SEED), str(count)]
+        drawn = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True).stdout
         assert drawn[-len(case.pixels) :] == case.pixels, name
 
 
