@@ -12,6 +12,8 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .bidirectional.joined import join_globals
+from .bidirectional.lists import list_blocks, weigh_lists
 from .parts.caches import CachedAttention, KeyValueCache, Span, extend_cache, push_in_place, stack_spans
 
 BigbirdState = KeyValueCache
@@ -57,6 +59,10 @@ class BigbirdAttention(CachedAttention):
 
     This is the causal half of the block-sparse pattern of section 2 of the source, with two differences. A query sees
     the two blocks before its own block and none after it. Queries in global blocks see no more than other queries.
+
+    The bidirectional form is that of the source. S(t) holds the blocks b - 1, b and b + 1, the global blocks, and
+    `random` other blocks of an image, drawn as above. Random blocks after the end of a sequence are left out. Queries
+    in global blocks see all positions.
     """
 
     name = "bigbird"
@@ -65,6 +71,7 @@ class BigbirdAttention(CachedAttention):
     method = "nearby blocks, first blocks, random blocks"
     memory = Memory.GROWING
     options_type = BigbirdOptions
+    bidirectional = True
     options: BigbirdOptions
 
     def __init__(self, options: BigbirdOptions, shape: AttentionShape) -> None:
@@ -105,6 +112,24 @@ class BigbirdAttention(CachedAttention):
             y = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=self._mask(span, q.device))
         y = y.reshape(*q.shape[:2], filled, v.shape[-1])
         return y[:, :, offset : offset + length].to(dtype), cache
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype, options, shape = accumulator_dtype(q.dtype), self.options, self.shape
+        length, count = q.shape[2], options.globals
+        near = list_blocks(length, self.block, self.block, self.block, q.device)
+        # The draw does not depend on the length of the batch, unless this is longer than an image.
+        total = -(-max(length, shape.positions) // self.block)
+        blocks = draw_other_blocks(options.seed, shape.layer, shape.heads, total, count, options.random)
+        drawn = torch.from_numpy(blocks[:, : len(near.queries)]).to(q.device).unsqueeze(-1) * self.block
+        drawn = (drawn + torch.arange(self.block, device=q.device)).flatten(2)
+        keys = torch.cat([near.keys.expand(shape.heads, -1, -1), drawn], dim=2)
+        # Global positions are in a part of their own.
+        lists = near._replace(keys=keys, hidden=(keys < count * self.block).unsqueeze(-2))
+        with torch.autocast(q.device.type, enabled=False):
+            q, k, wide = q.to(dtype) * q.shape[-1] ** -0.5, k.to(dtype), v.to(dtype)
+            part = weigh_lists(q, k, wide, lists, lengths)
+            y = join_globals(part, q, k, wide, min(count * self.block, length), lengths)
+        return y.to(v.dtype)
 
     def _gather(self, x: Tensor, span: _Span) -> Tensor:
         """The part of x [B, H, T, W] that each query block sees: [B H, query blocks, S, W].
@@ -213,18 +238,37 @@ def draw_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, coun
     `first` and `count`. It does not depend on `blocks` or on the version of a library.
     """
     b = np.arange(blocks, dtype=np.int64)
-    available = np.maximum(b - _WINDOW + 1 - first, 0)
+    return _draw(seed, layer, heads, np.maximum(b - _WINDOW + 1 - first, 0), count) + first
+
+
+def draw_other_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, count: int) -> NDArray[np.int64]:
+    """Random blocks [heads, blocks, count]: distinct blocks from `first` on, except b - 1, b and b + 1, for each b.
+
+    They are drawn as in `draw_blocks`, but depend on `blocks`. Unused columns are -1.
+    """
+    b = np.arange(blocks, dtype=np.int64)
+    start = np.maximum(b - 1, first)
+    gap = np.maximum(np.minimum(b + 2, blocks) - start, 0)
+    available = np.maximum(blocks - first - gap, 0)
+    drawn = _draw(seed, layer, heads, available, count) + first
+    drawn = np.where(drawn >= start[:, None], drawn + gap[:, None], drawn)
+    return np.where(np.arange(count) < available[:, None], drawn, -1)
+
+
+def _draw(seed: int, layer: int, heads: int, available: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Distinct numbers [heads, blocks, count] below available[b] for each block b; unused columns are 0."""
+    blocks = len(available)
     columns = np.minimum(available, count)
     drawn = np.zeros((heads, blocks, count), dtype=np.int64)
-    head = np.arange(heads, dtype=np.uint64)[:, None]
-    shared = _hash(_hash(_hash(_hash(np.zeros((1, 1), np.uint64), seed), layer), head), b.astype(np.uint64))
+    head, b = np.arange(heads, dtype=np.uint64)[:, None], np.arange(blocks, dtype=np.uint64)
+    shared = _hash(_hash(_hash(_hash(np.zeros((1, 1), np.uint64), seed), layer), head), b)
     for column in range(count):
         top = np.maximum(available - columns + column, 0)
         upper = _hash(shared, column) >> np.uint64(32)
         number = (upper * (top + 1).astype(np.uint64) >> np.uint64(32)).astype(np.int64)
         repeated = (drawn[:, :, :column] == number[:, :, None]).any(axis=-1)
         drawn[:, :, column] = np.where(column < columns, np.where(repeated, top, number), 0)
-    return drawn + first
+    return drawn
 
 
 def _hash(state: NDArray[np.uint64], number: "int | NDArray[np.uint64]") -> NDArray[np.uint64]:

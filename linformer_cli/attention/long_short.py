@@ -12,8 +12,11 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .bidirectional.joined import join, weigh
+from .bidirectional.lists import list_blocks, weigh_lists
 from .parts.caches import CacheLayout, add_cache, cache_format, emit_rows, fit_rows, init_cache, stack_spans
 from .parts.near_and_rows import Pattern, attend_near_and_rows
+from .parts.padding import fill_padding
 from .parts.scaling import shrink_huge
 
 # The fewest queries in a block that shares one slice of near keys. Larger blocks copy fewer keys but mask more scores.
@@ -77,6 +80,10 @@ class LongShortAttention(Attention):
     the window and a row counts twice, as in the source. There are two differences from the source. Each query has its
     own window of `window` positions; in the source, blocks of queries share a segment. Relative positions are not
     encoded, since the embedding encodes absolute positions.
+
+    The bidirectional form is that of the source. The whole sequence is compressed to `rank` rows, and p is the softmax
+    over all its positions. A query sees these rows, its segment of `window` positions, and window // 2 positions on
+    each side of the segment.
     """
 
     name = "long_short"
@@ -85,6 +92,7 @@ class LongShortAttention(Attention):
     method = "window and dynamic projection of finished chunks"
     memory = Memory.GROWING
     options_type = LongShortOptions
+    bidirectional = True
     options: LongShortOptions
 
     def __init__(self, options: LongShortOptions, shape: AttentionShape) -> None:
@@ -130,6 +138,18 @@ class LongShortAttention(Attention):
         keys = self._pack(near_k, rows_k, stop, capacity).to(state.keys.dtype)
         values = self._pack(near_v, rows_v, stop, capacity).to(state.values.dtype)
         return y.to(v.dtype), LongShortState(keys, values, largest, sums, torch.tensor(stop, device=q.device))
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype, half = accumulator_dtype(v.dtype), self.window // 2
+        scores = fill_padding(self.require_extra(extra).to(dtype), lengths, -math.inf)
+        with torch.autocast(q.device.type, enabled=False):
+            q = q.to(dtype) * self.shape.key_width**-0.5
+            shares, content = scores.softmax(dim=2).transpose(-1, -2), (k.to(dtype), v.to(dtype))
+            row_k, row_v = (self.row_norm((shares @ x).transpose(1, 2)).transpose(1, 2) for x in content)
+            near_k, near_v = (self.window_norm(x.transpose(1, 2)).transpose(1, 2) for x in content)
+            segments = list_blocks(q.shape[2], self.window, half, half, q.device)
+            y = join([weigh_lists(q, near_k, near_v, segments, lengths), weigh(q, row_k, row_v, None)])
+        return y.to(v.dtype)
 
     def _compress(
         self, k: Tensor, v: Tensor, extra: Tensor, state: LongShortState, start: int

@@ -13,6 +13,8 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .bidirectional.joined import join_globals
+from .bidirectional.lists import list_windows, weigh_lists
 from .parts.caches import CacheLayout, add_cache, emit_rows, init_cache, stack_spans
 
 # Blocks shorter than this cost more overhead than they save in products.
@@ -91,6 +93,9 @@ class LongformerAttention(Attention):
     is the causal half of section 3.1 of the source, with two differences. Global positions have no projections of their
     own. Only keys are global: a causal query at a global position sees only earlier positions, and these are all
     global.
+
+    In the bidirectional form, S(t) also holds t + d, ..., t + (window - 1) d, and a query at a global position sees all
+    positions, as in the source.
     """
 
     name = "longformer"
@@ -99,6 +104,7 @@ class LongformerAttention(Attention):
     method = "sliding window, dilated per head, and global keys"
     memory = Memory.BOUNDED
     options_type = LongformerOptions
+    bidirectional = True
     options: LongformerOptions
 
     def __init__(self, options: LongformerOptions, shape: AttentionShape) -> None:
@@ -151,6 +157,18 @@ class LongformerAttention(Attention):
             order = [head for heads in self.heads_of.values() for head in heads]
             y = torch.cat(groups, dim=1)[:, [order.index(head) for head in range(len(order))]]
         return y.to(dtype), after
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype, count = accumulator_dtype(q.dtype), min(self.options.globals, q.shape[2])
+        with torch.autocast(q.device.type, enabled=False):
+            q, k, wide = q.to(dtype) * q.shape[-1] ** -0.5, k.to(dtype), v.to(dtype)
+            parts = wide.new_empty(*v.shape[:3], v.shape[3] + 2)
+            for dilation, heads in self.heads_of.items():
+                windows = list_windows(q.shape[2], self.options.window - 1, dilation, q.device)
+                windows = windows._replace(hidden=windows.hidden | (windows.keys < count).unsqueeze(-2))
+                parts[:, heads] = weigh_lists(q[:, heads], k[:, heads], wide[:, heads], windows, lengths)
+            y = join_globals(parts, q, k, wide, count, lengths)
+        return y.to(v.dtype)
 
     def _unroll(self, rows: Tensor, new: Tensor, start: int) -> _Rows:
         """The `rows` of a state at position `start`, in order of position, followed by the `new` ones."""

@@ -14,6 +14,9 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .bidirectional.joined import join
+from .bidirectional.lists import Lists, list_blocks, weigh_lists
+from .bidirectional.sparse import weigh_columns, weigh_summaries
 from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place, stack_spans
 from .parts.recomputed import recompute
 
@@ -87,6 +90,8 @@ class SparseAttention(CachedAttention):
     This follows sections 4.2 and 4.3 of the source, without the variants that use different summary positions per head
     or put the two parts into alternating layers. If l is one image row, the second part of `strided` is the column
     above the query. The work is O(T (l + T / l)), which is O(T sqrt T) for l near sqrt T. The memory is O(T).
+
+    The bidirectional form drops j <= t, and has |t - j| instead of t - j. The source has no such form.
     """
 
     name = "sparse"
@@ -95,6 +100,7 @@ class SparseAttention(CachedAttention):
     method = "two fixed patterns, near and every l-th"
     memory = Memory.GROWING
     options_type = SparseOptions
+    bidirectional = True
     options: SparseOptions
 
     def __init__(self, options: SparseOptions, shape: AttentionShape) -> None:
@@ -108,16 +114,16 @@ class SparseAttention(CachedAttention):
         if options.heads == "split" and shape.heads == 1:
             raise UsageError("heads 'split' needs two heads or more, found 1; use 'merged'")
 
-    def _parts(self, device: torch.device) -> list[_Part]:
+    def _parts(self, device: torch.device, causal: bool = True) -> list[_Part]:
         strided = self.options.pattern == "strided"
         full = torch.ones(self.stride, self.stride, dtype=torch.bool, device=device)
-        first = full if strided else full.tril()
+        first = full.tril() if causal and not strided else full
         if self.options.heads == "merged":
             return [_Part(slice(None), first, strided, True)]
         second = torch.eye(self.stride, dtype=torch.bool, device=device)
         if not strided:
             second[:, -self.summary :] = True
-            second = second.tril()
+            second = second.tril() if causal else second
         return [_Part(slice(0, None, 2), first, strided, False), _Part(slice(1, None, 2), second, False, True)]
 
     def _attend(
@@ -147,6 +153,28 @@ class SparseAttention(CachedAttention):
             for part, output in zip(parts, outputs, strict=True):
                 y[:, part.heads] = output.view(len(q), -1, *y.shape[2:])
         return y[:, :, before : before + q.shape[2]].to(v.dtype), cache
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype = accumulator_dtype(q.dtype)
+        y = torch.empty_like(v, dtype=dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            q, k, wide = q.to(dtype) / math.sqrt(q.shape[-1]), k.to(dtype), v.to(dtype)
+            for part in self._parts(q.device, causal=False):
+                x = q[:, part.heads], k[:, part.heads], wide[:, part.heads]
+                parts = [weigh_lists(*x, self._list_near(part, q.shape[2]), lengths)]
+                if part.far and self.options.pattern == "strided":
+                    parts.append(weigh_columns(*x, self.stride, lengths))
+                elif part.far:
+                    parts.append(weigh_summaries(*x, (self.stride, self.summary), lengths))
+                y[:, part.heads] = join(parts)
+        return y.to(v.dtype)
+
+    def _list_near(self, part: _Part, length: int) -> Lists:
+        """The near positions of the bidirectional form; with `before`, they are less than l positions away."""
+        side = self.stride if part.before else 0
+        rows = list_blocks(length, self.stride, side, side, part.near.device)
+        distance = (rows.queries[0].unsqueeze(1) - rows.keys[0, 0]).abs()
+        return rows._replace(hidden=(distance >= self.stride if part.before else ~part.near)[None, None])
 
     def _attend_rows(self, part: _Part, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Outputs [N, rows, l, V] of queries [N, rows, l, K], which belong to the last rows of the keys and values."""

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from attention.cases.longformer import longformer
+from attention.inputs import Inputs
 from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
@@ -81,7 +82,7 @@ def test_a_window_wider_than_a_block_matches_the_definition() -> None:
     """Here the first queries have hundreds of masked keys."""
     inputs = draw(1500)
     y, _ = build(window=700, dilation="1,2", globals=0).attend(*inputs)
-    assert_agree(y, longformer(*inputs, 700, [1, 2], 0), FLOAT64)
+    assert_agree(y, longformer(Inputs(*inputs), 700, [1, 2], 0), FLOAT64)
 
 
 def test_default_dilations_alternate() -> None:

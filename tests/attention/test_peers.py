@@ -86,6 +86,61 @@ def test_reformer(rounds: int) -> None:
     assert_agree(found[same], outputs[same], 1e-5)
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_longformer(count: int) -> None:
+    pytest.importorskip("transformers")
+    from transformers import LongformerConfig
+    from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+    heads, window, lengths = 2, 5, torch.tensor([LENGTH, 30])
+    sizes = {"hidden_size": heads * WIDTH, "num_attention_heads": heads, "num_hidden_layers": 1}
+    config = LongformerConfig(attention_window=[2 * (window - 1)], attention_probs_dropout_prob=0.0, **sizes)
+    peer = LongformerSelfAttention(config, layer_id=0).double().eval()
+    # Here, global positions have no projections of their own.
+    for name in ("query", "key", "value"):
+        getattr(peer, f"{name}_global").load_state_dict(getattr(peer, name).state_dict())
+    mechanism = build("longformer", heads, {"window": window, "globals": count, "dilation": 1})
+    x = draw(heads)
+    place = torch.arange(LENGTH)
+    is_padding, is_global = place >= lengths.unsqueeze(1), (place < count).expand(BATCH, -1)
+    mask = torch.zeros(BATCH, LENGTH, dtype=torch.float64).masked_fill(is_padding, -1e4).masked_fill(is_global, 1e4)
+    expected = peer(
+        x,
+        attention_mask=mask,
+        is_index_masked=is_padding,
+        is_index_global_attn=is_global,
+        is_global_attn=count > 0,
+    )[0]
+    found = join_heads(mechanism.attend_all(*project(peer, ("query", "key", "value"), x, heads), lengths))
+    # The peer computes the softmax in float32.
+    for image, length in enumerate(lengths.tolist()):
+        assert_agree(found[image, :length], expected[image, :length], 1e-5)
+
+
+def test_bigbird() -> None:
+    """In the peer, the first and the last block are global; here, the first two are."""
+    pytest.importorskip("transformers")
+    from transformers import BigBirdConfig
+    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
+
+    heads, block = 2, 4
+    config = BigBirdConfig(
+        **{"hidden_size": heads * WIDTH, "num_attention_heads": heads, "block_size": block, "num_random_blocks": 1},
+        **{"max_position_embeddings": LENGTH},
+    )
+    peer = BigBirdBlockSparseAttention(config).double().eval()
+    x = draw(heads)
+    masks = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(BATCH, LENGTH, dtype=torch.float64), block)
+    blocked, band, from_mask, to_mask = masks
+    # These zeros hide the random blocks, which the peer draws in its own way.
+    expected = peer(x, band, from_mask, to_mask, torch.zeros_like(blocked), torch.zeros_like(blocked))[0]
+    mechanism = build("bigbird", heads, {"block": block, "globals": 2, "random": 0})
+    place = torch.arange(LENGTH)
+    order = torch.cat([place[:block], place[-block:], place[block:-block]])
+    found = mechanism.attend_all(*project(peer, ("query", "key", "value"), x[:, order], heads))
+    assert_agree(join_heads(found), expected[:, order], FLOAT64)
+
+
 def fast_transformers(name: str) -> type[nn.Module]:
     module = pytest.importorskip(f"fast_transformers.attention.{name}_attention")
     kind: type[nn.Module] = getattr(module, f"{name.capitalize()}Attention")

@@ -1,12 +1,12 @@
 """Bidirectional LSH attention: each round sorts a whole sequence by bucket and attends within chunks."""
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.parts.padding import find_padding
+
+from .joined import join, weigh
 
 
 def attend_sorted_chunks(
@@ -41,20 +41,8 @@ def attend_sorted_chunks(
         first = torch.arange(count, device=q.device).view(-1, 1, 1) * length
     queries, keys, values = (
         x.flatten(0, 1).index_select(0, (rows + first).flatten()).unflatten(0, rows.shape)
-        for x, rows in ((q, own), (k, seen), (functional.pad(v, (0, 1), value=1.0), seen))
+        for x, rows in ((q, own), (k, seen), (v, seen))
     )
-    scores = (queries @ keys.transpose(-1, -2)).masked_fill(mask, -math.inf)
-    # Slots of padding can have no keys. Their maximum is minus infinity, which would give NaN.
-    top = scores.detach().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
-    sums = (scores - top).exp() @ values
-
-    def restore(x: Tensor) -> Tensor:
-        """x [R, N, chunks, chunk, W] in the order of positions, [R, N, T, W]."""
-        return x.flatten(2, 3).gather(2, slots.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1]))
-
-    sums, top = restore(sums), restore(top)
-    if not average:
-        sums = (sums * (top - top.amax(dim=0)).exp()).sum(dim=0, keepdim=True)
-    # Only padding has a total weight of 0.
-    total = sums[..., -1:]
-    return (sums[..., :-1] / total.masked_fill(total == 0, 1)).mean(dim=0)
+    part = weigh(queries, keys, values, mask).flatten(2, 3)
+    part = part.gather(2, slots.unsqueeze(-1).expand(-1, -1, -1, part.shape[-1]))
+    return torch.stack([join([x]) for x in part]).mean(dim=0) if average else join(part.unbind())

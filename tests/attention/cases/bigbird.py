@@ -23,7 +23,10 @@ def mix(*numbers: int) -> int:
 
 def drawn_blocks(seed: int, layer: int, head: int, block: int, first: int, count: int) -> list[int]:
     """Draw `count` of the blocks from `first` to `block` - 3 by Floyd's algorithm; draw all if there are fewer."""
-    candidates = list(range(first, block - 2))
+    return draw(seed, layer, head, block, list(range(first, block - 2)), count)
+
+
+def draw(seed: int, layer: int, head: int, block: int, candidates: list[int], count: int) -> list[int]:
     chosen: list[int] = []
     picks = min(count, len(candidates))
     for column in range(picks):
@@ -49,12 +52,33 @@ def bigbird(
     return scores.masked_fill(~seen, -math.inf).softmax(-1) @ v
 
 
+def bigbird_all(
+    q: Tensor, k: Tensor, v: Tensor, block: int, first: int, count: int, seed: int = 0, layer: int = 0
+) -> Tensor:
+    """Draw from all blocks of an image of 784 positions; blocks after the end have no positions."""
+    heads, length = q.shape[1:3]
+    seen = torch.zeros(heads, length, length, dtype=torch.bool)
+    for head in range(heads):
+        for t in range(length):
+            own = t // block
+            near = {own - 1, own, own + 1}
+            others = [other for other in range(first, math.ceil(784 / block)) if other not in near]
+            visible = {*range(first), *near, *draw(seed, layer, head, own, others, count)}
+            for j in range(length):
+                seen[head, t, j] = own < first or j // block in visible
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    return scores.masked_fill(~seen, -math.inf).softmax(-1) @ v
+
+
 def bigbird_case(block: int | None, first: int, count: int, seed: int = 0) -> Case:
     def oracle(x: Inputs, _: Tensors) -> Tensor:
         return bigbird(x.q, x.k, x.v, block or 28, first, count, seed)
 
+    def oracle_all(x: Inputs, _: Tensors) -> Tensor:
+        return bigbird_all(x.q, x.k, x.v, block or 28, first, count, seed)
+
     options = {"block": block, "globals": first, "random": count, "seed": seed}
-    return Case("bigbird", options, oracle, steady_steps=True, autocast_rounds=("step",))
+    return Case("bigbird", options, oracle, steady_steps=True, autocast_rounds=("step",), oracle_all=oracle_all)
 
 
 CASES = {

@@ -34,10 +34,30 @@ def long_short(x: Inputs, tensors: Tensors, chunk: int, window: int) -> Tensor:
     return weights @ torch.cat(values, dim=2)
 
 
+def long_short_all(x: Inputs, tensors: Tensors, window: int) -> Tensor:
+    """See the own segment, half a segment on each side, and the rows of the whole sequence."""
+    assert x.extra is not None
+    place, shares = torch.arange(x.v.shape[2]), x.extra.softmax(dim=2).transpose(-1, -2)
+    parts = []
+    for part in (x.k, x.v):
+        near = joint_norm(part, tensors["window_norm.weight"], tensors["window_norm.bias"])
+        rows = joint_norm(shares @ part, tensors["row_norm.weight"], tensors["row_norm.bias"])
+        parts.append(torch.cat([near, rows], dim=2))
+    start = (place // window * window).unsqueeze(1)
+    seen = (place >= start - window // 2) & (place < start + window + window // 2)
+    visible = torch.cat([seen, torch.ones(len(place), x.extra.shape[-1], dtype=torch.bool)], dim=1)
+    scores = x.q @ parts[0].transpose(-1, -2) / math.sqrt(x.q.shape[-1])
+    return scores.masked_fill(~visible, -math.inf).softmax(dim=-1) @ parts[1]
+
+
 def long_short_case(chunk: int, rank: int, window: int) -> Case:
     options = {"chunk": chunk, "rank": rank, "window": window}
     return Case(
-        "long_short", options, lambda x, tensors: long_short(x, tensors, chunk, window), autocast_rounds=("step",)
+        "long_short",
+        options,
+        lambda x, tensors: long_short(x, tensors, chunk, window),
+        autocast_rounds=("step",),
+        oracle_all=lambda x, tensors: long_short_all(x, tensors, window),
     )
 
 

@@ -7,24 +7,32 @@ from attention.inputs import Case, Inputs, Tensors
 from torch import Tensor
 
 
-def longformer(q: Tensor, k: Tensor, v: Tensor, window: int, dilations: list[int], global_count: int) -> Tensor:
+def longformer(x: Inputs, window: int, dilations: list[int], global_count: int, causal: bool = True) -> Tensor:
+    """Without `causal`, windows reach as far to both sides, and global positions see all positions."""
+    q, k, v = x[:3]
     length = q.shape[2]
     seen = torch.zeros(len(dilations), length, length, dtype=torch.bool)
     for head, dilation in enumerate(dilations):
         for t in range(length):
-            for j in [*range(global_count), *(t - place * dilation for place in range(window))]:
-                if 0 <= j <= t:
+            places = range(window) if causal else range(1 - window, window)
+            for j in [*range(global_count), *(t - place * dilation for place in places)]:
+                if 0 <= j <= (t if causal else length - 1):
                     seen[head, t, j] = True
+    if not causal:
+        seen[:, :global_count] = True
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     return scores.masked_fill(~seen, -math.inf).softmax(-1) @ v
 
 
 def longformer_case(window: int, dilation: int | str | None, dilations: list[int], global_count: int = 0) -> Case:
     def oracle(x: Inputs, _: Tensors) -> Tensor:
-        return longformer(x.q, x.k, x.v, window, dilations, global_count)
+        return longformer(x, window, dilations, global_count)
+
+    def oracle_all(x: Inputs, _: Tensors) -> Tensor:
+        return longformer(x, window, dilations, global_count, causal=False)
 
     options = {"window": window, "dilation": dilation, "globals": global_count}
-    return Case("longformer", options, oracle, autocast_rounds=("attend", "step"))
+    return Case("longformer", options, oracle, autocast_rounds=("attend", "step"), oracle_all=oracle_all)
 
 
 CASES = {
