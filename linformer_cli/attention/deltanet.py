@@ -2,11 +2,16 @@
 
 from typing import Annotated
 
+import torch
 from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
 
-from .base import AttentionShape
+from .base import AttentionShape, accumulator_dtype
+from .bidirectional.both_ways import sum_both_ways
 from .parts.delta_attention import GatedDeltaAttention, GatedDeltaOptions, Gates
-from .parts.delta_rule import DeltaState
+from .parts.delta_rule import DeltaState, delta_sums
+from .parts.scaling import OUTPUT_FLOOR
 
 DeltanetState = DeltaState
 
@@ -30,12 +35,28 @@ class DeltanetAttention(GatedDeltaAttention):
     This is section 3 of the source, with a different form of alpha. The source's layer also has a short convolution of
     queries, keys and values, weights in the norm, and an output gate. The network settings `short_convolution`,
     `norm_heads` and `output_gate` add them.
+
+    The source has no bidirectional form. Here, q_t s_t is the sum of both directions, and y_t is the normalised sum.
+    The two states start at the two ends of the sequence, and both contain the update of position t.
     """
 
     name = "deltanet"
     source = "Yang 2024, arXiv 2412.06464"
     method = "delta rule, gated, triangular solves in chunks"
     options_type = DeltanetOptions
+    bidirectional = True
 
     def __init__(self, options: DeltanetOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape, Gates(erase=1, write=0, decay=int(options.gate)))
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype = accumulator_dtype(q.dtype)
+
+        def run(q: Tensor, k: Tensor, v: Tensor, extra: Tensor) -> Tensor:
+            x = self.prepare(q, k, v, extra)
+            return delta_sums(x.q, x.updates, None, self.chunk)[0]
+
+        with torch.autocast(q.device.type, enabled=False):
+            both = sum_both_ways(run, *(x.to(dtype) for x in (q, k, v, self.require_extra(extra))))
+            y = functional.rms_norm(both, both.shape[-1:], eps=OUTPUT_FLOOR)
+        return y.to(v.dtype)

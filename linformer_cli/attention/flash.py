@@ -48,6 +48,10 @@ class FlashAttention(GatedAttention):
     There are three differences from the source. The sum over earlier chunks is divided by C instead of the sequence
     length, which a step does not know. b is a plain table indexed by distance. Sums are float32 or float64, even under
     autocast.
+
+    In the bidirectional form, as in the source, the first sum covers the whole chunk of t, with b[|t - j|], and the
+    second sum covers all positions and is divided by the length of the sequence instead of C. The source has separate
+    biases for later positions.
     """
 
     name = "flash"
@@ -55,6 +59,7 @@ class FlashAttention(GatedAttention):
     method = "squared relu in chunks, linear between chunks, one gated head"
     memory = Memory.CONSTANT
     options_type = FlashOptions
+    bidirectional = True
     options: FlashOptions
 
     def __init__(self, options: FlashOptions, shape: AttentionShape) -> None:
@@ -108,6 +113,20 @@ class FlashAttention(GatedAttention):
         rows = z[:, first:]
         inside = self.mix(self.query(rows), self.key(z), v, first)
         return torch.add(inside, self.linear_query(rows) @ before, alpha=self.linear_scale)
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype, length = accumulator_dtype(q.dtype), q.shape[2]
+        chunk = min(self.options.chunk, length)
+        # Values are 0 at the padding, and weights are not normalised, so no mask is needed.
+        z, values = (functional.pad(x.squeeze(1).to(dtype), (0, 0, 0, -length % chunk)) for x in (k, v))
+        with torch.autocast(q.device.type, enabled=False):
+            chunk_z, chunk_v = (x.unflatten(1, (-1, chunk)).flatten(0, 1) for x in (z, values))
+            inside = self.mix(self.query(chunk_z), self.key(chunk_z), chunk_v, 0, causal=False)
+            s = self.linear_key(z).transpose(1, 2) @ values
+            ends: Tensor | int = length if lengths is None else lengths.to(dtype).view(-1, 1, 1)
+            scale = self.linear_scale * self.options.chunk
+            y: Tensor = inside.view_as(values) + self.linear_query(z) @ (s * scale / ends)
+        return y[:, :length].unsqueeze(1).to(v.dtype)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> FlashState:
         widths = self.shape.key_width, self.shape.value_width

@@ -37,6 +37,9 @@ class GauAttention(GatedAttention, CachedAttention):
     2022, arXiv 2209.10655) replaces relu(x)^2 by (1 + erf((x - mu) / (sigma sqrt 2))) / 2, with mu = sqrt(1/2) and
     sigma = sqrt(1 / (4 pi)).
 
+    In the bidirectional form, j runs over all positions, and the bias is b[|t - j|]. The source has separate biases for
+    later positions.
+
     Unlike in the source, b is a plain table indexed by distance, and sums are float32 or float64, even under autocast.
     """
 
@@ -45,6 +48,7 @@ class GauAttention(GatedAttention, CachedAttention):
     method = "squared relu, one gated head"
     memory = Memory.GROWING
     options_type = GauOptions
+    bidirectional = True
     options: GauOptions
 
     def __init__(self, options: GauOptions, shape: AttentionShape) -> None:
@@ -75,6 +79,19 @@ class GauAttention(GatedAttention, CachedAttention):
                 blocks.append(self.mix(rows, keys[:, :seen], values[:, :seen], start + first))
             y = torch.cat(blocks, dim=1)
         return y.unsqueeze(1).to(v.dtype), cache
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype, length = accumulator_dtype(q.dtype), q.shape[2]
+        self._require_room(length)
+        with torch.autocast(q.device.type, enabled=False):
+            # Values are 0 at the padding, and weights are not normalised, so no mask is needed.
+            queries, keys, values = self.query(q.to(dtype)), self.key(k.to(dtype)), v.squeeze(1).to(dtype)
+            blocks = []
+            for first in range(0, length, ROWS_AT_ONCE):
+                rows = queries[:, 0, first : first + ROWS_AT_ONCE]
+                blocks.append(self.mix(rows, keys.squeeze(1), values, first, causal=False))
+            y = torch.cat(blocks, dim=1)
+        return y.unsqueeze(1).to(v.dtype)
 
     @torch.no_grad()
     def step(

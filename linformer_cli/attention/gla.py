@@ -11,6 +11,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionShape, Memory, accumulator_dtype
+from .bidirectional.both_ways import sum_both_ways
 from .kernels import sums as kernels
 from .parts.decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
 from .parts.fading import FadingOptions, scale_outputs
@@ -49,6 +50,10 @@ class GlaAttention(Attention):
     This is section 4 of the source, with these differences. The source computes the gates through a bottleneck of width
     16, initialises all gates alike, and has a layer norm with a gain. Our parallel form adds logarithms of gates and
     never divides by a gate.
+
+    The source has no bidirectional form. Here, it is the sum of both directions, in which position t counts once: u_t
+    is the sum over all j of (q_t * w_tj) . k_j v_j / sqrt(K), where w_tj is the product of the gates of j + 1 to t for
+    j < t, of t to j - 1 for j > t, and 1 for j = t.
     """
 
     name = "gla"
@@ -57,6 +62,7 @@ class GlaAttention(Attention):
     method = "running sums, a decay computed from the input"
     memory = Memory.CONSTANT
     options_type = GlaOptions
+    bidirectional = True
     options: GlaOptions
 
     def __init__(self, options: GlaOptions, shape: AttentionShape) -> None:
@@ -85,20 +91,31 @@ class GlaAttention(Attention):
         return log_gate, output_gate if self.options.output_gate else None
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, GlaState]:
-        dtype = accumulator_dtype(q.dtype)
-        carried = None if state is None else state.s
         with torch.autocast(q.device.type, enabled=False):
-            log_gate, output_gate = self._gates(extra, dtype)
-            if q.dtype == k.dtype == v.dtype and kernels.serves(q.device, q.dtype):
-                sums, s = kernels.sum_causally(q, k, v, log_gate, carried, self.score_scale)
-            else:
-                inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
-                if self.options.gate == "vector":
-                    sums, s = featurewise_decayed_causal_sums(*inputs, log_gate, carried, self.options.chunk)
-                else:
-                    sums, s = decayed_causal_sums(*inputs, log_gate.squeeze(-1), carried, self.options.chunk)
+            log_gate, output_gate = self._gates(extra, accumulator_dtype(q.dtype))
+            sums, s = self._sum(q, k, v, log_gate, None if state is None else state.s)
             y = scale_outputs(sums, output_gate)
         return y.to(v.dtype), GlaState(s)
+
+    def _sum(self, q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor]:
+        """u [B, H, T, V] and the last s."""
+        if q.dtype == k.dtype == v.dtype and kernels.serves(q.device, q.dtype):
+            return kernels.sum_causally(q, k, v, log_gate, carried, self.score_scale)
+        dtype = log_gate.dtype
+        inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
+        if self.options.gate == "vector":
+            return featurewise_decayed_causal_sums(*inputs, log_gate, carried, self.options.chunk)
+        return decayed_causal_sums(*inputs, log_gate.squeeze(-1), carried, self.options.chunk)
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype = accumulator_dtype(q.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            log_gate, output_gate = self._gates(extra, dtype)
+            q, k, wide = q.to(dtype), k.to(dtype), v.to(dtype)
+            both = sum_both_ways(lambda q, k, v, gate: self._sum(q, k, v, gate, None)[0], q, k, wide, log_gate)
+            own = (q * k).sum(dim=-1, keepdim=True) * self.score_scale * wide
+            y = scale_outputs(both - own, output_gate)
+        return y.to(v.dtype)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> GlaState:
         widths = self.shape.heads, self.shape.key_width, self.shape.value_width

@@ -12,7 +12,9 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .bidirectional.probsparse import attend_largest
 from .parts.caches import KeyValueCache, add_cache, cache_format, extend_cache, fit_rows, init_cache, push_in_place
+from .parts.padding import fill_padding
 from .parts.recomputed import recompute
 
 # The largest number of queries that the parallel form computes at once. They are scored against all keys up to the
@@ -67,6 +69,9 @@ class ProbsparseAttention(Attention):
     This is section 3 of the source, with a causal choice of queries. The source chooses the factor ln(T) queries of the
     whole sequence with the largest measures, so a later query can turn an earlier one off. If a measure equals the
     threshold up to rounding, `attend` and `step` can decide differently.
+
+    The bidirectional form is that of the source: of n positions, the factor ln(n) queries with the largest measures
+    attend to all positions, and the others average all values. The sample has the same fractions, of n.
     """
 
     name = "probsparse"
@@ -75,6 +80,7 @@ class ProbsparseAttention(Attention):
     method = "queries with peaked scores attend, others average"
     memory = Memory.GROWING
     options_type = ProbsparseOptions
+    bidirectional = True
     options: ProbsparseOptions
     sample: Tensor
 
@@ -86,9 +92,13 @@ class ProbsparseAttention(Attention):
 
     def _sampled(self, first: int, blocks: int) -> Tensor:
         """The sampled positions [blocks, samples] of blocks from `first` on, one in each of `samples` equal parts."""
-        block = torch.arange(first, first + blocks, device=self.sample.device).unsqueeze(1)
+        block = torch.arange(first, first + blocks, device=self.sample.device)
+        return self._sample_lengths((block + 1) * self.options.block)
+
+    def _sample_lengths(self, lengths: Tensor) -> Tensor:
+        """Sampled positions [N, samples] below each of `lengths` [N], one in each of `samples` equal parts."""
         fraction = torch.arange(self.samples, device=self.sample.device) * FRACTIONS + self.sample
-        return fraction * ((block + 1) * self.options.block) // (self.samples * FRACTIONS)
+        return fraction * lengths.unsqueeze(1) // (self.samples * FRACTIONS)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
@@ -108,6 +118,20 @@ class ProbsparseAttention(Attention):
             y = _attend_active(means, active, *(x.flatten(0, 1) for x in (scaled, keys, held)))
         # A copy, because a view would keep the sums of all positions in memory.
         return y.to(v.dtype), ProbsparseState(cache, totals[:, :, -1].clone(), measures, threshold)
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype = accumulator_dtype(q.dtype)
+        ends = torch.full((len(q),), q.shape[2], device=q.device) if lengths is None else lengths
+        count = (self.options.factor * ends.double().log()).ceil().long().clamp(min=1).minimum(ends)
+        with torch.autocast(q.device.type, enabled=False):
+            q, k, wide = q.to(dtype), k.to(dtype), v.to(dtype)
+            with torch.no_grad():
+                sampled = self._sample_lengths(ends)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
+                scores = q @ k.gather(2, sampled).transpose(-1, -2)
+                measures = _without_nan(scores.amax(dim=-1, keepdim=True) - scores.mean(dim=-1, keepdim=True))
+                measures = fill_padding(measures, lengths, -math.inf).squeeze(-1)
+            y = attend_largest(q / math.sqrt(q.shape[-1]), k, wide, measures, count, ends)
+        return y.to(v.dtype)
 
     @torch.no_grad()
     def _choose(self, q: Tensor, keys: Tensor, state: ProbsparseState | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
+from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionShape, Memory, accumulator_dtype
+from .bidirectional.both_ways import sum_both_ways
 from .kernels import sums as kernels
 from .parts.decayed_sums import decayed_causal_sums, multiply_features
 from .parts.fading import FadingOptions, scale_outputs
@@ -61,6 +63,9 @@ class RetentionAttention(Attention):
 
     g_t holds V extra scalars of the head. The formula for u_t and y_t follows equations 5 to 8 of the source. The
     source uses different decay rates, rotates queries and keys, and normalises within groups. `plane` is our addition.
+
+    In the bidirectional form, j runs over all positions, and w(t, j) has the absolute distances, as in bidirectional
+    RetNets. It is the sum of both directions, in which position t counts once.
     """
 
     name = "retention"
@@ -69,6 +74,7 @@ class RetentionAttention(Attention):
     method = "running sums, a fixed decay per head"
     memory = Memory.CONSTANT
     options_type = RetentionOptions
+    bidirectional = True
     options: RetentionOptions
 
     def __init__(self, options: RetentionOptions, shape: AttentionShape) -> None:
@@ -108,19 +114,33 @@ class RetentionAttention(Attention):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, RetentionState]:
-        dtype, length = accumulator_dtype(q.dtype), v.shape[2]
         s, position = (None, torch.zeros((), dtype=torch.int64, device=v.device)) if state is None else state
         with torch.autocast(q.device.type, enabled=False):
-            column = (position + torch.arange(length, device=v.device)) % self.shape.row
-            log_decay = self._log_decays(column, dtype).unsqueeze(0)
-            if not self.plane and q.dtype == k.dtype == v.dtype and kernels.serves(q.device, q.dtype):
-                sums, s = kernels.sum_causally(q, k, v, log_decay.unsqueeze(-1), s, self.score_scale)
-            else:
-                factors = self._wave_factors(column, dtype) if self.plane else None
-                inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
-                sums, s = decayed_causal_sums(*inputs, log_decay, s, self.options.chunk, factors)
+            sums, s = self._sum(q, k, v, s, position)
             y = scale_outputs(sums, self._output_gate(extra))
-        return y.to(v.dtype), RetentionState(s, position + length)
+        return y.to(v.dtype), RetentionState(s, position + v.shape[2])
+
+    def _sum(self, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, position: Tensor | int) -> tuple[Tensor, Tensor]:
+        """u [B, H, T, V] from `position` on, and the last s."""
+        dtype = accumulator_dtype(q.dtype)
+        column = (position + torch.arange(v.shape[2], device=v.device)) % self.shape.row
+        log_decay = self._log_decays(column, dtype).unsqueeze(0)
+        if not self.plane and q.dtype == k.dtype == v.dtype and kernels.serves(q.device, q.dtype):
+            return kernels.sum_causally(q, k, v, log_decay.unsqueeze(-1), s, self.score_scale)
+        factors = self._wave_factors(column, dtype) if self.plane else None
+        inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
+        return decayed_causal_sums(*inputs, log_decay, s, self.options.chunk, factors)
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+        dtype, length = accumulator_dtype(q.dtype), v.shape[2]
+        # The rows of the reversed image must start at its first position, so the last row is filled up.
+        fill = (0, 0, 0, -length % self.shape.row if self.plane else 0)
+        with torch.autocast(q.device.type, enabled=False):
+            q, k, wide = (functional.pad(x.to(dtype), fill) for x in (q, k, v))
+            both = sum_both_ways(lambda q, k, v: self._sum(q, k, v, None, 0)[0], q, k, wide)
+            own = (q * k).sum(dim=-1, keepdim=True) * self.score_scale * wide
+            y = scale_outputs((both - own)[:, :, :length], self._output_gate(extra))
+        return y.to(v.dtype)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> RetentionState:
         widths = (2 * self.waves + 1) * self.shape.key_width, self.shape.value_width

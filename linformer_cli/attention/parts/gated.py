@@ -95,14 +95,21 @@ class GatedAttention(Attention):
         """Weights from scores; a score of minus infinity gives a weight of exactly 0 and a gradient of 0."""
         return scores.relu().square()
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, first: int, causal: bool = True) -> Tensor:
         """Outputs [N, R, V] of queries [N, R, K] at positions first .. first + R - 1.
 
-        Keys and values start at position 0.
+        Keys and values start at position 0. Without `causal`, queries see later keys too, with the bias of |d|.
         """
-        start = self.start_scores(q.shape[1], k.shape[1], first, q)
+        rows, columns = q.shape[1], k.shape[1]
+        start = self.start_scores(rows, columns, first, q) if causal else self._start_all(rows, columns, first, q)
         y = self.activate(torch.baddbmm(start, q, k.transpose(1, 2), alpha=self.score_scale)) @ v
         return y if self.weight_scale == 1 else self.weight_scale * y
+
+    def _start_all(self, rows: int, columns: int, first: int, like: Tensor) -> Tensor:
+        """The bias [rows, columns] of distance |first + row - column|, as windows as in `start_scores`."""
+        distances = torch.arange(first + rows - 1, first - columns, -1, device=like.device).abs()
+        bias = like.new_zeros(len(distances)) if self.bias is None else self.bias.to(like.dtype)[distances]
+        return bias.unfold(0, columns, 1).flip(0)
 
     def start_scores(self, rows: int, columns: int, first: int, like: Tensor) -> Tensor:
         """The bias [rows, columns] of distance d = first + row - column; minus infinity where d < 0 (the future).

@@ -12,8 +12,16 @@ def direction(x: Tensor) -> Tensor:
     return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
 
 
-def recurrence(x: Inputs, tensors: Tensors, gate: bool, largest_beta: float) -> Tensor:
-    """Compute s = alpha (I - beta k k^T) s + beta k v^T and y = q s / rms(q s), position by position."""
+def recurrence(x: Inputs, tensors: Tensors, gate: bool, largest_beta: float, causal: bool = True) -> Tensor:
+    """Compute y = q s / rms(q s); without `causal`, q s of the reversed sequence is added before the norm."""
+    y = read_states(x, tensors, gate, largest_beta)
+    if not causal:
+        y = y + read_states(x.map(lambda part: part.flip(2)), tensors, gate, largest_beta).flip(2)
+    return y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def read_states(x: Inputs, tensors: Tensors, gate: bool, largest_beta: float) -> Tensor:
+    """Compute s = alpha (I - beta k k^T) s + beta k v^T and q s, position by position."""
     assert x.extra is not None
     q, k = direction(x.q), direction(x.k)
     beta = largest_beta * x.extra[..., 0].sigmoid()
@@ -25,8 +33,7 @@ def recurrence(x: Inputs, tensors: Tensors, gate: bool, largest_beta: float) -> 
         column, row = k[:, :, t].unsqueeze(-1), x.v[:, :, t].unsqueeze(-2)
         s = alpha_t * (identity - beta_t * column * column.transpose(-1, -2)) @ s + beta_t * column * row
         outputs.append((q[:, :, t].unsqueeze(-2) @ s).squeeze(-2))
-    y = torch.stack(outputs, dim=2)
-    return y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    return torch.stack(outputs, dim=2)
 
 
 def half_open(mechanism: nn.Module) -> None:
@@ -35,10 +42,12 @@ def half_open(mechanism: nn.Module) -> None:
 
 
 def deltanet_case(gate: bool, negative: bool) -> Case:
+    oracle = functools.partial(recurrence, gate=gate, largest_beta=2.0 if negative else 1.0)
     return Case(
         "deltanet",
         {"gate": gate, "negative_eigenvalues": negative, "chunk": 16},
-        functools.partial(recurrence, gate=gate, largest_beta=2.0 if negative else 1.0),
+        oracle,
+        oracle_all=functools.partial(oracle, causal=False),
         prepare=half_open if gate and not negative else None,
     )
 

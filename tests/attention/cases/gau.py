@@ -13,9 +13,9 @@ def scaled(x: Tensor, tensors: Tensors, name: str) -> Tensor:
 
 
 def bias_by_distance(bias: Tensor, length: int) -> Tensor:
-    """Return a matrix with b[t - j] at [t, j]; its entries with j > t are arbitrary."""
+    """Return a matrix with b[|t - j|] at [t, j]."""
     distances = torch.arange(length).unsqueeze(1) - torch.arange(length)
-    return bias[distances.clamp(min=0)]
+    return bias[distances.abs()]
 
 
 def squared_relu(x: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def laplace(x: Tensor) -> Tensor:
     return (1 + torch.erf((x - mu) / (sigma * math.sqrt(2)))) / 2
 
 
-def gau(x: Inputs, tensors: Tensors, by_length: bool, activation: str) -> Tensor:
+def gau(x: Inputs, tensors: Tensors, by_length: bool, activation: str, causal: bool = True) -> Tensor:
     positions = 784
     q, k = scaled(x.k, tensors, "query"), scaled(x.k, tensors, "key")
     activate = laplace if activation == "laplace" else squared_relu
@@ -36,7 +36,7 @@ def gau(x: Inputs, tensors: Tensors, by_length: bool, activation: str) -> Tensor
         weights = activate(products / positions + bias_by_distance(tensors["bias"], x.v.shape[2]))
     else:
         weights = activate(products / math.sqrt(q.shape[-1])) / positions
-    return weights.tril() @ x.v
+    return (weights.tril() if causal else weights) @ x.v
 
 
 def fill_parameters(size: float) -> Callable[[nn.Module], None]:
@@ -70,6 +70,7 @@ def gau_case(scale: str, activation: str) -> Case:
         heads=1,
         prepare=fill_parameters(784 if by_length else 28),
         keeps_pairs="always",
+        oracle_all=lambda x, tensors: gau(x, tensors, by_length, activation, causal=False),
     )
 
 
