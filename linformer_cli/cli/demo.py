@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from linformer_cli.errors import LintxError, UsageError
-from linformer_cli.units import WINDOWS
 
 from . import options
 from .output import talk
@@ -30,7 +29,8 @@ def demo(
     """Show a model in the browser.
 
     The page completes what you draw, draws samples, shows the state of the model, and races the model against softmax
-    attention. The engine runs in the page, as WebAssembly. Nothing leaves the machine. Ctrl-C ends the command.
+    attention. For a model of bytes, it shows only the state. The engine runs in the page, as WebAssembly. Nothing
+    leaves the machine. Ctrl-C ends the command.
 
     Examples:
 
@@ -47,12 +47,7 @@ def demo(
         if build.exists():
             raise UsageError(f"'{build}' exists already; name another folder")
         require_writable(build)
-    found = read_checkpoint(checkpoint)
-    if found.info.data.words is WINDOWS:
-        raise UsageError(
-            f"'{found.path}' draws bytes, and the page shows images; to draw text: lintx sample {found.path}"
-        )
-    site = build_site(found)
+    site = build_site(read_checkpoint(checkpoint))
     if build is not None:
         write_folder(build, {name: file.data for name, file in site.items()})
         talk(f"wrote {build}: {len(site)} files, {sum(len(file.data) for file in site.values()):,} bytes")

@@ -4,6 +4,16 @@ import { heat, paintDots, paintImage, pixelColour, sheet, signed, themeColour } 
 
 export function setUpInspect(engine, shape, model) {
   const find = (id) => document.getElementById(id);
+  // A window of bytes is shown as text, and its bits in rows as if it were an image.
+  const side = Math.ceil(Math.sqrt(shape.width));
+  const plane = model.text ? { ...shape, width: side, height: Math.ceil(shape.width / side) } : shape;
+  const decoder = new TextDecoder();
+  find("inside-image").hidden = find("inside-image-caption").hidden = model.text;
+  find("inside-text").hidden = !model.text;
+  if (model.text) {
+    find("restart").textContent = "New text";
+    find("inside-each").textContent = "byte";
+  }
   const choice = (id) => Number(find(id).value);
   let seed = 0, playing = false, waiting = false, shown = null, before = null, bits = [];
   // Values per frame, from slow to fast. Below 1, a value takes several frames.
@@ -69,7 +79,7 @@ export function setUpInspect(engine, shape, model) {
     const { probabilities } = shown;
     if (!probabilities) {
       context.fillStyle = themeColour("--quiet");
-      return context.fillText("The image is complete.", 0, height / 2);
+      return context.fillText(`The ${model.text ? "text" : "image"} is complete.`, 0, height / 2);
     }
     const most = Math.max(...probabilities);
     const bar = width / probabilities.length;
@@ -94,10 +104,11 @@ export function setUpInspect(engine, shape, model) {
   function paint() {
     if (!shown) return;
     const next = Math.floor(shown.known / shape.channels);
-    paintDots(find("inside-image"), shape.height, shape.width, (row, column) =>
-      row * shape.width + column === next ? [255, 138, 61] : pixelColour(shape, shown.pixels, row, column));
-    paintDots(find("inside-bits"), shape.height, shape.width, (row, column) => {
-      const first = (row * shape.width + column) * shape.channels;
+    if (model.text) find("inside-text").textContent = decoder.decode(shown.pixels.subarray(0, shown.known));
+    paintDots(find("inside-image"), plane.height, plane.width, (row, column) =>
+      row * plane.width + column === next ? [255, 138, 61] : pixelColour(plane, shown.pixels, row, column));
+    paintDots(find("inside-bits"), plane.height, plane.width, (row, column) => {
+      const first = (row * plane.width + column) * shape.channels;
       let sum = 0;
       for (let n = 0; n < shape.channels; n++) sum += bits[first + n] ?? 0;
       return heat(Math.min(1, sum / (8 * shape.channels)));
@@ -156,7 +167,7 @@ export function setUpInspect(engine, shape, model) {
     paint();
   };
 
-  for (const id of ["inside-image", "inside-bits"]) paintImage(find(id), shape, new Uint8Array(shape.values));
+  for (const id of ["inside-image", "inside-bits"]) paintImage(find(id), plane, new Uint8Array(plane.width * plane.height * plane.channels));
   return {
     show() {
       if (!shown) restart(0);

@@ -79,7 +79,7 @@ function describe(model, files) {
   find("about").textContent = `${model.name} · ${model.attention} attention · ${millions} million parameters · runs in this page`;
   document.title = `lintx · ${model.name}`;
   const size = (files.model.length / 1e6).toFixed(1);
-  const quality = model.bits_per_dim === null ? "" : `${model.bits_per_dim.toFixed(3)} bits/dim · `;
+  const quality = model.bits_per_dim === null ? "" : `${model.bits_per_dim.toFixed(3)} ${model.bits_unit} · `;
   find("facts").textContent = `${quality}int8 program of ${size} MB · weights ${model.weights_sha256.slice(0, 12)} · lintx ${model.version}`;
 }
 
@@ -92,13 +92,16 @@ try {
   describe(model, files);
   const engine = new Engine();
   engine.run({ job: "load", engine: parts[0], files }, (shape) => {
-    const views = {
-      draw: setUpDraw(engine, shape, model.frame),
-      sample: setUpSample(engine, shape, model),
-      inspect: setUpInspect(engine, shape, model),
-    };
-    if (model.rival) views.race = setUpRace(engine, shape, model);
-    else find("tab-race").hidden = true;
+    const views = {};
+    if (!model.text) {
+      views.draw = setUpDraw(engine, shape, model.frame);
+      views.sample = setUpSample(engine, shape, model);
+    }
+    views.inspect = setUpInspect(engine, shape, model);
+    if (model.rival && !model.text) views.race = setUpRace(engine, shape, model);
+    for (const name of ["draw", "sample", "race"].filter((name) => !views[name])) {
+      find(`tab-${name}`).hidden = find(name).hidden = true;
+    }
     setUpTabs(views);
     document.body.dataset.ready = "yes";
   });

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from linformer_cli import __version__
 from linformer_cli.errors import LintxError
+from linformer_cli.units import WINDOWS
 
 if TYPE_CHECKING:
     from linformer_cli.checkpoint import Checkpoint
@@ -44,6 +45,8 @@ class Description:
     head_width: int
     parameters: int
     bits_per_dim: float | None
+    bits_unit: str
+    text: bool  # the model draws bytes, and the page shows only its state
     weights_sha256: str
     frame: dict[str, object] | None  # see `config.Frame`
     states: tuple[str, ...]
@@ -71,6 +74,8 @@ def build_site(checkpoint: "Checkpoint") -> dict[str, File]:
         head_width=network.head_width,
         parameters=model.parameter_count(),
         bits_per_dim=info.training.validation_bits_per_dim,
+        bits_unit=info.data.words.bits,
+        text=info.data.words is WINDOWS,
         weights_sha256=checkpoint.digest,
         frame=info.data.frame.model_dump() if info.data.frame else None,
         states=("s", "z") if network.attention == "linear" else (),

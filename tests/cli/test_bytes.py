@@ -105,7 +105,6 @@ def test_text_without_end_stops_when_the_pipe_is_closed(run) -> None:
         (("sample", "RUN", "-o", "x.png"), ("-o", "--out", "is for images")),
         (("sample", "RUN", "--json"), ("--json is for images",)),
         (("complete", "x.png", "--checkpoint", "RUN"), ("draws bytes, not images", "--prompt TEXT")),
-        (("demo", "RUN", "--build", "site"), ("draws bytes",)),
         (("eval", "RUN", "--data", "glyphs"), ("predicts windows, and 'glyphs' has images",)),
         (("eval", "mnist-deep", "--data", "glyphs", "--length", 64), ("--length is for windows of bytes",)),
         (("sample", "mnist-deep", "--prompt", "text"), ("--prompt is for models of bytes",)),

@@ -11,6 +11,7 @@ from demo.browser import CHROMIUM, DRIVER, PAGE_ERROR, Browser, open_browser
 from machine import HAS_LIBRARY
 
 from linformer_cli.checkpoint import load_model, read_checkpoint
+from linformer_cli.config import ImageShape
 from linformer_cli.demo.server import DemoServer
 from linformer_cli.demo.site import BINARY, MODEL, RIVAL, File, build_site
 from linformer_cli.model.program import encode_model
@@ -276,3 +277,21 @@ def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny
     sampler = Sampler(model, 0, engine=NATIVE if HAS_LIBRARY else "textbook", products=torch.int8)
     expected = sampler.sample(range(len(found)), [2] * len(found)).values.long()
     assert found == (-(-expected * 255 // 15)).tolist()
+
+
+def test_a_model_of_bytes_shows_its_state_and_its_text(open_view, site, build_tiny_model) -> None:
+    model = build_tiny_model(image=ImageShape(height=1, width=40))
+    text = {"text": True, "bits_unit": "bits/byte", "bits_per_dim": 2.5, "heads": 2, "head_width": 8}
+    files = {
+        MODEL: File(BINARY, encode_model(model, 8, torch.int8)),
+        "model.json": File("application/json", json.dumps(json.loads(site["model.json"].data) | text).encode()),
+    }
+    with serve({**site, **files}) as address:
+        page = open_view("draw", address)  # the only view is the state
+        assert page.evaluate("['draw', 'sample', 'race'].every((name) => document.getElementById(name).hidden)")
+        assert "bits/byte" in page.evaluate("document.getElementById('facts').textContent")
+        page.evaluate("document.getElementById('speed').value = 5")
+        page.wait("document.body.dataset.known == 40")
+        found = page.evaluate("document.getElementById('inside-text').textContent")
+    sampler = Sampler(model, 0, engine=NATIVE if HAS_LIBRARY else "textbook", products=torch.int8)
+    assert found == sampler.sample([0]).values.numpy().tobytes().decode(errors="replace")
