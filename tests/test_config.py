@@ -56,6 +56,11 @@ def test_an_unknown_key_without_a_similar_one_lists_the_known_keys(raises_one_li
         parse_config(DataConfig, {"zzz": 1}, "data")
 
 
+def test_mechanisms_treat_an_image_of_one_row_as_a_square() -> None:
+    assert ImageShape(height=1, width=1_024).row_for_attention == 32
+    assert ImageShape(height=2, width=512, channels=3).row_for_attention == 1_536
+
+
 def test_a_misspelt_required_key_is_named_instead_of_the_missing_key(raises_one_line) -> None:
     with raises_one_line(UsageError, "'heigth'", "did you mean 'height'?"):
         parse_config(ImageShape, {"heigth": 8, "width": 8}, "image")

@@ -24,13 +24,10 @@ if TYPE_CHECKING:
 _MOST_IN_GRID = 10_000
 # These bounds are far above any use. They keep image numbers within 63 bits, even with --first and classes.
 _MOST_IMAGES, _LAST_FIRST = 2**40, 2**62
-_IMAGES = 16
-# Parameters that do not apply to a model of bytes.
-_OF_IMAGES = ("batch", "out", "class_name", "files", "columns", "scale", "gif", "json")
+_IMAGES, _GRID = 16, "samples.png"
 
 
 def sample(
-    context: typer.Context,
     checkpoint: options.CheckpointArgument = None,
     count: Annotated[
         int | None,
@@ -55,8 +52,15 @@ def sample(
     ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images drawn at once.")] = 64,
     out: Annotated[
-        str, typer.Option("-o", "--out", help="PNG file for the grid; '-' writes it to stdout.", metavar="FILE")
-    ] = "samples.png",
+        str | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help=f"PNG file for the grid; '-' writes it to stdout. Default: {_GRID}.",
+            show_default=False,
+            metavar="FILE",
+        ),
+    ] = None,
     class_name: Annotated[
         str | None,
         typer.Option(
@@ -124,6 +128,8 @@ def sample(
     """
     if out == "-" and json:
         raise UsageError("-o - and --json both want stdout; give -o a file")
+    options.require_output("-o", out, ".png")
+    options.require_output("--gif", gif, ".gif")
     with join_team() as team, notice_loss("with --files, the same command draws what is missing"):
         session = open_session(checkpoint, device, precision, engine, team)
 
@@ -133,15 +139,16 @@ def sample(
         filters = Filters(temperature, top_k, top_p)
         sampler = Sampler(session.model, seed, filters, session.engine, session.products)
         if session.checkpoint.info.data.words is WINDOWS:
-            refuse_options(context, _OF_IMAGES)
+            of_images = {"-o": out, "--class": class_name, "--files": files, "--columns": columns, "--scale": scale}
+            refuse_options({**of_images, "--gif": gif, "--json": json or None})
             if team.count > 1:
                 raise UsageError("several processes draw images only; start one process to draw text")
             return print_text(sampler, read_prompt(prompt), count, first)
         if prompt is not None:
             raise UsageError(f"--prompt is for models of bytes, and '{session.checkpoint.path}' draws images; drop it")
 
+        out = out or _GRID
         options.require_output("-o", out, ".png")
-        options.require_output("--gif", gif, ".gif")
 
         from linformer_cli.report.numbered import NumberedImages
         from linformer_cli.units import format_bytes, format_duration

@@ -3,10 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
-
-import typer
 
 from linformer_cli.errors import UsageError
 
@@ -18,13 +16,11 @@ if TYPE_CHECKING:
     from linformer_cli.sampling.decode import Sampler
 
 
-def refuse_options(context: typer.Context, names: Iterable[str]) -> None:
-    """Raise `UsageError` if one of the options `names`, given by their parameters, is on the command line."""
-    flags = {parameter.name: parameter.opts[-1] for parameter in context.command.params}
-    for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"{flags[name]} is for images, and the model draws bytes; drop it")
+def refuse_options(of_images: Mapping[str, object]) -> None:
+    """Raise `UsageError` if one of these options is given, that is, not None."""
+    for flag, value in of_images.items():
+        if value is not None:
+            raise UsageError(f"{flag} is for images, and the model draws bytes; drop it")
 
 
 def read_prompt(prompt: str | None) -> bytes:

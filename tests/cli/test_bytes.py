@@ -102,7 +102,7 @@ def test_text_without_end_stops_when_the_pipe_is_closed(run) -> None:
 @pytest.mark.parametrize(
     ("command", "parts"),
     [
-        (("sample", "RUN", "-o", "x.png"), ("-o", "--out", "is for images")),
+        (("sample", "RUN", "-o", "x.png"), ("-o is for images",)),
         (("sample", "RUN", "--json"), ("--json is for images",)),
         (("complete", "x.png", "--checkpoint", "RUN"), ("draws bytes, not images", "--prompt TEXT")),
         (("eval", "RUN", "--data", "glyphs"), ("predicts windows, and 'glyphs' has images",)),
