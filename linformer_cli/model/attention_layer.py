@@ -13,6 +13,7 @@ from linformer_cli.attention.parts.scaling import KEY_FLOOR, OUTPUT_FLOOR, direc
 from linformer_cli.config import NetworkConfig
 from linformer_cli.native.program import Builder, MixInputs
 
+from .dropout import rounded
 from .short_convolution import ShortConvolution
 
 
@@ -90,7 +91,7 @@ class AttentionLayer(nn.Module):
 
         x has an axis T, unless it is a single position.
         """
-        projected = self.input(x)
+        projected = self.input(rounded(x))
         widths = [self.heads * width for width in self.widths]
         parts = list(projected.split(widths, dim=-1))
         if self.convolution is not None:

@@ -17,7 +17,7 @@ from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.native.program import Builder
 
 from .attention_layer import AttentionLayer
-from .dropout import add_dropped
+from .dropout import add_and_normalise, add_dropped, rounded
 from .query_layer import QueryLayer
 
 
@@ -37,7 +37,7 @@ class FeedForward(nn.Module):
         self.activation = functional.gelu if config.activation == "gelu" else functional.relu
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.activation(self.input(x))
+        hidden = self.activation(self.input(rounded(x)))
         y: Tensor = hidden.unflatten(-1, (-1, self.width)).sum(dim=-2) if self.output is None else self.output(hidden)
         return y
 
@@ -122,8 +122,9 @@ class Block(nn.Module, ABC):
     ) -> tuple[Tensor, Any]:
         """The sum of x and the output of `branch`, normalised as configured, and the state that `branch` returns."""
         y, state = branch(norm(x) if self.pre else x)
-        x = add_dropped(x, y, self.dropout) if self.training and self.dropout else x + y
-        return (x if self.pre else norm(x)), state
+        if not self.training:
+            return (x + y if self.pre else norm(x + y)), state
+        return (add_dropped(x, y, self.dropout) if self.pre else add_and_normalise(x, y, self.dropout, norm)), state
 
 
 class InnerBlock(Block):

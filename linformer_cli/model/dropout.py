@@ -1,17 +1,21 @@
-"""Dropout of residual branches (Srivastava 2014, JMLR 15).
+"""Dropout of residual branches (Srivastava 2014, JMLR 15), and LayerNorm of the sum.
 
 On the CPU, torch draws the mask element by element in one thread. In the model of Katharopoulos 2020, this takes a
-fifth of a training step. The compiled form uses all threads, draws and adds in one pass, and stores no mask.
+fifth of a training step. The compiled form uses all threads, draws and adds in one pass, and stores no mask. The pass
+can also normalise the sum and round it to bfloat16.
 """
 
 import ctypes
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.native.library import has_library, load_function
+
+# The rows are divided into this many pieces, each with its own sum of parameter gradients.
+_PIECES = 64
 
 
 class _Dropout(ctypes.Structure):
@@ -24,25 +28,69 @@ class _Dropout(ctypes.Structure):
     ]
 
 
+class _Norm(ctypes.Structure):
+    """The struct `Norm` of dropout.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("width", "pieces")),
+        ("epsilon", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "sum", "statistics", "y", "rounded", "of_parameters")),
+    ]
+
+
 def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
     """x plus `branch` (same shape) after dropout, which zeroes elements with `probability` and scales up the rest.
 
     The mask depends on the state of torch's generator. The compiled form and torch draw different masks.
     """
-    types = branch.dtype in (torch.float32, torch.bfloat16) and x.dtype == torch.float32
-    if x.device.type == "cpu" and types and has_library():
-        seed = int(torch.empty((), dtype=torch.int64).random_())
-        total: Tensor = _AddDropped.apply(x.contiguous(), branch.contiguous(), seed, probability)
+    if probability == 0:
+        return x + branch
+    if _is_compiled(x, branch):
+        total: Tensor = _AddDropped.apply(x.contiguous(), branch.contiguous(), _draw_seed(), probability)
         return total
     return x + functional.dropout(branch, probability)
+
+
+def add_and_normalise(x: Tensor, branch: Tensor, probability: float, norm: nn.LayerNorm) -> Tensor:
+    """The LayerNorm `norm` of `add_dropped(x, branch, probability)`, over the last dimension, with the same mask.
+
+    If `branch` is bfloat16, the compiled form also rounds the result to bfloat16; `rounded` returns it.
+    """
+    if not (_is_compiled(x, branch) and norm.weight.dtype == torch.float32):
+        normalised: Tensor = norm(add_dropped(x, branch, probability))
+        return normalised
+    seed = _draw_seed() if probability else 0
+    y, half = _AddAndNormalise.apply(
+        x.contiguous(), branch.contiguous(), norm.weight, norm.bias, norm.eps, seed, probability
+    )
+    y.rounded = half
+    return y  # type: ignore[no-any-return]
+
+
+def rounded(x: Tensor) -> Tensor:
+    """The bfloat16 copy of x that `add_and_normalise` made, or x if it made none.
+
+    Under autocast, a linear layer returns the same for both, but reads the copy without rounding x again.
+    """
+    half: Tensor | None = getattr(x, "rounded", None)
+    return x if half is None else half
+
+
+def _is_compiled(x: Tensor, branch: Tensor) -> bool:
+    types = branch.dtype in (torch.float32, torch.bfloat16) and x.dtype == torch.float32
+    return x.device.type == "cpu" and types and has_library()
+
+
+def _draw_seed() -> int:
+    return int(torch.empty((), dtype=torch.int64).random_())
 
 
 class _AddDropped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, branch: Tensor, seed: int, probability: float) -> Tensor:
-        ctx.dtype, ctx.seed, ctx.probability = branch.dtype, seed, probability
+        ctx.dtype, ctx.mask = branch.dtype, (seed, probability)
         total = torch.empty_like(x)
-        _call("lintx_dropout_add", ctx, x, branch, total)
+        _call("lintx_dropout_add", ctx, None, x, branch, total)
         return total
 
     @staticmethod
@@ -50,13 +98,44 @@ class _AddDropped(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gradient = gradients[0].contiguous()
         of_branch = torch.empty_like(gradient, dtype=ctx.dtype)
-        _call("lintx_dropout_gradient", ctx, gradient, of_branch)
+        _call("lintx_dropout_gradient", ctx, None, gradient, of_branch)
         return gradient, of_branch, None, None
 
 
-def _call(name: str, ctx: Any, *tensors: Tensor) -> None:
-    """Call a kernel with dense tensors of the same size."""
-    half, pointer = ctypes.c_int64, ctypes.c_void_p
-    mask = _Dropout(torch.get_num_threads(), tensors[0].numel(), ctx.seed, ctx.probability)
-    function = load_function(name, ctypes.POINTER(_Dropout), half, *[pointer] * len(tensors))
-    function(ctypes.byref(mask), int(ctx.dtype == torch.bfloat16), *(x.data_ptr() for x in tensors))
+class _AddAndNormalise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, *constants: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        epsilon, *ctx.mask = constants
+        ctx.dtype, ctx.sizes = branch.dtype, (x.shape[-1], min(_PIECES, x.numel() // x.shape[-1]), epsilon)
+        total, y, statistics = torch.empty_like(x), torch.empty_like(x), x.new_empty(*x.shape[:-1], 2)
+        half = torch.empty_like(branch) if branch.dtype == torch.bfloat16 else None
+        parts = {"weight": weight, "bias": bias, "sum": total, "statistics": statistics, "y": y, "rounded": half}
+        _call("lintx_dropout_norm", ctx, parts, x, branch)
+        ctx.save_for_backward(total, statistics, weight)
+        return y, half
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        total, statistics, weight = ctx.saved_tensors
+        y, half = (None if gradient is None else gradient.contiguous() for gradient in gradients)
+        of_x, of_branch = torch.empty_like(total), torch.empty_like(total, dtype=ctx.dtype)
+        width, pieces, _ = ctx.sizes
+        shares = total.new_zeros(pieces, 2, width)
+        parts = {"weight": weight, "sum": total, "statistics": statistics, "y": y, "rounded": half}
+        _call("lintx_dropout_norm_gradient", ctx, {**parts, "of_parameters": shares}, of_x, of_branch)
+        of_weight, of_bias = shares.sum(dim=0)
+        return of_x, of_branch, of_weight, of_bias, None, None, None
+
+
+def _call(name: str, ctx: Any, parts: dict[str, Tensor | None] | None, *tensors: Tensor) -> None:
+    """Call a kernel with dense tensors of the same size, and the arrays of a norm if there is one."""
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    mask = _Dropout(torch.get_num_threads(), tensors[0].numel(), *ctx.mask)
+    norm = (
+        None if parts is None else _Norm(*ctx.sizes, **{key: x.data_ptr() for key, x in parts.items() if x is not None})
+    )
+    norms = [] if norm is None else [ctypes.byref(norm)]
+    function = load_function(name, pointer, number, *[pointer] * (len(norms) + len(tensors)))
+    function(ctypes.byref(mask), int(ctx.dtype == torch.bfloat16), *norms, *(x.data_ptr() for x in tensors))

@@ -1,13 +1,14 @@
-"""Tests of dropout in one pass: its rate, scale and gradient. The mask may depend only on the seed."""
+"""Tests of dropout in one pass and of the norm of its sum. Masks may depend only on the seed."""
 
 import math
 
 import pytest
 import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
-from torch import Tensor
+from tolerances import BFLOAT16, assert_agree
+from torch import Tensor, nn
 
-from linformer_cli.model.dropout import add_dropped
+from linformer_cli.model.dropout import add_and_normalise, add_dropped, rounded
 
 COUNT = 300_000  # fills many blocks of the kernel, the last only partly
 
@@ -66,6 +67,74 @@ def test_the_result_does_not_depend_on_threads() -> None:
         for count in (1, 2, 5):
             torch.set_num_threads(count)
             assert torch.equal(drop(0.3, 5), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def normalise_sum(
+    width: int, dtype: torch.dtype, probability: float, used: tuple[bool, bool] = (True, True)
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return outputs and gradients of `add_and_normalise` and of its definition, in this order.
+
+    `used` tells whether the gradient flows through the result and through its rounded copy.
+    """
+    draw = torch.Generator().manual_seed(0)
+    length = 2**16 // width
+    x, of_y, of_copy = (torch.randn(3, length, width, generator=draw) for _ in range(3))
+    branch = torch.randn(3, width, length, generator=draw).to(dtype).transpose(1, 2)
+    norm = nn.LayerNorm(width, eps=1e-3)
+    for parameter in norm.parameters():
+        parameter.data = torch.randn(width, generator=draw)
+    results = []
+    for fused in (True, False):
+        leaves = [x.clone().requires_grad_(), branch.detach().requires_grad_(), *norm.parameters()]
+        torch.manual_seed(4)
+        if fused:
+            y = add_and_normalise(leaves[0], leaves[1], probability, norm)
+            copy = rounded(y).to(dtype)
+        else:
+            y = norm(add_dropped(leaves[0], leaves[1], probability))
+            copy = y.to(dtype)
+        loss = used[0] * (y * of_y).sum() + used[1] * (copy.float() * of_copy).sum()
+        results.append([y.detach(), copy.detach().float(), *torch.autograd.grad(loss, leaves)])
+    return results[0], results[1]
+
+
+@pytest.mark.parametrize("width", [7, 256, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("probability", [0.0, 0.3])
+def test_a_normalised_sum_and_its_gradients_are_those_of_its_parts(form, width: int, dtype, probability: float) -> None:
+    found, expected = normalise_sum(width, dtype, probability)
+    for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+        in_half = dtype == torch.bfloat16 and index in (1, 3)  # the rounded copy and the gradient of the branch
+        assert_agree(one.float(), other.float(), BFLOAT16 if in_half else 1e-4)
+        assert one.dtype == other.dtype
+
+
+@pytest.mark.parametrize("used", [(True, False), (False, True)])
+def test_a_normalised_sum_may_be_used_in_one_form_only(form, used: tuple[bool, bool]) -> None:
+    found, expected = normalise_sum(33, torch.bfloat16, 0.3, used)
+    for one, other in zip(found, expected, strict=True):
+        assert_agree(one.float(), other.float(), BFLOAT16)
+
+
+@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+def test_a_bfloat16_branch_leaves_a_rounded_copy() -> None:
+    x, norm = torch.randn(4, 8), nn.LayerNorm(8)
+    y = add_and_normalise(x, torch.randn(4, 8).bfloat16(), 0.1, norm)
+    assert rounded(y).dtype == torch.bfloat16 and torch.equal(rounded(y), y.bfloat16())
+    y = add_and_normalise(x, torch.randn(4, 8), 0.1, norm)
+    assert rounded(y) is y
+
+
+@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+def test_gradients_of_a_norm_do_not_depend_on_threads() -> None:
+    threads = torch.get_num_threads()
+    expected = normalise_sum(256, torch.bfloat16, 0.3)[0]
+    try:
+        for count in (2, 5):
+            torch.set_num_threads(count)
+            assert all(map(torch.equal, normalise_sum(256, torch.bfloat16, 0.3)[0], expected))
     finally:
         torch.set_num_threads(threads)
 
