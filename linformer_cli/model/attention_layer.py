@@ -1,6 +1,7 @@
 """The layer around an attention mechanism: its projections and its optional parts."""
 
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -93,7 +94,7 @@ class AttentionLayer(nn.Module):
         """
         projected = self.input(rounded(x))
         widths = [self.heads * width for width in self.widths]
-        parts = list(projected.split(widths, dim=-1))
+        parts = list(_Split.apply(projected, widths))
         if self.convolution is not None:
             convolved, recent = self.convolution(projected[..., : self.convolution.columns], recent)
             parts[:3] = convolved.split(widths[:3], dim=-1)
@@ -200,6 +201,29 @@ def build_convolution(config: NetworkConfig, inner: Attention) -> ShortConvoluti
     keys = shape.heads * shape.key_width * (1 if inner.shared_query_key else 2)
     columns = keys + shape.heads * shape.value_width
     return ShortConvolution(config.short_convolution, columns)
+
+
+class _Split(torch.autograd.Function):
+    """`x.split(widths, dim=-1)`. Gradients that are adjacent in memory, like the parts, are joined without a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, widths: list[int]) -> tuple[Tensor, ...]:
+        ctx.widths = widths
+        parts: tuple[Tensor, ...] = x.split(widths, dim=-1)
+        return parts
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        shape = (*gradients[0].shape[:-1], sum(ctx.widths))
+        storage = gradients[0].untyped_storage()
+        if storage.nbytes() == math.prod(shape) * gradients[0].itemsize:
+            strides = torch.empty(shape, device="meta").stride()
+            joined = gradients[0].new_empty(0).set_(storage, 0, shape, strides)
+            pairs = [pair for pair in zip(gradients, joined.split(ctx.widths, dim=-1), strict=True) if pair[0].numel()]
+            if all(x.data_ptr() == y.data_ptr() and x.stride() == y.stride() for x, y in pairs):
+                return joined, None
+        return torch.cat(gradients, dim=-1), None
 
 
 def _normalise(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from linformer_cli.model.attention_layer import AttentionLayer
 from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.mixers import build_blocks, default_state_bytes
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.native.library import textbook_only
 
 ALL = {"short_convolution": 4, "normalise_keys": True, "norm_heads": True, "output_gate": True}
 PARTS = {
@@ -81,6 +82,25 @@ def test_no_output_depends_on_a_later_input(build_model, attention: str) -> None
         (gradient,) = torch.autograd.grad(y[:, t].sum(), x, retain_graph=True)
         assert (gradient[:, t + 1 :] == 0).all()
         assert (gradient[:, max(0, t - 3) : t + 1].abs().amax(dim=(0, 2)) > 0).all()
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax", "lsh"])
+@pytest.mark.parametrize("parts", [{}, {"output_gate": True}, {"short_convolution": 3}])
+def test_gradients_of_the_projection_are_joined_in_order(build_model, attention: str, parts: dict[str, Any]) -> None:
+    layer, x = build_layer(build_model, attention, **parts), draw(2, 12, 16)
+    of_y = draw(2, 12, 16).flip(1)
+    with textbook_only():
+        expected = torch.autograd.grad(layer.attend(x, None)[0], layer.input.weight, of_y)[0]
+    start = layer.input.weight.detach().clone()
+    difference, step = draw(*start.shape), 1e-5
+    sums = []
+    for sign in (1, -1):
+        layer.input.weight.data = start + sign * step * difference
+        sums.append((layer.attend(x, None)[0] * of_y).sum().detach())
+    layer.input.weight.data = start
+    found = torch.autograd.grad(layer.attend(x, None)[0], layer.input.weight, of_y)[0]
+    assert_agree(found, expected, FLOAT64)
+    assert_agree((found * difference).sum(), (sums[0] - sums[1]) / (2 * step), 1e-6)
 
 
 def test_a_state_passes_on_gradients(build_model) -> None:

@@ -22,7 +22,7 @@ from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.gpu import has_triton
 from linformer_cli.native.library import has_library, load_function
 
-from .tensors import ELEMENTS, View, empty_like_projection, fill_call, with_dense_rows
+from .tensors import ELEMENTS, View, empty_like_projection, empty_like_projections, fill_call, with_dense_rows
 
 _VIEWS = ("q", "k", "v", "y", "grad_q", "grad_k", "grad_v")
 _STATES = ("s", "z", "total_s", "total_z", "grad_s", "grad_z", "weights", "grad_weights", "columns", "maxima")
@@ -192,7 +192,7 @@ class _LinearAttention(torch.autograd.Function):
         q, k, v, s, z, weights, columns, maxima = ctx.saved_tensors
         y, total_s, total_z, _ = gradients
         y = torch.zeros_like(v) if y is None else y
-        grad_q, grad_k, grad_v = (empty_like_projection(x) for x in (q, k, v))
+        grad_q, grad_k, grad_v = empty_like_projections(q, k, v)
         grad_s, grad_z = (None if x is None else torch.empty_like(x) for x in (s, z))
         _call(
             "lintx_linear_backward",

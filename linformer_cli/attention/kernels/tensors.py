@@ -51,3 +51,11 @@ def empty_like_projection(x: Tensor) -> Tensor:
     """An empty tensor like x [B, H, T, width], with the heads of a position adjacent in memory, as a layer needs."""
     batch, heads, length, width = x.shape
     return x.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+def empty_like_projections(*parts: Tensor) -> tuple[Tensor, ...]:
+    """An empty tensor like each part [B, H, T, width], adjacent in memory like the parts of one projection."""
+    batch, heads, length, _ = parts[0].shape
+    widths = [heads * part.shape[3] for part in parts]
+    joined = parts[0].new_empty(batch, length, sum(widths)).split(widths, dim=-1)
+    return tuple(part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in joined)
