@@ -17,20 +17,24 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from .config import CHECKPOINT_FORMAT, CheckpointInfo, describe_validation_error
+from .documents import parse_json, read_bytes, read_json
 from .errors import CheckpointError, UsageError, unknown_name
 from .files import flush_folder, write_flushed
 from .model.mixers import describe_mixing
 from .model.pixel_model import PixelModel
 from .model.skeleton import build_skeleton, expected_weights
 from .report.model_card import render_card
+from .units import printable
 
 DEFAULT_CHECKPOINT = "mnist-deep"
 WEIGHTS, CONFIG, TRAINING, CARD = "model.safetensors", "config.json", "training.safetensors", "README.md"
+# Bounds of files: the size of a header, and how much larger a training state is than its weights. Both are generous.
+_HEADER_BYTES, _COPIES_OF_WEIGHTS = 2**24, 8
 
 
 @dataclass(frozen=True)
@@ -114,13 +118,13 @@ def read_checkpoint(name: str | Path | None = None) -> Checkpoint:
     path = find_checkpoint(name)
     file = path / CONFIG
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = read_json(file)
     except FileNotFoundError:
         raise CheckpointError(f"no {CONFIG} in '{path}': not a lintx checkpoint") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"'{file}' is damaged: {error}") from None
     found = document.get("format") if isinstance(document, dict) else None
-    if isinstance(found, int) and found > CHECKPOINT_FORMAT:
+    if type(found) is int and found > CHECKPOINT_FORMAT:
         newer = f"format {found}; this version reads formats up to {CHECKPOINT_FORMAT}"
         raise CheckpointError(f"'{path}' was written by a newer lintx ({newer})")
     signed = document.get("config_sha256") if isinstance(document, dict) else None
@@ -143,12 +147,9 @@ def load_model(name: str | Path | None = None, device: str = "cpu", dtype: torch
 def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PixelModel:
     """The model of `checkpoint`, in evaluation mode. Raises `CheckpointError` if its files do not fit together."""
     file = checkpoint.path / WEIGHTS
-    tensors = _load_tensors(checkpoint, file, checkpoint.info.weights_sha256)
-    try:
-        # Compare shapes before allocating memory, because a damaged configuration may ask for any amount.
-        expected = expected_weights(checkpoint.info.model)
-    except UsageError as error:
-        raise CheckpointError(f"'{checkpoint.path / CONFIG}' describes no valid model: {error}") from None
+    # Compare shapes before allocating memory, because a damaged configuration may ask for any amount.
+    expected = _expected_weights(checkpoint)
+    tensors, _ = _load_tensors(checkpoint, file, checkpoint.info.weights_sha256, _most_bytes(expected))
     missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
     for fault, names in (("missing", missing), ("unknown", unknown)):
         if names:
@@ -159,6 +160,9 @@ def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype
         if tensor.shape != expected[key].shape:
             shapes = f"{list(tensor.shape)}, its config needs {list(expected[key].shape)}"
             raise CheckpointError(f"'{file}': {key} has shape {shapes}")
+        wanted = expected[key].dtype
+        if tensor.dtype != wanted and not (tensor.is_floating_point() and wanted.is_floating_point):
+            raise CheckpointError(f"'{file}': {key} has type {_name(tensor.dtype)}, its config needs {_name(wanted)}")
     # Copy the tensors, so that the file's bytes are freed and every tensor has torch's own alignment.
     copies = {key: tensor.to(expected[key].dtype, copy=True) for key, tensor in tensors.items()}
     model = build_skeleton(checkpoint.info.model)
@@ -172,13 +176,12 @@ def load_training_state(checkpoint: Checkpoint) -> TrainingState:
     if digest is None:
         raise CheckpointError(f"'{checkpoint.path}' has no training state, so it cannot be resumed; resume from last/")
     file = checkpoint.path / TRAINING
-    tensors = _load_tensors(checkpoint, file, digest)
-    with safe_open(file, "pt") as opened:
-        written = (opened.metadata() or {}).get("values", "")
+    most = _COPIES_OF_WEIGHTS * _most_bytes(_expected_weights(checkpoint))
+    tensors, metadata = _load_tensors(checkpoint, file, digest, most)
     try:
-        values = json.loads(written)
-    except ValueError:
-        values = None
+        values = parse_json(metadata.get("values", "null"))
+    except ValueError as error:
+        raise CheckpointError(f"'{file}' is damaged: its progress cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"'{file}' is not a training state of lintx: it has no progress")
     return TrainingState(tensors, values)
@@ -211,7 +214,7 @@ def save_checkpoint(
         info = info.model_copy(update={"weights_sha256": digest, "training_sha256": training_digest})
         info = info.model_copy(update={"config_sha256": _document_digest(json.loads(info.model_dump_json()))})
         write_flushed(writing / CONFIG, (info.model_dump_json(indent=2) + "\n").encode())
-        card = render_card(folder.name, info, model.parameter_count(), describe_mixing(info.model.attention))
+        card = render_card(printable(folder.name), info, model.parameter_count(), describe_mixing(info.model.attention))
         write_flushed(writing / CARD, card.encode())
         flush_folder(writing)
         _swap(writing, folder)
@@ -252,9 +255,27 @@ def _save_tensors(file: Path, tensors: dict[str, Tensor], values: dict[str, str]
     return hashlib.sha256(data).hexdigest()
 
 
-def _load_tensors(checkpoint: Checkpoint, file: Path, digest: str) -> dict[str, Tensor]:
+def _expected_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     try:
-        return _read_tensors(file, digest)
+        return expected_weights(checkpoint.info.model)
+    except UsageError as error:
+        raise CheckpointError(f"'{checkpoint.path / CONFIG}' describes no valid model: {error}") from None
+
+
+def _most_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """The largest possible size of a file with `tensors`: eight bytes a value, and a header."""
+    return _HEADER_BYTES + 8 * sum(tensor.numel() for tensor in tensors.values())
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _load_tensors(
+    checkpoint: Checkpoint, file: Path, digest: str, most: int
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        return _read_tensors(file, digest, most)
     except CheckpointError:
         if _is_replaced(checkpoint):
             raise CheckpointError(f"'{checkpoint.path}' was replaced while it was read; try again") from None
@@ -269,19 +290,22 @@ def _is_replaced(checkpoint: Checkpoint) -> bool:
         return False
 
 
-def _read_tensors(file: Path, digest: str) -> dict[str, Tensor]:
-    if not file.is_file():
+def _read_tensors(file: Path, digest: str, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata in a file of at most `most` bytes."""
+    if not file.exists():
         raise CheckpointError(f"no {file.name} in '{file.parent}'")
     if file.resolve().parent != file.parent.resolve():
         raise CheckpointError(f"'{file}' links to a file outside its folder; copy that file into the folder instead")
     try:
         # The file is read, not mapped into memory, because a resumed run replaces it.
-        data = file.read_bytes()
+        data = read_bytes(file, most)
         if hashlib.sha256(data).hexdigest() != digest:
             raise CheckpointError(f"'{file}' is damaged or was replaced: its SHA-256 is not the one in {CONFIG}")
-        return load(data)
-    except (OSError, SafetensorError) as error:
+        tensors = load(data)
+        header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"'{file}' cannot be read: {error}") from None
+    return tensors, header.get("__metadata__", {})
 
 
 def _reason(error: Exception) -> str:

@@ -35,6 +35,7 @@ Layers = Annotated[int, Field(gt=0, le=1_024)]
 Images = Annotated[int, Field(gt=0, le=2**20)]
 Count = Annotated[int, Field(gt=0, le=LARGEST_STEP)]
 CountOrZero = Annotated[int, Field(ge=0, le=LARGEST_STEP)]
+ImagesSeen = Annotated[int, Field(ge=0, le=2**62)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 PositiveOrZero = Annotated[float, Field(ge=0)]
@@ -266,7 +267,7 @@ class InitFrom(Config):
     checkpoint: str
     weights_sha256: str
     attention: str
-    step: int
+    step: CountOrZero
 
 
 class RunConfig(Config):
@@ -310,7 +311,7 @@ class DataSummary(Config):
     """
 
     name: str
-    train_images: int
+    train_images: CountOrZero
     border_mean: float
     frame: Frame | None = None
 
@@ -322,12 +323,12 @@ class DataSummary(Config):
 class TrainingSummary(Config):
     """The training of a model, and its validation bits/dim if these weights were validated."""
 
-    step: int
-    images_seen: int
-    elapsed_seconds: float
+    step: CountOrZero
+    images_seen: ImagesSeen
+    elapsed_seconds: PositiveOrZero
     validation_bits_per_dim: float | None = None
     validation_standard_error: float | None = None
-    validation_images: int | None = None
+    validation_images: Count | None = None
     preset: str | None = None
     init_from: InitFrom | None = None
     settings: TrainConfig
@@ -336,7 +337,7 @@ class TrainingSummary(Config):
 class CheckpointInfo(Config):
     """The contents of `config.json`."""
 
-    format: int = CHECKPOINT_FORMAT
+    format: Annotated[int, Field(strict=True, ge=1, le=CHECKPOINT_FORMAT)] = CHECKPOINT_FORMAT
     lintx_version: str = __version__
     model: ModelConfig
     data: DataSummary

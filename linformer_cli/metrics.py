@@ -8,10 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .documents import read_bytes
 from .errors import DataError, LintxError, UsageError
 from .files import write_file
+from .units import parse_count, printable
 
 METRICS_FILE = "metrics.csv"
+# Millions of rows; a larger file was not written by lintx.
+_MOST_BYTES = 2**28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +107,10 @@ def _write(file: Path, rows: Sequence[Mapping[str, str]]) -> None:
 
 
 def _is_before(row: Mapping[str, str], step: int, validated: bool) -> bool:
-    if not (row["step"] or "").isdigit() or row[COLUMNS[-1]] is None or len(row) > len(COLUMNS):
+    found = parse_count(row["step"] or "")
+    if found is None or row[COLUMNS[-1]] is None or len(row) > len(COLUMNS):
         return False
-    return int(row["step"]) < step or (int(row["step"]) == step and (validated or not row["validation_bits_per_dim"]))
+    return found < step or (found == step and (validated or not row["validation_bits_per_dim"]))
 
 
 # Reading
@@ -118,8 +123,8 @@ def read_metrics(file: Path) -> list[dict[str, str]]:
     """
     try:
         # A spreadsheet program may have saved the file with a byte order mark.
-        with open(file, newline="", encoding="utf-8-sig") as lines:
-            return list(csv.DictReader(lines))
+        text = read_bytes(file, _MOST_BYTES).decode("utf-8-sig")
+        return list(csv.DictReader(io.StringIO(text, newline="")))
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -161,8 +166,8 @@ def label_runs(runs: Sequence[Path]) -> list[str]:
     for depth in range(1, max((len(path.parts) for path in paths), default=0)):
         labels = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(labels)) == len(labels):
-            return labels
-    return [str(path) for path in paths]
+            return [printable(label) for label in labels]
+    return [printable(str(path)) for path in paths]
 
 
 def _load_run(run: Path, label: str) -> RunSeries:
@@ -174,7 +179,7 @@ def _load_run(run: Path, label: str) -> RunSeries:
         if None in row.values():  # cut short
             continue
         try:
-            place = int(row["step"]), int(row["images"]), _number(row["elapsed_seconds"])
+            place = _count(row["step"]), _count(row["images"]), _number(row["elapsed_seconds"])
             if row["train_bits_per_dim"]:
                 bits, rate = _number(row["train_bits_per_dim"]), _number(row["learning_rate"])
                 training.append(TrainingPoint(*place, bits, rate))
@@ -188,6 +193,12 @@ def _load_run(run: Path, label: str) -> RunSeries:
     if not training and not validation:
         raise DataError(f"'{file}' is empty: the run has not logged anything yet; wait for its first steps")
     return RunSeries(label, run, training, validation)
+
+
+def _count(text: str) -> int:
+    if (count := parse_count(text)) is None:
+        raise ValueError(f"{text[:50]!r} is not a count")
+    return count
 
 
 def _number(text: str) -> float:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 
+from .documents import read_json
 from .errors import LintxError
 from .files import user_cache, write_file
 from .system.device import Choice, Precision
@@ -105,8 +106,8 @@ _FILE = "measured.json"
 
 def _read_figures() -> dict[str, float]:
     try:
-        found = json.loads((user_cache() / _FILE).read_bytes())
-    except (OSError, ValueError, RecursionError, LintxError):
+        found = read_json(user_cache() / _FILE)
+    except (OSError, ValueError, LintxError):
         return {}
     if not isinstance(found, dict):
         return {}

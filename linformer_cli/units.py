@@ -1,4 +1,4 @@
-"""Formats bits/dim, durations, bytes, counts and shares as text for people."""
+"""Formats bits/dim, durations, bytes, counts and shares as text for people, and reads counts."""
 
 import math
 from dataclasses import dataclass
@@ -17,6 +17,9 @@ class Words:
 
 
 IMAGES, WINDOWS = Words("image", "bits/dim"), Words("window", "bits/byte")
+
+# What fits in 63 bits, so that sums and comparisons with other counts stay within 64 bits.
+LARGEST_INTEGER = 2**63 - 1
 
 
 def format_bits(bits: float, error: float | None, digits: int = 4) -> str:
@@ -87,3 +90,17 @@ def _three_digits(value: float) -> str:
 def _short(value: float, decimals: int) -> str:
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def parse_count(text: str, most: int = LARGEST_INTEGER) -> int | None:
+    """The number from 0 to `most` that a text writes in the digits 0 to 9, or None."""
+    digits = text.lstrip("0")
+    if not (text.isascii() and text.isdigit()) or len(digits) > len(str(most)):  # int() refuses thousands of digits
+        return None
+    count = int(digits or "0")
+    return count if count <= most else None
+
+
+def printable(text: str) -> str:
+    """Return `text` with U+FFFD for control characters and for bytes of a path that are not UTF-8."""
+    return "".join(sign if sign.isprintable() else "\ufffd" for sign in text)

@@ -271,7 +271,9 @@ def test_times_measured_under_other_conditions_are_not_used(finished, monkeypatc
     monkeypatch.setattr(speed_module, "processor_name", lambda: "another")
     assert read_samples(finished.sampling_file, sampling_speed(finished.finished, SMALL_BATCH)) == []
     record = json.loads(finished.sampling_file.read_text())
-    for text in ("[1", "[]", json.dumps({"samples_seconds": [1.0]}), json.dumps({**record, "samples_seconds": ["x"]})):
+    wrong = [["x"], [0.0], [-1.0], [1e-320], [True], ["1"], [float("nan")], [float("inf")], {"0": 1.0}]
+    texts = [json.dumps({**record, "samples_seconds": seconds}) for seconds in wrong]
+    for text in ("[1", "[]", "[" * 100_000, json.dumps({"samples_seconds": [1.0]}), *texts):
         finished.sampling_file.write_text(text)
         assert read_samples(finished.sampling_file, speed) == []
 

@@ -54,7 +54,7 @@ def test_a_truncated_row_is_left_out(tmp_path) -> None:
     [
         ("20,160,0.001,x,1.0,,,2.25,80.0,1000", "could not convert"),
         ("20,160,0.001,nan,1.0,,,2.25,80.0,1000", "nan is not a finite number"),
-        ("20,,0.001,7.5,1.0,,,2.25,80.0,1000", "invalid literal"),
+        ("20,,0.001,7.5,1.0,,,2.25,80.0,1000", "is not a count"),
     ],
 )
 def test_a_damaged_row_gives_a_one_line_error_with_its_number(tmp_path, row, part, raises_one_line) -> None:

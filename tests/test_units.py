@@ -4,7 +4,15 @@ import math
 
 import pytest
 
-from linformer_cli.units import format_bytes, format_count, format_duration, format_microseconds, format_milliseconds
+from linformer_cli.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_microseconds,
+    format_milliseconds,
+    parse_count,
+    printable,
+)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +84,15 @@ def test_large_counts_are_abbreviated(count, expected):
 def test_measured_times_keep_three_digits(seconds: float, shown: str) -> None:
     assert format_milliseconds(seconds) == shown
     assert format_microseconds(seconds / 1000) == shown.replace("ms", "µs")
+
+
+def test_a_count_is_read_only_if_it_is_written_in_digits_and_not_too_large() -> None:
+    for text in ("", "-1", "+1", " 1", "1.0", "1e3", "1_0", "\u00b2", "\u0663", "9" * 400, "9" * 5000, str(2**63)):
+        assert parse_count(text) is None
+    assert [parse_count(text) for text in ("0", "12", "007", str(2**63 - 1))] == [0, 12, 7, 2**63 - 1]
+    assert parse_count("10", most=10) == 10 and parse_count("11", most=10) is None
+
+
+def test_control_characters_and_bytes_that_are_not_utf8_are_not_shown() -> None:
+    assert printable("a b\u00e4\u753b") == "a b\u00e4\u753b"
+    assert printable("a\x1b[2J\x07\x9b\udcff\n") == "a\ufffd[2J\ufffd\ufffd\ufffd\ufffd"

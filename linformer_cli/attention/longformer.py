@@ -11,6 +11,7 @@ from torch.nn import functional
 from linformer_cli.config import LARGEST_IMAGE
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
+from linformer_cli.units import parse_count
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .bidirectional.joined import join_globals
@@ -39,7 +40,7 @@ class LongformerOptions(AttentionOptions):
     @field_validator("dilation")
     @classmethod
     def _dilations_are_whole_numbers(cls, value: int | str | None) -> int | str | None:
-        if value is not None and not all(part.strip().isdecimal() and int(part) for part in str(value).split(",")):
+        if value is not None and not all(parse_count(part.strip()) for part in str(value).split(",")):
             raise ValueError(
                 "must be a number of 1 or more, or a comma-separated list of such numbers, one for each head"
             )

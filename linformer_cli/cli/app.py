@@ -101,7 +101,7 @@ def _run() -> NoReturn:
     except Exception as error:
         if received:  # compiled code may turn a KeyboardInterrupt into another exception
             code = 130
-        elif "torch" in sys.modules and is_out_of_memory(error):
+        elif isinstance(error, MemoryError) or ("torch" in sys.modules and is_out_of_memory(error)):
             _end("Error: out of memory; try a smaller --batch", 1)
         else:
             raise

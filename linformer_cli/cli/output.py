@@ -10,6 +10,7 @@ from rich.console import Console
 
 from linformer_cli.report.tables import Column, Record, TableStyle, render_records, to_json
 from linformer_cli.system.distributed import process_rank
+from linformer_cli.units import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,10 +107,10 @@ def write_plot(path: Path | None, render: Callable[["PlotFormat"], bytes]) -> No
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
-    """Print names and values on stdout, one pair per line."""
+    """Print names and values on stdout, one pair per line. Values may come from foreign files."""
     width = max(len(name) for name in facts)
     for name, value in facts.items():
-        print(f"{name:<{width}}  {value}")
+        print(f"{name:<{width}}  {printable(str(value))}")
 
 
 def show_preview(images: "NDArray[np.uint8]") -> None:

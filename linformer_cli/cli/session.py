@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from linformer_cli.errors import UsageError
 from linformer_cli.system.distributed import ALONE, Team
+from linformer_cli.units import parse_count
 
 from .output import talk
 
@@ -60,12 +61,12 @@ class Session:
             raise UsageError(f"'{self.checkpoint.path}' was trained without --classes; drop --class {wanted}")
         if wanted.strip() == "all":
             return list(range(classes))
-        parts = [part.strip() for part in wanted.split(",")]
-        if not all(part.isdecimal() and int(part) < classes for part in parts):
+        chosen = [parse_count(part.strip(), classes - 1) for part in wanted.split(",")]
+        if None in chosen:
             raise UsageError(
                 f"--class takes 'all' or classes from 0 to {classes - 1} separated by commas, found '{wanted}'"
             )
-        return [int(part) for part in parts]
+        return [number for number in chosen if number is not None]
 
 
 def open_session(

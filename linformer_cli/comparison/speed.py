@@ -1,6 +1,6 @@
 """The speeds of finished runs, timed in interleaved repeats and kept in files in the folder of each run."""
 
-import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from linformer_cli.bench.measure.sampling_work import WholeImages
 from linformer_cli.bench.measure.timing import Check, never_stop, time_work
 from linformer_cli.checkpoint import Checkpoint, load_weights
 from linformer_cli.data.images import ImageSet
+from linformer_cli.documents import read_json
 from linformer_cli.files import write_file
 from linformer_cli.native.library import has_library
 from linformer_cli.report.tables import to_json
@@ -22,6 +23,7 @@ from .entries import Conditions, Entry
 
 # The number of training steps in one timed sample.
 TIMED_STEPS = 3
+_SHORTEST = 1e-9
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,17 @@ def time_sampling_once(entry: Entry, conditions: Conditions, check: Check = neve
 def read_samples(file: Path, speed: Speed) -> list[float]:
     """Return the seconds kept in `file`. The list is empty if they were measured under other conditions."""
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = read_json(file)
         same = Speed(**{key: record.get(key) for key in vars(speed)}) == speed
-        return [float(seconds) for seconds in record["samples_seconds"]] if same else []
+        samples: list[float] = record["samples_seconds"] if same else []
+        return samples if all(map(_is_time, samples)) else []
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
+
+
+def _is_time(seconds: object) -> bool:
+    """Whether `seconds` can be a measured time, which no clock measures as less than a nanosecond."""
+    return isinstance(seconds, float) and _SHORTEST <= seconds < math.inf
 
 
 def _keep_samples(file: Path, speed: Speed, samples: Sequence[float]) -> None:

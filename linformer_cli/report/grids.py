@@ -4,7 +4,6 @@ Images are uint8 arrays [N, H, W, C]: N images of H rows and W columns with C = 
 """
 
 import io
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin, UnidentifiedImageError
 
+from linformer_cli.documents import parse_json
 from linformer_cli.errors import DataError, UsageError
 
 from .tables import to_json
@@ -193,8 +193,8 @@ def find_png_metadata(source: bytes | str | os.PathLike[str]) -> dict[str, objec
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DataError(f"cannot read {name}: {reason.lower()}") from None
     try:
-        metadata = json.loads(text) if text is not None else None
-    except json.JSONDecodeError:
+        metadata = None if text is None else parse_json(text, any_text=True)  # it may name a path that is not UTF-8
+    except ValueError:
         metadata = None
     return metadata if isinstance(metadata, dict) else None
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from linformer_cli.errors import LintxError
+from linformer_cli.units import printable
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -223,7 +224,8 @@ def _cell(value: object, column: Column) -> str:
     if _is_number(value):
         number: int | float = value.item() if isinstance(value, np.generic) else value
         return column.format(number) if callable(column.format) else format(number, column.format)
-    return str(value.value) if isinstance(value, enum.Enum) else str(value)
+    text = str(value.value) if isinstance(value, enum.Enum) else str(value)
+    return "\n".join(printable(line) for line in text.splitlines())  # it may come from a foreign file
 
 
 def _render_markdown(cells: Sequence[Sequence[str]], columns: Sequence[Column], numeric: Sequence[bool]) -> str:

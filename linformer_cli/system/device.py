@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from linformer_cli.errors import UsageError
+from linformer_cli.units import parse_count
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,7 @@ def choose_device(wanted: str) -> Choice:
         if cards:
             return Choice("cuda", f"CUDA device found ({torch.cuda.get_device_name(0)})")
         return Choice("mps", "Apple GPU found") if metal else Choice("cpu", "no GPU found")
-    if kind not in ("cpu", "cuda", "mps") or (colon and not (kind == "cuda" and index.isdigit())):
+    if kind not in ("cpu", "cuda", "mps") or (colon and not (kind == "cuda" and parse_count(index) is not None)):
         raise UsageError(f"unknown device '{wanted}'; known: auto, cpu, cuda, cuda:INDEX, mps")
     if kind == "cuda" and not cards:
         raise UsageError("torch finds no CUDA device on this machine; use --device cpu")

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
 from linformer_cli.errors import Interrupted, LintxError, UsageError
+from linformer_cli.units import parse_count
 
 from .device import Choice, choose_device
 
@@ -49,7 +50,7 @@ def _find_fault() -> str | None:
     """Describe the first wrong value among torchrun's variables in words for the user, or return None."""
     for name, largest in _LARGEST.items():
         text = os.environ.get(name, "0")
-        if not (text.isdecimal() and len(text) < 10 and int(text) <= largest):
+        if parse_count(text, largest) is None:
             return f"the environment variable {name} must be a whole number from 0 to {largest}, found '{text[:50]}'"
     rank, count = os.environ["RANK"], os.environ["WORLD_SIZE"]
     if int(rank) >= int(count):

@@ -59,7 +59,10 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     # torch's allocators for the CPU and for Apple GPUs raise plain RuntimeErrors.
     signs = ("can't allocate memory", "not enough memory", "out of memory", "Invalid buffer size")
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    text = str(error)
+    # oneDNN does not say that its memory ran out. "... a primitive descriptor" is a different error.
+    one_dnn = text.endswith("could not create a primitive")
+    return isinstance(error, RuntimeError) and (one_dnn or any(sign in text for sign in signs))
 
 
 def work_in_batches(

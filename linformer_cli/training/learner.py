@@ -22,7 +22,7 @@ from linformer_cli.system.distributed import ALONE, Team, keep_own
 from .optimizer import build_average, build_optimizer, load_optimizer_tensors, strip_prefix
 from .progress import Progress
 from .saving import AVERAGED, IN_TRAINING, restore_random_state
-from .together import seed_own_dropout, share_batch, share_model
+from .together import has_idle_parameters, seed_own_dropout, share_batch, share_model
 
 
 def build_model(config: RunConfig) -> PixelModel:
@@ -67,7 +67,9 @@ class Learner:
             # The checkpoint holds the average of the weights. The training state holds the weights in training.
             self.average.n_averaged.fill_(state.values.pop(AVERAGED))
             self.model.load_state_dict(strip_prefix(state.tensors, IN_TRAINING))
-        load_optimizer_tensors(self.optimizer, state.tensors)
+        complete = load_optimizer_tensors(self.optimizer, state.tensors)
+        if not complete and state.values["step"] != 0 and not has_idle_parameters(self.model):
+            raise ValueError("moments of the optimizer are missing")
         restore_random_state(state.tensors, self.device)
 
     @property

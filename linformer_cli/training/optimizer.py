@@ -51,14 +51,14 @@ class JoinedOptimizer(torch.optim.Optimizer):
     """Several optimizers of different parameters, combined into one with all groups and states."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
-        self._parts = parts
+        self.parts = parts
         super().__init__([group for part in parts for group in part.param_groups], {})
         self._share()
 
     def _share(self) -> None:
         """Make the parts use this optimizer's groups and state."""
         start = 0
-        for part in self._parts:
+        for part in self.parts:
             end = start + len(part.param_groups)
             part.param_groups, part.state = self.param_groups[start:end], self.state
             start = end
@@ -69,7 +69,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for part in self._parts:
+        for part in self.parts:
             part.step()
 
 
@@ -82,25 +82,38 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> bool:
     """Load the result of `optimizer_tensors`. The settings of the groups do not change.
 
-    Raises `ValueError` for moments that do not fit the parameters. torch itself would only fail at the next step.
+    Returns whether every parameter has its moments. A parameter that never had a gradient has none. Raises `ValueError`
+    for moments that do not fit the parameters. torch itself would fail at the next step, or read other memory.
     """
-    shapes = {str(index): value.shape for index, value in enumerate(_parameters(optimizer))}
+    wanted = dict(enumerate(_list_moments(optimizer)))
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in strip_prefix(tensors, "optimizer.").items():
         index, _, name = key.partition(".")
-        if index not in shapes or (value.dim() and value.shape != shapes[index]):
-            raise ValueError(f"optimizer.{key} of shape {list(value.shape)} belongs to no parameter")
-        state.setdefault(int(index), {})[name] = value
+        place = int(index) if index.isascii() and index.isdigit() and len(index) < 10 else -1
+        shape = wanted.get(place, {}).get(name)
+        if shape != value.shape or value.dtype != torch.float32:
+            kind = str(value.dtype).removeprefix("torch.")
+            raise ValueError(f"optimizer.{key}, {kind} of shape {list(value.shape)}, belongs to no parameter")
+        state.setdefault(place, {})[name] = value
+    for place, moments in state.items():
+        if missing := wanted[place].keys() - moments.keys():
+            raise ValueError(f"optimizer.{place}.{min(missing)} is missing")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    return state.keys() == wanted.keys()
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Yield the parameters in the order in which `state_dict` numbers them."""
-    for group in optimizer.param_groups:
-        yield from group["params"]
+def _list_moments(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, torch.Size]]:
+    """Yield the moments of each parameter by name, in the order in which `state_dict` numbers the parameters."""
+    for part in optimizer.parts if isinstance(optimizer, JoinedOptimizer) else (optimizer,):
+        for group in part.param_groups:
+            for parameter in group["params"]:
+                if isinstance(part, torch.optim.Muon):
+                    yield {"momentum_buffer": parameter.shape}
+                else:
+                    yield {"exp_avg": parameter.shape, "exp_avg_sq": parameter.shape, "step": torch.Size()}
 
 
 def build_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:

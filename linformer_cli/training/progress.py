@@ -1,23 +1,32 @@
 """The progress of a run, the trend of its loss, and the interface of its reporters."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from linformer_cli.config import LARGEST_STEP, CountOrZero, ImagesSeen
 from linformer_cli.evaluation.bits import Bits
 from linformer_cli.metrics import MetricsRow
 
 # The number of steps that the trend of the loss averages over. Until that many steps have been seen, no loss counts as
 # high.
 _TREND_STEPS = 50
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+# A step, or -1 for "not yet".
+_StepOrNone = Annotated[int, Field(ge=-1, le=LARGEST_STEP)]
 
 
 @dataclass(frozen=True)
 class LossTrend:
     """Running mean and mean deviation of the loss in nats, and whether the last loss was far above the mean."""
 
-    steps: int = 0
+    __pydantic_config__ = _STRICT
+
+    steps: CountOrZero = 0
     mean: float = 0.0
     deviation: float = 0.0
     high: bool = False
@@ -43,22 +52,34 @@ class LossTrend:
 class Progress:
     """The state of a run except its tensors; saved with the run. `interval_*` cover the steps since the last log."""
 
-    step: int = 0
-    images_seen: int = 0
+    __pydantic_config__ = _STRICT
+
+    step: CountOrZero = 0
+    images_seen: ImagesSeen = 0
     elapsed_seconds: float = 0.0
     best_bits_per_dim: float | None = None
     validation_bits_per_dim: float | None = None
     validation_standard_error: float | None = None
-    evaluated_at: int = 0
-    sampled_at: int = 0
+    evaluated_at: _StepOrNone = 0
+    sampled_at: _StepOrNone = 0
     interval_nats: float = 0.0
-    interval_steps: int = 0
+    interval_steps: CountOrZero = 0
     loss: LossTrend = LossTrend()
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Progress":
-        """Build progress from the result of `dataclasses.asdict`. Raises `TypeError` for other values."""
-        return cls(**{**values, "loss": LossTrend(**values.get("loss", {}))})
+        """Build progress from the result of `dataclasses.asdict`, read from a file.
+
+        Raises `KeyError` if a count is missing, and `ValueError` for other keys, types or sizes.
+        """
+        counts = {key: values[key] for key in ("step", "images_seen")}
+        try:
+            # As JSON, because strict checks take only instances of a dataclass from Python.
+            return TypeAdapter(cls).validate_json(json.dumps({**values, **counts}))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            place = ".".join(str(part) for part in fault["loc"])
+            raise ValueError(f"{place}: {fault['msg']}, found {fault['input']!r}") from None
 
     @property
     def marks(self) -> tuple[int, int, int]:

@@ -6,7 +6,6 @@ import fnmatch
 import itertools
 import os
 import shutil
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from linformer_cli.checkpoint import find_checkpoint, holds_checkpoint
 from linformer_cli.config import RunConfig, parse_config
+from linformer_cli.documents import read_toml
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
 from linformer_cli.files import TEMPORARY_FILES, write_file
 from linformer_cli.metrics import METRICS_FILE, create_metrics, has_steps
@@ -144,7 +144,7 @@ class RunFolder:
     def read_config(self) -> RunConfig:
         """Read `config.toml`. Raises `CheckpointError` if it cannot be read, and `UsageError` for a wrong value."""
         try:
-            document = tomllib.loads(self.config_file.read_text(encoding="utf-8"))
+            document = read_toml(self.config_file)
         except FileNotFoundError:
             raise CheckpointError(f"'{self.path}' is not a run folder: it has no config.toml") from None
         except (OSError, ValueError) as error:

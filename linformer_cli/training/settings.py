@@ -1,6 +1,5 @@
 """Merge settings into one configuration. Priority: command line, file, preset, default."""
 
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from linformer_cli.config import (
     parse_config,
 )
 from linformer_cli.data.images import fit_size
+from linformer_cli.documents import read_toml
 from linformer_cli.errors import CheckpointError, UsageError, unknown_name
 from linformer_cli.model.mixers import check_parts, parse_options
 from linformer_cli.presets import BYTES_PRESET, DEFAULT_PRESET, RECIPES, complete_recipe, find_preset, find_preset_data
@@ -206,7 +206,7 @@ def _merge_model(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def read_tables(file: Path) -> dict[str, Any]:
     """Read the tables of a settings file. Values are not checked. Raises `UsageError` if it is not a settings file."""
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = read_toml(file)
     except FileNotFoundError:
         raise UsageError(f"no configuration at '{file}'") from None
     except (OSError, ValueError) as error:

@@ -4,9 +4,13 @@
 """
 
 import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+from cli.conftest import run_main
+from faults.runs import NoCapture
 
 SETTINGS = """
 [train]
@@ -37,3 +41,16 @@ def small_run_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     for split in ("train", "validation", "test"):
         np.save(folder / "images" / f"{split}-images.npy", images)
     return ["--data", f"array:{folder / 'images'}", "--preset", "tiny", "--config", str(folder / "settings.toml")]
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, small_run_options: list[str]) -> Path:
+    """A run of four steps. Tests copy and damage it."""
+    folder = tmp_path_factory.mktemp("damage") / "run"
+    assert run_main(("train", *small_run_options, "--steps", "4", "--out", folder), NoCapture()).code == 0
+    return folder
+
+
+@pytest.fixture
+def copy(finished_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))

@@ -3,7 +3,6 @@
 Nothing may be overwritten, and memory must stay bounded.
 """
 
-import hashlib
 import json
 import os
 import pickle
@@ -16,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from cli.conftest import Outcome, run_main
+from cli.conftest import run_main
+from faults.runs import DIGESTS, assert_refused, sign, use
 
 from linformer_cli.checkpoint import CONFIG, TRAINING, WEIGHTS, load_model, read_checkpoint, save_checkpoint
 from linformer_cli.system.memory import measure_peak_memory
@@ -24,56 +24,6 @@ from linformer_cli.system.memory import measure_peak_memory
 TENTHS, FLIPS = 10, 50
 FILES = (WEIGHTS, CONFIG, TRAINING)
 Change = Callable[[bytes], bytes]
-
-
-@pytest.fixture(scope="module")
-def finished_run(tmp_path_factory: pytest.TempPathFactory, small_run_options: list[str]) -> Path:
-    """A run of four steps. Tests copy and damage it."""
-    folder = tmp_path_factory.mktemp("damage") / "run"
-    assert run_main(("train", *small_run_options, "--steps", "4", "--out", folder), _Nothing()).code == 0
-    return folder
-
-
-class _Nothing:
-    """Replaces pytest's `capsys`, which a module-scoped fixture cannot use."""
-
-    def readouterr(self) -> Any:
-        return type("Captured", (), {"out": "", "err": ""})
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != ".lock"
-    }
-
-
-def use(run: Path, file: str, capsys: pytest.CaptureFixture[str]) -> Outcome:
-    """Run a command that reads `file`: `train --resume` for the training state, and otherwise `sample`."""
-    if file == TRAINING:
-        return run_main(("train", "--resume", run, "--steps", "6"), capsys)
-    return run_main(("sample", run / "last", "-n", "1", "-o", run.parent / "out.png"), capsys)
-
-
-def assert_refused(run: Path, file: str, capsys: pytest.CaptureFixture[str], *parts: str) -> None:
-    before = snapshot(run)
-    outcome = use(run, file, capsys)
-    assert outcome.code == 1, outcome
-    (line,) = (line for line in outcome.stderr.splitlines() if line.startswith("Error: "))
-    assert outcome.stderr.endswith(line + "\n")
-    assert len(line) < 500
-    assert "Traceback" not in outcome.stderr
-    for part in parts:
-        assert part in line
-    assert outcome.stdout == ""
-    assert not (run.parent / "out.png").exists()
-    assert snapshot(run) == before
-
-
-@pytest.fixture
-def copy(finished_run: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
 def test_the_run_can_be_used_before_it_is_damaged(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,15 +63,6 @@ def same_document(damaged: bytes, whole: bytes) -> bool:
         return False
 
 
-def sign(folder: Path, **digests_of: str) -> None:
-    """Update the digests to those of the damaged files, so that the checks after the digests are tested too."""
-    document = json.loads((folder / CONFIG).read_text())
-    document |= {key: hashlib.sha256((folder / file).read_bytes()).hexdigest() for key, file in digests_of.items()}
-    del document["config_sha256"]
-    (folder / CONFIG).write_text(json.dumps(document))
-
-
-DIGESTS = {WEIGHTS: "weights_sha256", TRAINING: "training_sha256"}
 FOREIGN: dict[str, Change] = {
     "a header of 10 GB": lambda data: struct.pack("<Q", 10 * 2**30) + data[8:],
     "a header longer than the file": lambda data: struct.pack("<Q", len(data)) + data[8:],

@@ -67,6 +67,8 @@ def test_freed_memory_that_is_kept_can_be_returned() -> None:
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
         (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), True),
         (RuntimeError("Invalid buffer size: 16.00 GiB"), True),
+        (RuntimeError("could not create a primitive"), True),
+        (RuntimeError("could not create a primitive descriptor for a matmul primitive"), False),
         (RuntimeError("shapes do not fit"), False),
         (ValueError("out of memory"), False),
     ],
