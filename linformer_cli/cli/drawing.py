@@ -1,5 +1,6 @@
 """The work of `lintx sample`: numbered images, in memory or in a folder, drawn by one process or by several."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,9 @@ from linformer_cli.data.sequence import values_to_images
 from linformer_cli.report.numbered import NumberedImages
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.system.distributed import Team
+
+# The number of files in a folder that are looked for at once.
+_BLOCK = 2**16
 
 
 @dataclass(frozen=True)
@@ -38,16 +42,20 @@ class ImageNumbers:
 
 @dataclass
 class Drawn:
-    """The numbers of the drawn images. The images themselves, uint8 [H, W, C], are kept here if there is no folder.
+    """How many images were `drawn`, how many were in the folder before, and the first numbers of both, for a grid.
 
-    `passes` counts the passes through the layers, summed over the images. `stopped` is true if Ctrl-C ended the work
-    early.
+    Without a folder, the images themselves, uint8 [H, W, C], are kept here. `passes` counts the passes through the
+    layers, summed over the images. `seconds` leave out the search in the folder. `stopped` is true if Ctrl-C ended the
+    work early.
     """
 
-    indices: list[int] = field(default_factory=list)
+    drawn: int = 0
+    found: int = 0
+    shown: list[int] = field(default_factory=list)
     images: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
     state_bytes: int = 0
     passes: int = 0
+    seconds: float = 0.0
     stopped: bool = False
 
     def stack(self, indices: Iterable[int]) -> NDArray[np.uint8]:
@@ -55,49 +63,80 @@ class Drawn:
         return np.stack([self.images[index] for index in indices])
 
 
-def find_drawn(wanted: range, folder: NumberedImages | None, team: Team) -> set[int]:
-    """Return which of the `wanted` images are already in the folder. The processes share the search."""
-    if folder is None:
-        return set()
-    mine = team.share(len(wanted)) if folder.folder.exists() else range(0)
-    found = {index for index in wanted[mine.start : mine.stop] if folder.holds(index)}
-    return set[int]().union(*team.gather(found))
+@dataclass(frozen=True)
+class Drawing:
+    """The images to draw, in batches, and the folder to write them to, if any. The first images are for a grid."""
 
+    numbers: ImageNumbers
+    batch: int
+    folder: NumberedImages | None
+    most_shown: int
 
-def draw_images(
-    sampler: Sampler,
-    indices: Sequence[int],
-    batch: int,
-    numbers: ImageNumbers,
-    folder: NumberedImages | None,
-    on_halve: Callable[[int], None],
-) -> Drawn:
-    """Draw the images `indices` and write them to the folder if there is one. Ctrl-C keeps the finished images."""
-    drawn = Drawn()
-    labels = numbers if numbers.classes else None
-    try:
-        for part in sampler.iter_batches(indices, batch, labels, on_halve=on_halve):
+    def draw(self, sampler: Sampler, team: Team, on_halve: Callable[[int], None]) -> Drawn:
+        """Draw the images of one process of `team` that are not in the folder. Ctrl-C keeps the finished images.
+
+        Images are assigned to the processes in turn, so a stopped job leaves the first images complete. Memory does not
+        grow with the number of images in the folder.
+        """
+        drawn = Drawn()
+        own = self.numbers.all[team.rank :: team.count]
+        block = _BLOCK if self.folder is not None else max(1, len(own))
+        try:
+            for start in range(0, len(own), block):
+                missing = self._find_missing(own[start : start + block], drawn)
+                began = time.perf_counter()
+                try:
+                    self._draw_block(sampler, missing, drawn, on_halve)
+                finally:
+                    drawn.seconds += time.perf_counter() - began
+        except KeyboardInterrupt:
+            drawn.stopped = True
+        return drawn
+
+    def _find_missing(self, indices: range, drawn: Drawn) -> Sequence[int]:
+        if self.folder is None or not self.folder.folder.exists():
+            return indices
+        missing = []
+        for index in indices:
+            if self.folder.holds(index):
+                drawn.found += 1
+                self._show(index, drawn)
+            else:
+                missing.append(index)
+        return missing
+
+    def _draw_block(
+        self, sampler: Sampler, indices: Sequence[int], drawn: Drawn, on_halve: Callable[[int], None]
+    ) -> None:
+        labels = self.numbers if self.numbers.classes else None
+        for part in sampler.iter_batches(indices, self.batch, labels, on_halve=on_halve):
             drawn.state_bytes = max(drawn.state_bytes, part.state_bytes)
             drawn.passes += part.passes * len(part.indices)
             images = values_to_images(part.values, sampler.model.config.image)
             for index, image in zip(part.indices, images, strict=True):
-                if folder is None:
+                if self.folder is None:
                     drawn.images[index] = image
                 else:
-                    folder.write(index, image)  # immediately, so that a stopped job keeps its finished images
-                drawn.indices.append(index)
-    except KeyboardInterrupt:
-        drawn.stopped = True
-    return drawn
+                    self.folder.write(index, image)  # immediately, so that a stopped job keeps its finished images
+                drawn.drawn += 1
+                self._show(index, drawn)
+
+    def _show(self, index: int, drawn: Drawn) -> None:
+        if self.folder is None or index - self.numbers.first < self.most_shown:
+            drawn.shown.append(index)
 
 
 def add_up(parts: Sequence[Drawn]) -> Drawn:
     """Combine the results of all processes."""
     total = Drawn()
     for part in parts:
-        total.indices += part.indices
+        total.drawn += part.drawn
+        total.found += part.found
+        total.shown += part.shown
         total.images |= part.images
         total.state_bytes = max(total.state_bytes, part.state_bytes)
         total.passes += part.passes
+        total.seconds = max(total.seconds, part.seconds)
         total.stopped = total.stopped or part.stopped
+    total.shown.sort()
     return total

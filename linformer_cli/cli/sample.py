@@ -1,7 +1,6 @@
 """`lintx sample`: draw images from a model."""
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -153,7 +152,7 @@ def sample(
         from linformer_cli.report.numbered import NumberedImages
         from linformer_cli.units import format_bytes, format_duration
 
-        from .drawing import ImageNumbers, add_up, draw_images, find_drawn
+        from .drawing import Drawing, ImageNumbers, add_up
 
         count = _IMAGES if count is None else count
         numbers = ImageNumbers(first, count, session.choose_classes(class_name), session.model.config.classes)
@@ -167,30 +166,22 @@ def sample(
 
         wanted = numbers.all
         folder = None if files is None else NumberedImages(files, describe)
-        existing = find_drawn(wanted, folder, team)
-        if existing:
-            talk(f"{len(existing)} of {len(wanted)} images are already in {files}")
-        # Images are assigned to the processes in turn, so a stopped job leaves the first images complete.
-        missing = [index for index in wanted if index not in existing] if existing else wanted
-        began = time.perf_counter()
-        own = draw_images(sampler, missing[team.rank :: team.count], batch, numbers, folder, say_halved)
+        own = Drawing(numbers, batch, folder, _MOST_IN_GRID).draw(sampler, team, say_halved)
         work = add_up(team.gather(own))
-        seconds = time.perf_counter() - began
-        drawn, done = len(work.indices), existing.union(work.indices)
-        in_grid = wanted if folder is None else wanted[:_MOST_IN_GRID]
-        shown = sorted(index for index in done if index in in_grid)
+        drawn, done, shown = work.drawn, work.drawn + work.found, work.shown
+        if work.found:
+            talk(f"{work.found} of {len(wanted)} images are already in {files}")
         if not shown:
             raise KeyboardInterrupt
-        rate = drawn / seconds
+        rate = drawn / work.seconds if drawn else 0.0
         if team.leads:
             images = work.stack(shown) if folder is None else folder.read(shown)
             row = columns or (count if len(numbers.chosen) > 1 else None)
             _write_pictures(images, out, gif, (row, scale), {**settings, "count": len(shown)})
             if preview:
                 show_preview(images)
-        talk(
-            f"{drawn} images in {format_duration(seconds)}: {rate:.3g} images/s, state {format_bytes(work.state_bytes)}"
-        )
+        state = format_bytes(work.state_bytes)
+        talk(f"{drawn} images in {format_duration(work.seconds)}: {rate:.3g} images/s, state {state}")
         if out != "-":
             talk(f"wrote {out}" + (f" and {drawn} files in {files}" if files else ""))
         if gif is not None:
@@ -198,7 +189,7 @@ def sample(
         if work.stopped:
             if team.leads:
                 rest = "; the same command draws the rest" if files else ""
-                complain(f"stopped after {len(done)} of {len(wanted)} images, which are kept{rest}")
+                complain(f"stopped after {done} of {len(wanted)} images, which are kept{rest}")
             team.wait()  # the end of one process ends the others, and one of them may still be writing
             raise KeyboardInterrupt
         if json and team.leads:
@@ -206,10 +197,10 @@ def sample(
                 {
                     **settings,
                     "first": first,
-                    "images": len(done),
+                    "images": done,
                     "drawn": drawn,
                     "images_per_second": rate,
-                    "seconds": seconds,
+                    "seconds": work.seconds,
                     "state_bytes": work.state_bytes,
                     "values_per_pass": drawn * session.model.config.image.positions / work.passes if drawn else None,
                     "processes": team.count,

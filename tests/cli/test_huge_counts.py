@@ -45,3 +45,7 @@ def test_an_interrupted_huge_count_keeps_finished_images(lintx, run_folder, tmp_
     monkeypatch.setattr(Sampler, "iter_batches", iter_batches)
     outcome = lintx("sample", run_folder, "-n", 2**40, "--batch", 2, "-o", tmp_path / "out.png")
     assert outcome.code == 130 and f"stopped after 2 of {2**40} images" in outcome.stderr
+    files = ["--files", tmp_path / "files", "-o", tmp_path / "out.png"]
+    assert lintx("sample", run_folder, "-n", 2**40, "--batch", 1, *files).code == 130
+    outcome = lintx("sample", run_folder, "-n", 2**40, "--batch", 2, *files)
+    assert outcome.code == 130 and f"stopped after 3 of {2**40} images" in outcome.stderr
