@@ -4,6 +4,7 @@ Only this module imports torchvision, inside a function, because the import take
 """
 
 import contextlib
+import hashlib
 import importlib.metadata
 import os
 import shutil
@@ -24,6 +25,30 @@ CLASS_NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "cifar10": "CI
 
 # Archives that may already be in the data folder. Unpacking them needs no network.
 _ARCHIVES = {"mnist": "MNIST/raw/*.gz", "fashion-mnist": "FashionMNIST/raw/*.gz", "cifar10": "cifar-10-python.tar.gz"}
+
+# SHA-256 of the unpacked files of the sets whose unpacked files torchvision does not check: images and labels of the
+# training part (`train`) and of the test part (`t10k`).
+_DIGESTS = {
+    "mnist": {
+        "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    },
+    "fashion-mnist": {
+        "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    },
+}
+# The sizes of these files. A file of another size was put there on purpose, for example a part of the set.
+_SIZES = {
+    "train-images-idx3-ubyte": 47_040_016,
+    "train-labels-idx1-ubyte": 60_008,
+    "t10k-images-idx3-ubyte": 7_840_016,
+    "t10k-labels-idx1-ubyte": 10_008,
+}
 
 # The limit for one attempt to connect or to read. torchvision sets no limit. Behind a firewall that drops packets, it
 # would wait for minutes several times.
@@ -55,7 +80,22 @@ def load_torchvision_set(
                 f"the {name} files in {root} ({origin}) are damaged ({_one_line(error)}); delete them and run again"
             ) from error
         data = _download(name, build, train, root, origin)
+    if fault := _find_changed(name, train, root):
+        raise DataError(
+            f"{fault} ({origin}) is damaged or is not {name}: its SHA-256 is wrong; delete it and run again"
+        )
     return _as_arrays(name, data, root)
+
+
+def _find_changed(name: str, train: bool, root: Path) -> Path | None:
+    """Return the first file that has the size of an original file but other contents."""
+    raw, part = root / CLASS_NAMES[name] / "raw", "train" if train else "t10k"
+    for file, digest in _DIGESTS.get(name, {}).items():
+        if file.startswith(part) and (raw / file).is_file() and (raw / file).stat().st_size == _SIZES[file]:
+            with open(raw / file, "rb") as opened:
+                if hashlib.file_digest(opened, "sha256").hexdigest() != digest:
+                    return raw / file
+    return None
 
 
 def _as_arrays(name: str, data: Any, root: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -91,9 +131,12 @@ def _download(name: str, build: Any, train: bool, root: Path, origin: str) -> An
                     os.replace(source, target)
     # urllib, http.client, tarfile and torchvision each raise errors of their own.
     except Exception as error:
+        # torchvision reports a wrong checksum as a corrupted file.
+        wrong = "corrupted" in str(error)
+        found = "the downloaded file has a wrong checksum" if wrong else f"downloading it failed ({_one_line(error)})"
         raise DataError(
-            f"no complete {name} in {root} ({origin}), and downloading it failed ({_one_line(error)}); "
-            "pass a folder that holds it with --data-dir, or use --data glyphs, which needs no download"
+            f"no complete {name} in {root} ({origin}), and {found}; pass a folder that holds it with --data-dir, or "
+            "use --data glyphs, which needs no download"
         ) from error
     return data
 

@@ -144,6 +144,17 @@ def test_archives_in_the_folder_need_no_network(tmp_path: Path, monkeypatch: pyt
     assert sorted(path.name for path in tmp_path.iterdir()) == ["MNIST"]
 
 
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
+def test_files_of_the_right_size_with_other_contents_are_refused(name, folder, tmp_path, raises_one_line) -> None:
+    raw = tmp_path / folder / "raw"
+    raw.mkdir(parents=True)
+    for kind, shape in (("images-idx3", (10_000, 28, 28)), ("labels-idx1", (10_000,))):
+        (raw / f"t10k-{kind}-ubyte").write_bytes(idx_bytes(np.zeros(shape, np.uint8)))
+        (raw / f"train-{kind}-ubyte").touch()
+    with raises_one_line(DataError, "t10k-images-idx3-ubyte", "SHA-256", f"is not {name}"):
+        load(name, tmp_path, train=False)
+
+
 class Downloading:
     """Replaces torchvision.datasets.MNIST. The files are missing until `download` makes them and prints some text."""
 
@@ -192,6 +203,7 @@ def test_a_download_has_a_time_limit_and_prints_nothing_to_stdout_and_is_moved_i
         (urllib.error.URLError("no route"), "no route"),
         (RuntimeError("Error downloading x:\nTried y, got:\n<urlopen error timed out>\n"), "(timed out)"),
         (TimeoutError(), "TimeoutError"),
+        (RuntimeError("Tried y, got:\nFile not found or corrupted.\n"), "has a wrong checksum"),
         (OSError(28, "No space left on device"), "No space left"),
         (AssertionError(), "AssertionError"),
     ],
