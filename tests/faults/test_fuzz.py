@@ -6,15 +6,14 @@ import json
 import math
 import shutil
 import socket
-import string
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from faults.random_cases import anything, cases, nearly, numbers, one_line_or_result
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -23,10 +22,8 @@ from linformer_cli.checkpoint import CONFIG, TRAINING, WEIGHTS, find_checkpoint,
 from linformer_cli.checkpoint import read_checkpoint as read
 from linformer_cli.cli.app import main
 from linformer_cli.cli.options import parse_duration, parse_pairs
-from linformer_cli.cli.output import one_line
 from linformer_cli.config import ImageShape, RunConfig, parse_config
 from linformer_cli.data.pictures import load_picture
-from linformer_cli.errors import LintxError
 from linformer_cli.model.mixers import parse_options
 from linformer_cli.presets import find_preset
 from linformer_cli.sampling.choose import Filters
@@ -37,36 +34,8 @@ from linformer_cli.training.settings import Given, merge_settings
 SHAPE = ImageShape(height=6, width=4, channels=3)
 
 
-def cases(pytestconfig_full: bool, many: int) -> Callable[..., Any]:
-    return settings(
-        max_examples=many if pytestconfig_full else max(many // 20, 20),
-        derandomize=True,  # gives the same cases in every run
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-
-
-def one_line_or_result(call: Callable[[], object]) -> None:
-    try:
-        call()
-    except LintxError as error:
-        shown = one_line(str(error))
-        assert shown and len(shown) < 1000
-        assert shown.isprintable()
-
-
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
-numbers = st.floats() | st.integers() | st.sampled_from([0, 1, -1, 1e308, 5e-324])
-nearly = st.text(alphabet=string.digits + "eE.+-:%dhmsinrowpxt=, ", max_size=14)
-
-
-def test_random_options_give_a_result_or_a_one_line_error(full: bool) -> None:
-    @cases(full, 2000)
+def test_random_options_give_a_result_or_a_one_line_error(share: float) -> None:
+    @cases(share, 2000)
     @given(text=st.text(max_size=30) | nearly | paths, value=anything, number=numbers)
     def run(text: str, value: Any, number: Any) -> None:
         one_line_or_result(lambda: parse_duration(text))
@@ -106,11 +75,12 @@ FLAGS = (
     *("--attention-option", "--config", "--split", "--data", "--limit", "--format", "--dtype", "--help", "--version"),
 )
 paths = st.text("a/", min_size=250, max_size=300)  # longer than file systems allow
-words = st.text(max_size=10) | st.sampled_from(FLAGS) | nearly | st.sampled_from(["", "-", "--", "1", "0", "-1", "1e9"])
+odd = ["", "-", "--", "1", "0", "-1", "1e9", "/", ".", "\u00b2", str(2**63 - 1), str(2**63), "9" * 400, "9" * 5000]
+words = st.text(max_size=10) | st.sampled_from(FLAGS) | nearly | st.sampled_from(odd)
 
 
 def test_random_command_lines_give_a_one_line_error(
-    full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     # There are no models and no data, so even valid commands end with an error.
     monkeypatch.chdir(tmp_path)
@@ -118,7 +88,7 @@ def test_random_command_lines_give_a_one_line_error(
     monkeypatch.setattr("linformer_cli.checkpoint.shipped_checkpoints", dict)
     monkeypatch.setattr(socket, "getaddrinfo", _no_network)
 
-    @cases(full, 2000)
+    @cases(share, 10_000)
     @given(command=st.sampled_from(COMMANDS), arguments=st.lists(words, max_size=6))
     def run(command: str, arguments: list[str]) -> None:
         arguments = [argument for argument in arguments if "\0" not in argument]
@@ -142,7 +112,7 @@ def _no_network(*address: object, **_options: object) -> None:
     pytest.fail(f"a fuzzed command asks the network for {address}")
 
 
-def test_random_settings_give_a_result_or_a_one_line_error(full: bool, tmp_path: Path) -> None:
+def test_random_settings_give_a_result_or_a_one_line_error(share: float, tmp_path: Path) -> None:
     valid = {
         "preset": "tiny",
         "model": {"image": {"height": 8, "width": 8}, "layers": 2, "attention": "linear"},
@@ -153,7 +123,7 @@ def test_random_settings_give_a_result_or_a_one_line_error(full: bool, tmp_path:
     document = st.dictionaries(keys | st.text(max_size=8), anything, max_size=4)
     file = tmp_path / "settings.toml"
 
-    @cases(full, 2000)
+    @cases(share, 2000)
     @given(document=document, table=st.sampled_from([*valid]), text=st.text(max_size=60))
     def run(document: dict[str, Any], table: str, text: str) -> None:
         one_line_or_result(lambda: parse_config(RunConfig, {**valid, **document}, "run"))
@@ -166,7 +136,7 @@ def test_random_settings_give_a_result_or_a_one_line_error(full: bool, tmp_path:
 
 
 def test_random_checkpoints_give_a_result_or_a_one_line_error(
-    full: bool, tiny_checkpoint: Path, tmp_path: Path
+    share: float, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(tiny_checkpoint, folder)
@@ -184,7 +154,7 @@ def test_random_checkpoints_give_a_result_or_a_one_line_error(
         load_model(folder)
         load_training_state(read(folder))
 
-    @cases(full, 2000)
+    @cases(share, 4000)
     @given(
         path=st.sampled_from(paths),
         value=small,
@@ -215,7 +185,7 @@ def test_random_checkpoints_give_a_result_or_a_one_line_error(
     run()
 
 
-def test_random_pictures_give_a_result_or_a_one_line_error(full: bool, tmp_path: Path) -> None:
+def test_random_pictures_give_a_result_or_a_one_line_error(share: float, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     pixels = Image.fromarray(random.integers(0, 256, (12, 10, 3), dtype=np.uint8))
     encoded = []
@@ -225,7 +195,7 @@ def test_random_pictures_give_a_result_or_a_one_line_error(full: bool, tmp_path:
         encoded.append(buffer.getvalue())
     path = tmp_path / "picture"
 
-    @cases(full, 2000)
+    @cases(share, 2000)
     @given(
         whole=st.sampled_from(encoded) | st.binary(max_size=200),
         places=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=6),

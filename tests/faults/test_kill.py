@@ -72,9 +72,10 @@ def finish(context: ForkServerContext, options: list[str], run: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_killed_at_random_moments_reaches_the_same_weights(
-    context: ForkServerContext, small_run_options: list[str], tmp_path: Path, full: bool
+    context: ForkServerContext, small_run_options: list[str], tmp_path: Path, share: float
 ) -> None:
-    kills, steps = (30, 300) if full else (8, 80)
+    kills = max(round(1_000 * share), 8)
+    steps = 10 * kills
     whole = tmp_path / "whole"
     process, began = start(context, small_run_options, whole, steps), time.monotonic()
     wait_for_a_save(whole, None, process)

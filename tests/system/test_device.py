@@ -28,7 +28,9 @@ def test_an_available_device_is_used_as_requested(monkeypatch) -> None:
         assert choose_device(wanted).value == wanted
 
 
-@pytest.mark.parametrize("wanted", ["gpu", "", "CUDA", "cpu:0", "cpu:", "cuda:", "cuda:x", "cuda:-1", "mps:0"])
+@pytest.mark.parametrize(
+    "wanted", ["gpu", "", "CUDA", "cpu:0", "cpu:", "cuda:", "cuda:x", "cuda:-1", "cuda:\u00b2", "mps:0"]
+)
 def test_an_unknown_device_is_refused_with_the_known_names(monkeypatch, raises_one_line, wanted) -> None:
     pretend(monkeypatch, cards=2, metal=True)
     with raises_one_line(UsageError, f"unknown device '{wanted}'", "auto, cpu, cuda, cuda:INDEX, mps"):
