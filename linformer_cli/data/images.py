@@ -176,7 +176,7 @@ def _load(
     if kind == "array":
         images, labels = _load_arrays(folder, part)
     else:
-        images, labels = load_torchvision_set(name, part == "train", *_find_data_dir(data_dir))
+        images, labels = load_torchvision_set(name, part == "train", *find_data_dir(data_dir))
     return [_cut(name, split, images, labels) for split in splits]
 
 
@@ -212,7 +212,7 @@ def _cut(name: str, split: Split, images: NDArray[np.uint8], labels: NDArray[np.
     return ImageSet(name, split, images[part], labels[part], classes=max(0, int(labels.max()) + 1))
 
 
-def _find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
+def find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
     """Return the existing folder of torchvision's sets, and what set it: an option, a variable or the default.
 
     Only the default folder is created if missing: a named folder that does not exist is probably misspelt.

@@ -1,0 +1,1 @@
+"""Speech recognition with CTC: recordings, features, encoders, training, decoding and the error rate."""

@@ -1,0 +1,119 @@
+"""Utterances: features with symbols. Those of the spoken digits are strings, drawn from a seed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from linformer_cli.errors import DataError
+
+from .corpus import Corpus, Recording
+from .features import HOP_SECONDS, log_mel, normalise
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """Features [T, 40], normalised, and the numbers of the symbols in the alphabet, from 1. 0 is the blank of CTC."""
+
+    name: str
+    speaker: str
+    features: Tensor
+    symbols: Tensor
+
+    @property
+    def frames(self) -> int:
+        return len(self.features)
+
+
+@dataclass(frozen=True)
+class StringSettings:
+    """How recordings of a speaker are joined. Every figure is drawn uniformly between its two ends.
+
+    A string ends before the recording that would make it longer than its drawn number of frames (10 ms each). Each
+    recording changes its level. White noise lies under the whole string. `speed` changes tempo and pitch together
+    (Ko 2015, Interspeech); it is for training only.
+    """
+
+    frames: tuple[int, int] = (200, 800)
+    pause_seconds: tuple[float, float] = (0.05, 0.30)
+    level_decibels: tuple[float, float] = (-6.0, 6.0)
+    noise_decibels: tuple[float, float] = (-60.0, -40.0)
+    speed: tuple[float, float] = (1.0, 1.0)
+
+
+def draw_strings(
+    corpus: Corpus, speakers: Sequence[str], count: int, settings: StringSettings, seed: Sequence[int]
+) -> list[Utterance]:
+    """Draw `count` strings, each of one of `speakers` in turn. They depend only on the arguments."""
+    by_speaker = {name: [one for one in corpus.recordings if one.speaker == name] for name in speakers}
+    found = []
+    for number in range(count):
+        speaker = speakers[number % len(speakers)]
+        random = np.random.default_rng([*seed, number])
+        found.append(_draw_string(corpus, by_speaker[speaker], settings, random, f"string {number + 1} of {speaker}"))
+    return found
+
+
+def take_recordings(corpus: Corpus, speakers: Sequence[str]) -> list[Utterance]:
+    """Return every recording of `speakers` as one utterance."""
+    return [
+        describe(corpus, one.name, one.speaker, one.samples, one.symbols)
+        for one in corpus.recordings
+        if one.speaker in speakers
+    ]
+
+
+def describe(corpus: Corpus, name: str, speaker: str, samples: Tensor, symbols: Sequence[str]) -> Utterance:
+    """Compute the features of samples, and number their symbols."""
+    numbers = {symbol: number for number, symbol in enumerate(corpus.alphabet, start=1)}
+    features = normalise(log_mel(samples, corpus.rate))
+    return Utterance(name, speaker, features, torch.tensor([numbers[symbol] for symbol in symbols]))
+
+
+def require_room(utterances: Sequence[Utterance], stack: int) -> None:
+    """Raise `DataError` for the first utterance that CTC cannot align because it has too few positions.
+
+    Each symbol needs a position, and equal neighbours need a blank between them. A position has `stack` frames.
+    """
+    for one in utterances:
+        needed = len(one.symbols) + int((one.symbols[1:] == one.symbols[:-1]).sum())
+        positions = -(-one.frames // stack)
+        if needed > positions:
+            raise DataError(
+                f"'{one.name}' has {len(one.symbols)} symbols, which need {needed} positions of "
+                f"{1000 * HOP_SECONDS * stack:.0f} ms, but it has only {positions}; correct its transcript or leave "
+                "it out"
+            )
+
+
+def _draw_string(
+    corpus: Corpus, recordings: Sequence[Recording], settings: StringSettings, random: np.random.Generator, name: str
+) -> Utterance:
+    hop = HOP_SECONDS * corpus.rate
+    speed = random.uniform(*settings.speed)
+    room = random.uniform(*settings.frames) * hop * speed
+    parts: list[Tensor] = [_pause(corpus.rate, settings, random)]
+    symbols: list[str] = []
+    length = len(parts[0])
+    while True:
+        recording = recordings[int(random.integers(len(recordings)))]
+        pause = _pause(corpus.rate, settings, random)
+        gain = 10 ** (random.uniform(*settings.level_decibels) / 20)
+        length += len(recording.samples) + len(pause)
+        if symbols and length > room:
+            break
+        parts += [recording.samples * gain, pause]
+        symbols += recording.symbols
+    samples = torch.cat(parts)
+    if speed != 1:
+        places = np.arange(0, len(samples) - 1, speed)
+        samples = torch.from_numpy(np.interp(places, np.arange(len(samples)), samples.numpy())).float()
+    level = float(samples.square().mean().sqrt()) * 10 ** (random.uniform(*settings.noise_decibels) / 20)
+    samples = samples + torch.from_numpy(random.standard_normal(len(samples), dtype=np.float32)) * level
+    return describe(corpus, name, recording.speaker, samples, symbols)
+
+
+def _pause(rate: int, settings: StringSettings, random: np.random.Generator) -> Tensor:
+    return torch.zeros(round(random.uniform(*settings.pause_seconds) * rate))

@@ -1,0 +1,101 @@
+"""Reads sound files as one channel of samples at a wanted rate."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from linformer_cli.errors import DataError
+
+from .packages import import_extra
+
+LOWEST_RATE, HIGHEST_RATE = 4_000, 192_000
+# The filter of `resample` has this many zero crossings on each side. Its cut-off is below the lower Nyquist frequency
+# by the rolloff, because the filter is not infinitely steep.
+_ZERO_CROSSINGS, _ROLLOFF = 16, 0.94
+_BLOCK = 2**14
+# A recording is silent if no sample reaches one step of 16 bits.
+_SILENT = 2.0**-15
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Samples float32 [N] at `rate` per second. `file_rate` is the rate in the file, before resampling."""
+
+    samples: Tensor
+    rate: int
+    file_rate: int
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.rate
+
+    @property
+    def is_silent(self) -> bool:
+        return bool(self.samples.abs().max() < _SILENT)
+
+
+def read_rate(path: Path) -> int:
+    """Return the sample rate of a file. Raises `DataError` if the file is missing or is not sound."""
+    soundfile = import_extra("soundfile")
+    try:
+        return int(soundfile.info(str(path)).samplerate)
+    except (OSError, RuntimeError) as error:  # libsndfile's errors are RuntimeErrors
+        raise _unreadable(path, error) from None
+
+
+def read_wave(path: Path, rate: int | None = None) -> Wave:
+    """Read a file and take the mean of its channels. Resample it to `rate`, unless that is None.
+
+    Raises `DataError` if the file is missing, damaged or empty, contains NaN or infinity, or has a rate outside
+    `LOWEST_RATE` to `HIGHEST_RATE`.
+    """
+    soundfile = import_extra("soundfile")
+    try:
+        data, file_rate = soundfile.read(str(path), dtype="float32", always_2d=True)
+    except (OSError, RuntimeError) as error:
+        raise _unreadable(path, error) from None
+    if not LOWEST_RATE <= file_rate <= HIGHEST_RATE:
+        raise DataError(
+            f"'{path}' has {file_rate:,} samples per second; lintx reads {LOWEST_RATE:,} to {HIGHEST_RATE:,}"
+        )
+    samples = torch.from_numpy(data).mean(dim=1)
+    if not len(samples):
+        raise DataError(f"'{path}' has no samples; record it again or leave it out")
+    if not samples.isfinite().all():
+        raise DataError(f"'{path}' has samples that are NaN or infinite; record it again or leave it out")
+    wanted = rate or file_rate
+    return Wave(resample(samples, file_rate, wanted), wanted, file_rate)
+
+
+def resample(samples: Tensor, rate: int, wanted: int) -> Tensor:
+    """Resample [N] from `rate` to `wanted` per second. Returns [ceil(N wanted / rate)].
+
+    Each output sample is the sum of the input samples around it, weighted by a sinc with a Hann window. The sinc's
+    cut-off is below both Nyquist frequencies, so no frequency is folded back.
+    """
+    if rate == wanted:
+        return samples
+    cutoff = _ROLLOFF * min(1.0, wanted / rate)
+    half = math.ceil(_ZERO_CROSSINGS / cutoff)
+    padded = functional.pad(samples.double(), (half, half))
+    near = torch.arange(1 - half, half + 1)
+    parts = []
+    for numbers in torch.arange(math.ceil(len(samples) * wanted / rate)).split(_BLOCK):
+        times = numbers.double().unsqueeze(1) * rate / wanted  # in samples of the input
+        first = times.floor().long()
+        distance = times - first - near
+        window = torch.cos(distance * (math.pi / 2 / half)).square()
+        weights = cutoff * torch.sinc(cutoff * distance) * window
+        parts.append((padded[first + near + half] * weights).sum(dim=1))
+    return torch.cat(parts).to(samples.dtype)
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    if not path.exists():
+        return DataError(f"'{path}' does not exist; check the name")
+    reason = str(getattr(error, "error_string", "") or error).strip().rstrip(".").splitlines()
+    return DataError(f"cannot read '{path}' as sound ({reason[-1] if reason else 'unknown format'}); save it as WAV")
