@@ -1,0 +1,67 @@
+"""Reads symbols from the log-probabilities of CTC: greedily, or with a beam of prefixes."""
+
+import math
+from collections import defaultdict
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .encoder import BLANK
+
+# In the beam, a symbol is tried at a position only if its probability there is at least this.
+_LEAST_LOG_PROBABILITY = math.log(1e-4)
+
+
+class Placed(NamedTuple):
+    """A symbol's number, the first position at which it is the likeliest, and the position after the last."""
+
+    symbol: int
+    start: int
+    end: int
+
+
+def decode_greedily(log_probabilities: Tensor) -> list[Placed]:
+    """Take the likeliest symbol of every position [P, symbols + 1]; join equal neighbours and drop blanks."""
+    runs: list[Placed] = []
+    for position, symbol in enumerate(log_probabilities.argmax(dim=-1).tolist()):
+        if runs and runs[-1].symbol == symbol:
+            runs[-1] = runs[-1]._replace(end=position + 1)
+        else:
+            runs.append(Placed(symbol, position, position + 1))
+    return [run for run in runs if run.symbol != BLANK]
+
+
+def decode_by_beam(log_probabilities: Tensor, width: int = 8) -> list[int]:
+    """Return the likeliest symbols among the best `width` prefixes of every position (Hannun 2014, arXiv 1408.2873).
+
+    Each prefix sums the probabilities of its alignments, separately for those that end in a blank and those that end
+    in its last symbol. There is no language model. Symbols less likely than 1e-4 at a position are not tried there.
+    """
+    # The pair of a prefix: the log-probability that the alignment ends in a blank, and that it does not.
+    beam: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, -math.inf)}
+    for row in log_probabilities.tolist():
+        tried = [symbol for symbol, value in enumerate(row) if value > _LEAST_LOG_PROBABILITY and symbol != BLANK]
+        blanks: defaultdict[tuple[int, ...], float] = defaultdict(lambda: -math.inf)
+        others: defaultdict[tuple[int, ...], float] = defaultdict(lambda: -math.inf)
+        for prefix, (blank, other) in beam.items():
+            both = _add(blank, other)
+            blanks[prefix] = _add(blanks[prefix], both + row[BLANK])
+            if prefix:  # the last symbol goes on
+                others[prefix] = _add(others[prefix], other + row[prefix[-1]])
+            for symbol in tried:
+                # A symbol that follows itself begins anew only after a blank.
+                before = blank if prefix and prefix[-1] == symbol else both
+                longer = (*prefix, symbol)
+                others[longer] = _add(others[longer], before + row[symbol])
+        found = {prefix: (blanks[prefix], others[prefix]) for prefix in {**blanks, **others}}
+        best = sorted(found, key=lambda prefix: _add(*found[prefix]), reverse=True)[:width]
+        beam = {prefix: found[prefix] for prefix in best}
+    likeliest = max(beam, key=lambda prefix: _add(*beam[prefix]))
+    return list(likeliest)
+
+
+def _add(a: float, b: float) -> float:
+    """Return log(exp(a) + exp(b))."""
+    if a < b:
+        a, b = b, a
+    return a if b == -math.inf else a + math.log1p(math.exp(b - a))

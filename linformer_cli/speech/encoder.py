@@ -1,0 +1,165 @@
+"""Encoders from features to the log-probabilities of symbols: with attention, and the bidirectional LSTM."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linformer_cli.config import ImageShape, ModelConfig
+from linformer_cli.errors import UsageError
+from linformer_cli.model.attention_layer import AttentionLayer
+from linformer_cli.model.blocks import TransformerBlock, initialise_weights
+from linformer_cli.model.embedding import sinusoidal_table
+from linformer_cli.model.mixers import build_blocks
+
+from .features import BANDS
+
+BLANK = 0
+BI_LSTM = "bi-lstm"
+
+
+@dataclass(frozen=True)
+class EncoderSettings:
+    """The sizes of an encoder. `stack` frames are joined to one position.
+
+    Heads are `width / heads` wide, and feed-forward layers are four times as wide as the model.
+    """
+
+    layers: int
+    heads: int
+    width: int
+    stack: int
+    lstm_layers: int
+    lstm_cells: int
+    dropout: float = 0.1
+
+
+# The paper states 9 layers, 6 heads and, for images, 32 columns per head. It has a prediction for every frame.
+PRESETS: dict[str, EncoderSettings] = {
+    "small": EncoderSettings(3, 4, 128, 3, 3, 96),
+    "paper": EncoderSettings(9, 6, 192, 1, 3, 320),
+}
+
+
+class Encoder(nn.Module):
+    """Stacks frames, encodes the positions, and returns log-probabilities of the blank and all symbols.
+
+    Subclasses define `encode`.
+    """
+
+    def __init__(self, settings: EncoderSettings, symbols: int, width: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.head = nn.Linear(width, symbols + 1)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities [B, P, symbols + 1] and the number of positions [B], for features [B, T, 40]."""
+        stack = self.settings.stack
+        missing = -features.shape[1] % stack
+        stacked = functional.pad(features, (0, 0, 0, missing)).unflatten(1, (-1, stack)).flatten(2)
+        positions = (lengths + stack - 1) // stack
+        return self.head(self.encode(stacked, positions)).log_softmax(dim=-1), positions
+
+    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Return vectors [B, P, width] for stacked features x [B, P, 40 stack]."""
+        raise NotImplementedError
+
+
+class AttentionEncoder(Encoder):
+    """A linear layer, sinusoidal positions, and transformer blocks whose positions see the whole utterance."""
+
+    def __init__(self, attention: str, options: Mapping[str, Any], settings: EncoderSettings, symbols: int) -> None:
+        super().__init__(settings, symbols, settings.width)
+        if settings.width % settings.heads:
+            raise UsageError(f"the width must be a multiple of {settings.heads} heads, found {settings.width}")
+        config = ModelConfig(
+            attention=attention,
+            attention_options=dict(options),
+            layers=settings.layers,
+            heads=settings.heads,
+            width=settings.width,
+            head_width=settings.width // settings.heads,
+            feed_forward=4 * settings.width,
+            dropout=settings.dropout,
+            image=ImageShape(height=32, width=32),
+        )
+        blocks = build_blocks(config)
+        for block in blocks:
+            if not (
+                isinstance(block, TransformerBlock)
+                and isinstance(block.attention, AttentionLayer)
+                and block.inner.bidirectional
+            ):
+                raise UsageError(f"'{attention}' has no bidirectional form; use another one, such as 'linear'")
+        self.input = nn.Linear(BANDS * settings.stack, settings.width)
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(settings.width)
+        initialise_weights(self, blocks)
+
+    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        x = self.input(x)
+        x = x + sinusoidal_table(x.shape[1], x.shape[2]).to(x)
+        for block in self.blocks:
+            assert isinstance(block, TransformerBlock) and isinstance(block.attention, AttentionLayer)
+            x, _ = block.add_branches(x, functools.partial(_attend_all, block.attention, lengths))
+        encoded: Tensor = self.norm(x)
+        return encoded
+
+
+def _attend_all(layer: AttentionLayer, lengths: Tensor, x: Tensor) -> tuple[Tensor, None]:
+    return layer.attend_all(x, lengths), None
+
+
+class LstmEncoder(Encoder):
+    """Layers of LSTM cells that read the utterance in both directions.
+
+    Each direction of a layer is one unpacked `torch.nn.LSTM`, because torch has fast CPU kernels only for those. The
+    second one reads each utterance turned around, so that it meets the padding last.
+    """
+
+    def __init__(self, settings: EncoderSettings, symbols: int) -> None:
+        super().__init__(settings, symbols, 2 * settings.lstm_cells)
+        cells = settings.lstm_cells
+        widths = [BANDS * settings.stack, *(2 * cells for _ in range(settings.lstm_layers - 1))]
+        self.ahead, self.back = (
+            nn.ModuleList(nn.LSTM(width, cells, batch_first=True) for width in widths) for _ in range(2)
+        )
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
+        for number, (ahead, back) in enumerate(zip(self.ahead, self.back, strict=True)):
+            x = self.dropout(x) if number else x
+            x = torch.cat([ahead(x)[0], _turn(back(_turn(x, lengths))[0], lengths)], dim=-1)
+        return x
+
+
+def _turn(x: Tensor, lengths: Tensor) -> Tensor:
+    """Reverse the first `lengths` [B] positions of x [B, P, width]. The padding stays where it is."""
+    places = torch.arange(x.shape[1], device=x.device)
+    sources = torch.where(places < lengths[:, None], lengths[:, None] - 1 - places, places)
+    return x.gather(1, sources.unsqueeze(-1).expand_as(x))
+
+
+def build_encoder(attention: str, options: Mapping[str, Any], settings: EncoderSettings, symbols: int) -> Encoder:
+    """Build the encoder of `attention`: a mechanism, or `bi-lstm`."""
+    if attention == BI_LSTM:
+        return LstmEncoder(settings, symbols)
+    return AttentionEncoder(attention, options, settings, symbols)
+
+
+def ctc_loss(log_probabilities: Tensor, positions: Tensor, symbols: Tensor, counts: Tensor) -> Tensor:
+    """Return the mean over a batch of the nats per symbol that CTC gives the true symbols (Graves 2006)."""
+    loss: Tensor = functional.ctc_loss(
+        log_probabilities.transpose(0, 1), symbols, positions, counts, blank=BLANK, reduction="mean"
+    )
+    return loss
+
+
+@torch.no_grad()
+def count_parameters(encoder: nn.Module) -> int:
+    """Return the number of weights."""
+    return sum(parameter.numel() for parameter in encoder.parameters())

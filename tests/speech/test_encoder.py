@@ -1,0 +1,92 @@
+"""Tests of the encoders and their training."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from linformer_cli.errors import TrainingError, UsageError
+from linformer_cli.speech.batches import Batch
+from linformer_cli.speech.encoder import BI_LSTM, PRESETS, EncoderSettings, build_encoder, count_parameters
+from linformer_cli.speech.features import BANDS
+from linformer_cli.speech.learner import Learner, TrainingSettings, learning_rate_at
+
+TINY = EncoderSettings(layers=2, heads=2, width=16, stack=3, lstm_layers=2, lstm_cells=32, dropout=0.0)
+ATTENTIONS = ("softmax", "linear", BI_LSTM)
+
+
+def draw_features(batch: int, frames: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(batch, frames, BANDS, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_the_padding_of_a_batch_changes_nothing(attention: str) -> None:
+    torch.manual_seed(0)
+    encoder = build_encoder(attention, {}, TINY, 4).eval()
+    features = draw_features(3, 31)
+    lengths = torch.tensor([31, 20, 1])
+    for row, length in enumerate(lengths):
+        features[row, length:] = 0
+    together, positions = encoder(features, lengths)
+    assert together.shape == (3, 11, 5) and positions.tolist() == [11, 7, 1]
+    torch.testing.assert_close(together.exp().sum(dim=-1), torch.ones(3, 11))
+    for row, length in enumerate(lengths.tolist()):
+        alone, count = encoder(features[row : row + 1, :length], lengths[row : row + 1])
+        torch.testing.assert_close(alone[0], together[row, : int(count)], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_every_position_sees_the_whole_utterance(attention: str) -> None:
+    torch.manual_seed(0)
+    encoder = build_encoder(attention, {}, TINY, 4).eval()
+    features = draw_features(1, 30)
+    for changed in (0, 29):
+        other = features.clone()
+        other[0, changed] += 1
+        before, after = (encoder(one, torch.tensor([30]))[0] for one in (features, other))
+        assert ((before - after).abs().amax(dim=-1) > 0).all()
+
+
+def test_the_paper_preset_has_the_papers_sizes() -> None:
+    paper = PRESETS["paper"]
+    assert (paper.layers, paper.heads, paper.width // paper.heads, paper.stack) == (9, 6, 32, 1)
+    assert (paper.lstm_layers, paper.lstm_cells) == (3, 320)
+    small = PRESETS["small"]
+    attention, lstm = (count_parameters(build_encoder(name, {}, small, 19)) for name in ("linear", BI_LSTM))
+    assert 0.8 < attention / lstm < 1.25
+
+
+def test_a_mechanism_without_an_attention_layer_is_refused() -> None:
+    with pytest.raises(UsageError, match="'gau' has no bidirectional form"):
+        build_encoder("gau", {}, TINY, 4)
+
+
+def make_batch() -> Batch:
+    return Batch(
+        draw_features(2, 30), torch.tensor([30, 24]), torch.tensor([[1, 2, 3], [4, 1, 0]]), torch.tensor([3, 2])
+    )
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_training_learns_a_batch_by_heart(attention: str) -> None:
+    torch.manual_seed(0)
+    learner = Learner(build_encoder(attention, {}, TINY, 4), TrainingSettings(learning_rate=2e-2), seed=0)
+    before = learner.measure_errors([make_batch()]).rate
+    learner.train([make_batch()] * 100, lambda: 0.3)
+    assert before > 0 and learner.measure_errors([make_batch()]).rate == 0
+    assert learner.measure_errors([make_batch()], beam=4).rate == 0
+
+
+def test_training_stops_at_a_loss_that_is_not_a_number() -> None:
+    learner = Learner(build_encoder("linear", {}, TINY, 4), TrainingSettings(), seed=0)
+    batch = dataclasses.replace(make_batch(), features=torch.full((2, 30, BANDS), math.nan))
+    with pytest.raises(TrainingError, match="NaN or infinite at update 1"):
+        learner.train([batch], lambda: 0.0)
+
+
+def test_the_learning_rate_rises_and_falls_to_0() -> None:
+    settings = TrainingSettings(learning_rate=1.0)
+    rates = [learning_rate_at(settings, progress) for progress in (0.0, 0.02, 0.05, 0.5, 1.0, 1.5)]
+    assert 0 < rates[0] < rates[1] < rates[2] < 1
+    assert rates[3] == pytest.approx(0.5) and rates[4] == rates[5] == 0
