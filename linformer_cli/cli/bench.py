@@ -2,7 +2,16 @@
 
 import typer
 
-from . import bench_approximation, bench_attention, bench_copy, bench_gpu, bench_paper, bench_sample, bench_train
+from . import (
+    bench_approximation,
+    bench_attention,
+    bench_copy,
+    bench_gpu,
+    bench_paper,
+    bench_sample,
+    bench_speech,
+    bench_train,
+)
 
 app = typer.Typer(
     help="""Measure speed, memory, learning and approximation.
@@ -18,6 +27,7 @@ app = typer.Typer(
     - `lintx bench copy --budget 10m --plot copy.png`
     - `lintx bench approximation --plot errors.svg`
     - `lintx bench paper --budget 10m`
+    - `lintx bench speech --budget 20m`
     - `lintx bench gpu --out gpu.json`
     """,
     no_args_is_help=True,
@@ -29,5 +39,6 @@ app.command("train")(bench_train.train)
 app.command("attention")(bench_attention.attention)
 app.command("copy")(bench_copy.copy)
 app.command("paper")(bench_paper.paper)
+app.command("speech")(bench_speech.speech)
 app.command("gpu")(bench_gpu.gpu)
 app.command("approximation")(bench_approximation.approximation)

@@ -20,6 +20,8 @@ from .features import BANDS
 
 BLANK = 0
 BI_LSTM = "bi-lstm"
+# Mechanisms are built for the positions of an image. This one has more than any utterance should.
+_LONGEST_SIDE = 64
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class EncoderSettings:
 
 # The paper states 9 layers, 6 heads and, for images, 32 columns per head. It has a prediction for every frame.
 PRESETS: dict[str, EncoderSettings] = {
-    "small": EncoderSettings(3, 4, 128, 3, 3, 96),
+    "small": EncoderSettings(2, 4, 128, 3, 3, 80),
     "paper": EncoderSettings(9, 6, 192, 1, 3, 320),
 }
 
@@ -85,7 +87,7 @@ class AttentionEncoder(Encoder):
             head_width=settings.width // settings.heads,
             feed_forward=4 * settings.width,
             dropout=settings.dropout,
-            image=ImageShape(height=32, width=32),
+            image=ImageShape(height=_LONGEST_SIDE, width=_LONGEST_SIDE),
         )
         blocks = build_blocks(config)
         for block in blocks:

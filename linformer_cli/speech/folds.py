@@ -7,28 +7,29 @@ from .utterances import StringSettings, Utterance, draw_strings, require_room, t
 
 # Training strings are up to this much faster or slower, which also changes the pitch.
 SPEED_CHANGE = 0.15
-VALIDATION_STRINGS = 64
 # These numbers keep the strings of training and of validation apart.
 _TRAINING, _VALIDATION = 1, 2
 
 
 class Fold:
-    """The speakers of one seed. `strings` is the number of training strings in an epoch, if words are joined.
+    """The speakers of one seed. If words are joined, `strings` are the numbers of strings for training and validation.
 
     Every epoch has new strings. The validation strings of a fold are always the same.
     """
 
-    def __init__(self, corpus: Corpus, seed: int, strings: int, settings: StringSettings | None = None) -> None:
+    def __init__(
+        self, corpus: Corpus, seed: int, strings: tuple[int, int], settings: StringSettings | None = None
+    ) -> None:
         self.corpus, self.seed, self.strings = corpus, seed, strings
         self.speakers, self.held_out = split_speakers(corpus.speakers, seed)
-        self._settings = settings or StringSettings()
+        self._settings = StringSettings()
 
     def draw_training(self, epoch: int, stack: int) -> list[Utterance]:
         """Return the utterances of an epoch, counted from 0. Raises what `require_room` raises."""
         if self.corpus.joined:
             changed = replace(self._settings, speed=(1 - SPEED_CHANGE, 1 + SPEED_CHANGE))
             seed = [_TRAINING, self.seed, epoch]
-            found = draw_strings(self.corpus, self.speakers, self.strings, changed, seed)
+            found = draw_strings(self.corpus, self.speakers, self.strings[0], changed, seed)
         else:
             found = take_recordings(self.corpus, self.speakers)
         require_room(found, stack)
@@ -37,7 +38,7 @@ class Fold:
     def draw_validation(self, stack: int) -> list[Utterance]:
         """Return the utterances of the speakers that are held out. Raises what `require_room` raises."""
         if self.corpus.joined:
-            found = draw_strings(self.corpus, self.held_out, VALIDATION_STRINGS, self._settings, [_VALIDATION])
+            found = draw_strings(self.corpus, self.held_out, self.strings[1], self._settings, [_VALIDATION])
         else:
             found = take_recordings(self.corpus, self.held_out)
         require_room(found, stack)

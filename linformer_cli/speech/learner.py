@@ -20,7 +20,7 @@ from .scoring import Errors, count_errors
 class TrainingSettings:
     """RAdam with a linear warm-up over the first share of training, then half a cosine to 0, and clipped gradients."""
 
-    learning_rate: float = 1e-3
+    learning_rate: float = 4e-3
     warm_up: float = 0.05
     weight_decay: float = 0.01
     clip: float = 1.0

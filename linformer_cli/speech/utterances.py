@@ -36,7 +36,7 @@ class StringSettings:
     (Ko 2015, Interspeech); it is for training only.
     """
 
-    frames: tuple[int, int] = (200, 800)
+    frames: tuple[int, int] = (100, 800)
     pause_seconds: tuple[float, float] = (0.05, 0.30)
     level_decibels: tuple[float, float] = (-6.0, 6.0)
     noise_decibels: tuple[float, float] = (-60.0, -40.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from linformer_cli.bench.published import PUBLISHED, find_published
+from linformer_cli.bench.published import PUBLISHED, find_published, find_published_speech
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,16 @@ def test_linear_is_the_fastest_method_of_the_paper() -> None:
         assert len(of) == 5
         assert min(of, key=lambda method: of[method].seconds_per_image_cpu) == "linear"
         assert max(of, key=lambda method: of[method].images_per_second) == "linear"
+
+
+def test_the_figures_of_speech_recognition_are_found_by_method() -> None:
+    found = {name: find_published_speech(name, {}) for name in ("bi-lstm", "softmax", "linear")}
+    assert {name: (one.error_rate, one.seconds_per_epoch) for name, one in found.items() if one} == {
+        "bi-lstm": (0.1094, 1_047),
+        "softmax": (0.0512, 2_711),
+        "linear": (0.0808, 824),
+    }
+    lsh = find_published_speech("lsh", {"rounds": 4})
+    assert lsh is not None and (lsh.error_rate, lsh.seconds_per_epoch) == (0.0933, 2_250)
+    assert find_published_speech("lsh", {"rounds": 1}) is None
+    assert find_published_speech("linear", {"feature_map": "relu"}) is None

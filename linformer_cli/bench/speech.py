@@ -1,0 +1,271 @@
+"""`lintx bench speech`: the table of Katharopoulos 2020 for speech recognition (section 4.3), on spoken digits.
+
+Every mechanism is the encoder of a CTC model. Every seed holds out other speakers, whose error rate is measured.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from linformer_cli.attention.catalogue import find_attention
+from linformer_cli.errors import Interrupted, UsageError
+from linformer_cli.speech.corpus import Corpus
+from linformer_cli.speech.encoder import BI_LSTM, PRESETS
+from linformer_cli.speech.folds import Fold
+from linformer_cli.speech.learner import TrainingSettings
+from linformer_cli.speech.saved import save_recogniser
+from linformer_cli.system.environment import describe_environment
+from linformer_cli.system.signals import StopRequest
+
+from .measure.ceilings import Ceilings
+from .published import find_published_speech
+from .rounds import rows_of, turns_of
+from .schedule import Groups, Part, Schedule
+from .speech_lengths import LengthMeasurement, StepSetup, list_setups
+from .speech_rows import (
+    LengthRow,
+    SpeechConditions,
+    SpeechReport,
+    SpeechRow,
+    SpeechSettings,
+    describe_findings,
+    summarise,
+)
+from .speech_training import FoldData, Trainee, compare_epochs
+from .variants import Variant, parse_variants
+
+METHODS = (BI_LSTM, "softmax", "lsh-4=lsh:rounds=4", "linear")
+# The length whose memory stands in the table: about the mean of the paper's utterances.
+TABLE_FRAMES = 800
+# Shares of the budget. The rest of it is for reading the data and for the beam.
+_SCHEDULED_SHARE, _TRAINING_SHARE = 0.94, 0.92
+_LENGTH_ROUNDS = 5
+# Seconds between two writes of the results, because drawing the figures takes seconds.
+_SAVE_SECONDS = 120.0
+_MANY_EPOCHS = 2**24
+
+
+def parse_methods(entries: Sequence[str]) -> list[Variant]:
+    """Return one variant per entry, such as `bi-lstm`, `linear` or `NAME=lsh:rounds=4`.
+
+    Raises `UsageError` for an unknown or repeated name, and for a mechanism without a bidirectional form.
+    """
+    entries = [entry.strip() for entry in entries]
+    if entries.count(BI_LSTM) > 1:
+        raise UsageError(f"attention '{BI_LSTM}' is given twice")
+    others = iter(parse_variants([entry for entry in entries if entry != BI_LSTM]))
+    variants = [Variant(BI_LSTM, BI_LSTM, {}) if entry == BI_LSTM else next(others) for entry in entries]
+    for variant in variants:
+        if variant.attention != BI_LSTM and not find_attention(variant.attention).bidirectional:
+            raise UsageError(f"'{variant.attention}' has no bidirectional form; use another one, such as 'linear'")
+    return variants
+
+
+class SpeechBench:
+    """Trains all mechanisms in turn, epoch by epoch, and measures training steps at several lengths in between.
+
+    `report` is called with the row of every mechanism after each epoch, and with the length rows of a finished round.
+    `save` is called with the report about every two minutes and at the end. If `stop` is set, the benchmark ends early.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        variants: Sequence[Variant],
+        settings: SpeechSettings,
+        report: Callable[[Sequence[SpeechRow]], None] = lambda rows: None,
+        save: Callable[[SpeechReport], None] = lambda report: None,
+        stop: StopRequest | None = None,
+    ) -> None:
+        self._corpus, self._variants, self._settings = corpus, variants, settings
+        self._report, self._save, self._stop = report, save, stop or StopRequest()
+        self._encoder = PRESETS[settings.preset]
+        self._began = self._saved = time.monotonic()
+        self._data: list[FoldData] = []
+        self._trainees: dict[str, list[Trainee]] = {}
+        self._lengths: dict[str, list[LengthMeasurement]] = {}
+        self._epoch_frames: list[int] = []
+        self._epoch_utterances = 0
+        self._ended = "interrupted"
+        self._round_share = 0.0
+        rounds = _MANY_EPOCHS if settings.epochs is None else settings.epochs
+        parts = [Part("training", _TRAINING_SHARE, rounds, self._prepare_training)]
+        if settings.lengths:
+            parts.append(Part("lengths", 1 - _TRAINING_SHARE, _LENGTH_ROUNDS, self._prepare_lengths))
+        self._schedule = Schedule(parts, self._finish_group, time.monotonic)
+
+    def run(self) -> SpeechReport:
+        """Train until the budget is spent or all epochs are done. Returns the report saved last.
+
+        Raises `DataError` for an utterance that is too short for its symbols.
+        """
+        try:
+            with contextlib.suppress(Interrupted):
+                self._schedule.run(_SCHEDULED_SHARE * self._settings.budget_seconds - self._elapsed_seconds())
+                for trainee in self._list_trainees():
+                    self._stop.raise_if_set()
+                    trainee.decode_by_beam(self._settings.beam)
+                self._ended = "finished"
+        finally:  # the curves so far are saved even after an error
+            report = self.describe()
+            if report.rows:
+                self._save(report)
+        return report
+
+    def describe(self) -> SpeechReport:
+        """Return the report of everything measured so far."""
+        rows = [self._describe_row(variant) for variant in self._variants if variant.label in self._trainees]
+        training = self._schedule.parts[0]
+        reduced = [line for line in self._schedule.reduced if not line.startswith(f"{training.name}:")]
+        if self._settings.epochs is not None and training.rounds_done < self._settings.epochs:
+            reduced.append(f"training: {training.rounds_done} of {self._settings.epochs} epochs because time ran out")
+        if self._settings.preset != "paper":
+            paper, own = PRESETS["paper"], self._encoder
+            reduced.append(
+                f"encoder: {own.layers} layers, {own.heads} heads, width {own.width}, {own.stack} frames per position, "
+                f"bi-lstm of {own.lstm_layers} x {own.lstm_cells}; the paper's are {paper.layers}, {paper.heads}, "
+                f"{paper.width}, {paper.stack} and {paper.lstm_layers} x {paper.lstm_cells}"
+            )
+        return SpeechReport(
+            rows,
+            self._list_lengths(),
+            describe_findings(rows),
+            reduced,
+            self._settings.budget_seconds,
+            self._elapsed_seconds(),
+            self._ended,
+            self._describe_conditions(),
+            describe_environment(),
+        )
+
+    def save_models(self, folder: Path) -> None:
+        """Write the model of the first seed of every mechanism."""
+        for label, trainees in self._trainees.items():
+            if (recogniser := trainees[0].recogniser()) is not None:
+                save_recogniser(folder / f"{label}.safetensors", recogniser)
+
+    def _describe_conditions(self) -> SpeechConditions:
+        settings = self._settings
+        frames = self._epoch_frames
+        return SpeechConditions(
+            self._corpus.title,
+            self._corpus.notes,
+            settings.preset,
+            self._encoder,
+            TrainingSettings(),
+            "radam",
+            settings.seeds,
+            settings.epochs,
+            settings.batch_frames,
+            round(sum(frames) / len(frames)) if frames else 0,
+            self._epoch_utterances,
+            settings.beam,
+        )
+
+    def _describe_row(self, variant: Variant) -> SpeechRow:
+        trainees = self._trainees[variant.label]
+        softmax = next((self._trainees[one.label] for one in self._variants if one.attention == "softmax"), None)
+        memory = [
+            row.peak_memory_bytes
+            for row in self._list_lengths()
+            if row.name == variant.label and row.positions == TABLE_FRAMES
+        ]
+        row = SpeechRow(
+            title=self._corpus.title,
+            name=variant.label,
+            attention=variant.attention,
+            attention_options=variant.options,
+            device=self._settings.device,
+            parameters=trainees[0].parameters,
+            epochs=0,
+            error_rate=None,
+            error_rate_range=None,
+            beam_error_rate=None,
+            seconds_per_epoch=None,
+            seconds_per_epoch_quartiles=None,
+            times_softmax=None if softmax is None else compare_epochs(trainees, softmax),
+            memory_bytes=memory[0] if memory else None,
+            published=find_published_speech(variant.attention, variant.options),
+            failed=next((one.failed for one in trainees if one.failed), None),
+            seeds=(),
+        )
+        seeds = [found for one in trainees if (found := one.result()) is not None]
+        return summarise(row, seeds, [seconds for one in trainees for seconds in one.seconds])
+
+    def _list_trainees(self) -> list[Trainee]:
+        return [one for trainees in self._trainees.values() for one in trainees]
+
+    def _list_lengths(self) -> list[LengthRow]:
+        labels = [variant.label for variant in self._variants]
+        rows = [row for group in self._lengths.values() for row in rows_of(group)]
+        return sorted(rows, key=lambda row: labels.index(row.name))
+
+    def _elapsed_seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def _prepare_training(self, seconds: float) -> Groups:
+        settings = self._settings
+        for seed in range(settings.seeds):
+            self._stop.raise_if_set()
+            fold = Fold(self._corpus, seed, (settings.strings, settings.validation_strings))
+            self._data.append(FoldData(fold, self._encoder, settings.batch_frames, settings.device))
+        for variant in self._variants:
+            self._trainees[variant.label] = [
+                Trainee(variant, data, self._encoder, settings.device) for data in self._data
+            ]
+        return {"epoch": [self._train_epoch]}
+
+    def _train_epoch(self) -> None:
+        """Train every model for one epoch: the mechanisms in turn, on the same batches."""
+        number, began = self._schedule.parts[0].rounds_done, self._elapsed_seconds()
+        progress = partial(self._progress, number, began)
+        try:
+            for index, data in enumerate(self._data):
+                epoch = data.draw_epoch(number)
+                self._epoch_frames.append(epoch.frames)
+                self._epoch_utterances = epoch.utterances
+                for trainees in self._trainees.values():
+                    self._stop.raise_if_set()
+                    if trainees[index].failed is None:
+                        trainees[index].train(epoch, progress, self._stop.raise_if_set)
+        except Interrupted:
+            for trainee in self._list_trainees():
+                trainee.cut(number)
+            raise
+        if all(trainee.failed for trainee in self._list_trainees()):
+            self._schedule.parts[0].rounds = number + 1
+        self._round_share = (self._elapsed_seconds() - began) / self._settings.budget_seconds
+
+    def _progress(self, number: int, began: float, share: float) -> float:
+        """Return the share of the training that is done, when `share` of epoch `number` is done.
+
+        It is the same for all models, so that their learning rates are. It follows the epochs or, without a number of
+        epochs, the budget.
+        """
+        if self._settings.epochs is not None:
+            return (number + share) / self._settings.epochs
+        return (began / self._settings.budget_seconds + self._round_share * share) / _SCHEDULED_SHARE
+
+    def _prepare_lengths(self, seconds: float) -> Groups:
+        settings = self._settings
+        setup = StepSetup("", {}, self._encoder, len(self._corpus.alphabet), 0, 1, settings.device)
+        frames = self._describe_conditions().epoch_frames
+        ceilings, check = Ceilings(settings.device), self._stop.raise_if_set
+        for title, setups in list_setups(self._variants, setup, settings.lengths, settings.batch_frames).items():
+            self._lengths[title] = [
+                LengthMeasurement(variant.label, one, frames, ceilings, check)
+                for variant, one in zip(self._variants, setups, strict=True)
+            ]
+        return {title: list(turns_of(group)) for title, group in self._lengths.items()}
+
+    def _finish_group(self, part: Part, title: str) -> None:
+        for measurement in self._lengths.get(title, ()):
+            measurement.release()
+        if part.name == "training":
+            report = self.describe()
+            self._report(report.rows)
+            if time.monotonic() > self._saved + _SAVE_SECONDS:
+                self._save(report)
+                self._saved = time.monotonic()

@@ -1,0 +1,144 @@
+"""Time and memory of training steps of `lintx bench speech`, against the length of the utterances."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from linformer_cli.errors import TrainingError
+from linformer_cli.speech.batches import Batch
+from linformer_cli.speech.encoder import EncoderSettings, build_encoder
+from linformer_cli.speech.features import BANDS
+from linformer_cli.speech.learner import Learner, TrainingSettings
+
+from .measure.ceilings import Ceilings
+from .measure.fresh_process import PassFailed, run_fresh
+from .measure.pass_memory import measure_device_growth, measure_process_growth
+from .measure.timing import Check, Timing, time_work
+from .rounds import Measurement
+from .speech_rows import LengthRow
+from .variants import Variant
+
+# Digits have about one symbol in this many frames.
+_FRAMES_PER_SYMBOL = 16
+_MEMORY_LIMIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class StepSetup:
+    """A training step on `batch` utterances of `frames` frames."""
+
+    attention: str
+    options: dict[str, Any]
+    settings: EncoderSettings
+    symbols: int
+    frames: int
+    batch: int
+    device: str
+
+
+class LengthMeasurement(Measurement[LengthRow, Learner]):
+    """Training steps of one mechanism at one length. `epoch_frames` is the number of frames of an epoch."""
+
+    def __init__(self, label: str, setup: StepSetup, epoch_frames: int, ceilings: Ceilings, check: Check) -> None:
+        super().__init__(1, ceilings, check, setup.frames)
+        self._label, self._setup, self._epoch_frames = label, setup, epoch_frames
+        self._batch = draw_batch(setup)
+        self._peak_bytes: int | None = None
+
+    def prepare(self) -> Learner:
+        self.check()
+        if self._peak_bytes is None:
+            self._peak_bytes = self._measure_memory()
+        learner = build_learner(self._setup)
+        try:
+            learner.update(self._batch)
+        except TrainingError as error:
+            raise PassFailed(str(error)) from None
+        return learner
+
+    def time_sample(self, work: Learner) -> float:
+        self.check()
+        return time_work(lambda: work.update(self._batch), self._setup.device)
+
+    def row(self) -> LengthRow:
+        setup = self._setup
+        row = LengthRow(
+            name=self._label,
+            attention=setup.attention,
+            attention_options=setup.options,
+            engine="parallel",
+            precision="fp32",
+            device=setup.device,
+            batch=setup.batch,
+            positions=setup.frames,
+            repeats=len(self.samples),
+            samples_seconds=list(self.samples),
+            peak_memory_bytes=self._peak_bytes,
+            left_out=self.left_out,
+        )
+        if not self.samples:
+            return row
+        timing, steps = Timing(self.samples), self._epoch_frames / (setup.batch * setup.frames)
+        low, high = timing.quartiles
+        return replace(
+            row, seconds_per_epoch=steps * timing.median, seconds_per_epoch_quartiles=(steps * low, steps * high)
+        )
+
+    def _measure_memory(self) -> int | None:
+        if self._setup.device == "cpu":
+            found: int | None = run_fresh(__name__, asdict(self._setup), _MEMORY_LIMIT_SECONDS)["peak_bytes"]
+            return found
+        learner = build_learner(self._setup)
+        learner.update(draw_batch(replace(self._setup, batch=1)))
+        return measure_device_growth(lambda: learner.update(self._batch), self._setup.device)[1]
+
+
+def list_setups(
+    variants: Sequence[Variant], setup: StepSetup, lengths: Sequence[int], batch_frames: int
+) -> dict[str, list[StepSetup]]:
+    """Return the setups of all variants at each length."""
+    return {
+        f"{length:,} frames": [
+            replace(
+                setup,
+                attention=variant.attention,
+                options=variant.options,
+                frames=length,
+                batch=max(1, batch_frames // length),
+            )
+            for variant in variants
+        ]
+        for length in lengths
+    }
+
+
+def measure(given: dict[str, Any]) -> dict[str, Any]:
+    """Measure the memory of a step in this process, which should be fresh. `given` has the fields of a `StepSetup`."""
+    setup = StepSetup(**{**given, "settings": EncoderSettings(**given["settings"])})
+    learner = build_learner(setup)
+    learner.update(draw_batch(replace(setup, batch=1, frames=min(setup.frames, 200))))  # allocates the gradients
+    batch = draw_batch(setup)
+    return {"peak_bytes": measure_process_growth(lambda: learner.update(batch))[1]}
+
+
+def build_learner(setup: StepSetup) -> Learner:
+    """Return an untrained encoder with its optimizer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        encoder = build_encoder(setup.attention, setup.options, setup.settings, setup.symbols)
+    return Learner(encoder.to(setup.device), TrainingSettings(), 0)
+
+
+def draw_batch(setup: StepSetup) -> Batch:
+    """Return random features and symbols."""
+    generator = torch.Generator().manual_seed(0)
+    count = max(1, setup.frames // _FRAMES_PER_SYMBOL)
+    shape = (setup.batch, setup.frames, BANDS)
+    return Batch(
+        torch.randn(shape, generator=generator),
+        torch.full((setup.batch,), setup.frames),
+        torch.randint(1, setup.symbols + 1, (setup.batch, count), generator=generator),
+        torch.full((setup.batch,), count),
+    ).to(setup.device)

@@ -1,0 +1,176 @@
+"""The rows, settings and report of `lintx bench speech`."""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from linformer_cli.speech.encoder import EncoderSettings
+from linformer_cli.speech.learner import TrainingSettings
+
+from .published import PublishedSpeech
+from .rows import Quartiles, Row
+
+
+@dataclass(frozen=True)
+class SpeechPoint:
+    """A point of a learning curve after an epoch, counted from 1.
+
+    `loss` is the mean over the epoch in nats per symbol. `error_rate` is that of the held-out speakers, decoded
+    greedily. `training_seconds` are all epochs so far, without validation.
+    """
+
+    epoch: int
+    loss: float
+    error_rate: float
+    training_seconds: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """The training with one seed. `beam_error_rate` is measured once, at the end."""
+
+    seed: int
+    held_out: Sequence[str]
+    validation_symbols: int
+    error_rate: float
+    beam_error_rate: float | None
+    substitutions: int
+    deletions: int
+    insertions: int
+    points: Sequence[SpeechPoint]
+
+
+@dataclass(frozen=True)
+class SpeechRow:
+    """One mechanism. Error rates are means over the seeds, and `error_rate_range` is the lowest and the highest.
+
+    `seconds_per_epoch` is the median over all epochs of all seeds. `times_softmax` is how many epochs it trains in the
+    time that softmax takes for one. `failed` says why the training of a seed ended early.
+    """
+
+    title: str
+    name: str
+    attention: str
+    attention_options: Mapping[str, object]
+    device: str
+    parameters: int
+    epochs: int
+    error_rate: float | None
+    error_rate_range: tuple[float, float] | None
+    beam_error_rate: float | None
+    seconds_per_epoch: float | None
+    seconds_per_epoch_quartiles: Quartiles | None
+    times_softmax: float | None
+    memory_bytes: int | None
+    published: PublishedSpeech | None
+    failed: str | None
+    seeds: Sequence[SeedResult]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthRow(Row):
+    """Training steps on utterances of `positions` frames. `batch` utterances have about the same frames at any length.
+
+    `seconds_per_epoch` is the time for an epoch with as many frames as those of the table, in utterances of this
+    length. `peak_memory_bytes` is the memory of one training step, without weights and optimizer.
+    """
+
+    seconds_per_epoch: float | None = None
+    seconds_per_epoch_quartiles: Quartiles | None = None
+    peak_memory_bytes: int | None = None
+
+    @property
+    def speed(self) -> float | None:
+        return self.batch / statistics.median(self.samples_seconds) if self.samples_seconds else None
+
+
+@dataclass(frozen=True)
+class SpeechSettings:
+    """The settings that a user may choose. Without `epochs`, training lasts as long as the budget."""
+
+    budget_seconds: float
+    preset: str = "small"
+    seeds: int = 3
+    epochs: int | None = None
+    strings: int = 256
+    validation_strings: int = 64
+    lengths: Sequence[int] = (400, 800, 1_600, 2_400)
+    batch_frames: int = 1_200
+    beam: int = 8
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class SpeechConditions:
+    """The conditions of the rows. `epoch_frames` is the mean number of frames (10 ms) of a training epoch."""
+
+    title: str
+    notes: Sequence[str]
+    preset: str
+    encoder: EncoderSettings
+    training: TrainingSettings
+    optimizer: str
+    seeds: int
+    epochs_wanted: int | None
+    batch_frames: int
+    epoch_frames: int
+    epoch_utterances: int
+    beam: int
+    precision: str = "fp32"
+
+
+@dataclass(frozen=True)
+class SpeechReport:
+    """Everything measured so far. `findings` compare linear attention with softmax here and in the paper."""
+
+    rows: list[SpeechRow]
+    lengths: list[LengthRow]
+    findings: list[str]
+    reduced: list[str]
+    budget_seconds: float
+    elapsed_seconds: float
+    ended: str
+    settings: SpeechConditions
+    environment: Mapping[str, Any]
+
+
+def summarise(row: SpeechRow, seeds: Sequence[SeedResult], seconds: Sequence[float]) -> SpeechRow:
+    """Fill in the error rates and times of `row` from its seeds and the seconds of its epochs."""
+    if not seeds or not seconds:
+        return row
+    rates = [seed.error_rate for seed in seeds]
+    beams = [seed.beam_error_rate for seed in seeds if seed.beam_error_rate is not None]
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else 3 * [seconds[0]]
+    return dataclasses.replace(
+        row,
+        epochs=min(len(seed.points) for seed in seeds),
+        error_rate=statistics.fmean(rates),
+        error_rate_range=(min(rates), max(rates)),
+        beam_error_rate=statistics.fmean(beams) if len(beams) == len(seeds) else None,
+        seconds_per_epoch=middle,
+        seconds_per_epoch_quartiles=(low, high),
+        seeds=seeds,
+    )
+
+
+def describe_findings(rows: Sequence[SpeechRow]) -> list[str]:
+    """Say how the errors and the time of linear attention compare with those of softmax, here and in the paper."""
+    named = {row.attention: row for row in rows if row.error_rate is not None and row.published is not None}
+    linear, softmax = named.get("linear"), named.get("softmax")
+    if linear is None or softmax is None or linear.published is None or softmax.published is None:
+        return []
+    assert linear.error_rate is not None and softmax.error_rate is not None
+    pairs = list(zip(linear.seeds, softmax.seeds, strict=False))
+    more = sum(one.error_rate > other.error_rate for one, other in pairs)
+    lines = [
+        f"errors: linear {linear.error_rate:.1%}, softmax {softmax.error_rate:.1%}; linear makes more in {more} of "
+        f"{len(pairs)} seeds. In the paper: {linear.published.error_rate:.2%} and {softmax.published.error_rate:.2%}"
+    ]
+    if linear.seconds_per_epoch is not None and softmax.seconds_per_epoch is not None:
+        share = linear.seconds_per_epoch / softmax.seconds_per_epoch
+        theirs = linear.published.seconds_per_epoch / softmax.published.seconds_per_epoch
+        lines.append(f"time: an epoch of linear takes {share:.0%} of softmax's. In the paper: {theirs:.0%}")
+    return lines

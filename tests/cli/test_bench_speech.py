@@ -1,0 +1,164 @@
+"""Tests of `lintx bench speech` from the command line to tables, files and transcripts."""
+
+import csv
+import json
+import math
+import signal
+import sys
+
+import pytest
+import soundfile
+import torch
+from PIL import Image
+
+from linformer_cli.speech.encoder import PRESETS, EncoderSettings
+from linformer_cli.speech.learner import Learner
+
+TINY = EncoderSettings(layers=1, heads=2, width=16, stack=3, lstm_layers=1, lstm_cells=8)
+
+
+@pytest.fixture(autouse=True)
+def tiny_encoders(monkeypatch):
+    monkeypatch.setitem(PRESETS, "small", TINY)
+
+
+@pytest.fixture(scope="module")
+def tones(tmp_path_factory):
+    """A folder for `speech:DIR`: two speakers say a and b, which are tones."""
+    folder = tmp_path_factory.mktemp("tones")
+    lines = []
+    for speaker in ("ann", "bob"):
+        for number, text in enumerate(("a b", "b", "b a")):
+            parts = [torch.sin(torch.arange(1_600) * (0.3 if one == "a" else 1.1)) for one in text.split()]
+            name = f"{speaker}{number}.wav"
+            soundfile.write(str(folder / name), torch.cat(parts).numpy(), 8_000)
+            lines.append(f"{name}\t{speaker}\t{text}\n")
+    (folder / "transcripts.tsv").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture
+def command(lintx, tones, tmp_path):
+    """Provides `command(*arguments)`: the benchmark with tiny encoders, one seed and two epochs."""
+
+    def run(*arguments):
+        data = f"speech:{tones}"
+        sizes = ["--seeds", 1, "--epochs", 2, "--budget", "10m", "--lengths", "none", "--out", tmp_path / "out"]
+        return lintx("bench", "speech", "--data", data, "--attention", "softmax,linear", *sizes, *arguments)
+
+    return run
+
+
+def test_the_table_is_printed_and_all_files_are_written(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    plot = tmp_path / "curves.svg"
+    outcome = command("--plot", plot)
+    assert outcome.code == 0, outcome.stderr
+    assert "not WSJ" in outcome.stdout.splitlines()[0]
+    assert "published" in outcome.stdout and "In the paper: 8.08% and 5.12%" in outcome.stdout
+    assert max(map(len, outcome.stdout.splitlines()[:20])) <= 80
+    assert "reduced: encoder: 1 layers" in outcome.stderr and "epoch 2: PER softmax " in outcome.stderr
+    out = tmp_path / "out"
+    assert plot.read_bytes().startswith(b"<?xml")
+    assert {file.name for file in out.iterdir()} == {
+        *("speech.json", "speech.md", "curves.png", "curves.svg", "models"),
+    }
+    document = json.loads((out / "speech.json").read_text())
+    assert [row["name"] for row in document["rows"]] == ["softmax", "linear"] and document["ended"] == "finished"
+    assert document["rows"][1]["published"]["error_rate"] == 0.0808
+    assert "not WSJ" in (out / "speech.md").read_text().splitlines()[0]
+
+
+def test_csv_has_every_point(command):
+    outcome = command("--format", "csv")
+    rows = list(csv.DictReader(outcome.stdout.splitlines()))
+    assert [(row["name"], row["epoch"]) for row in rows] == [
+        ("softmax", "1"),
+        ("softmax", "2"),
+        ("linear", "1"),
+        ("linear", "2"),
+    ]
+    assert all("not WSJ" in row["title"] for row in rows)
+
+
+def test_a_trained_encoder_transcribes_a_file_at_another_rate(command, lintx, tmp_path):
+    assert command("--json").document["ended"] == "finished"
+    path = tmp_path / "call.wav"
+    soundfile.write(str(path), torch.sin(torch.arange(16_000) * 0.2).numpy(), 16_000)
+    outcome = lintx("bench", "speech", "--transcribe", path, "--out", tmp_path / "out", "--json")
+    assert outcome.code == 0, outcome.stderr
+    assert "resampled from 16,000 to 8,000 Hz" in outcome.stderr
+    document = outcome.document
+    assert document["text"].split() == [one["symbol"] for one in document["symbols"]]
+    with Image.open(document["plot"]) as picture:
+        assert picture.format == "PNG" and picture.width > 500
+    table = lintx("bench", "speech", "--transcribe", path, "--out", tmp_path / "out", "--attention", "linear")
+    assert table.code == 0 and "encoder linear, PER" in table.stderr
+
+    soundfile.write(str(path), torch.zeros(800).numpy(), 8_000)
+    silent = lintx("bench", "speech", "--transcribe", path, "--out", tmp_path / "out", "--plot", tmp_path / "s.svg")
+    assert silent.code == 0 and "is silent, so it has no symbols" in silent.stderr
+    assert silent.stdout.strip() == "" and (tmp_path / "s.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--transcribe", "missing.wav"], 1, "no trained encoder in"),
+        (["--attention", "gla"], 2, "'gla' has no bidirectional form"),
+        (["--data", "wsj"], 2, "unknown speech data 'wsj'"),
+        (["--data", "speech:/nowhere"], 1, "cannot read '/nowhere/transcripts.tsv'"),
+        (["--budget", "soon"], 2, "'soon' is not a time"),
+        (["--plot", "curves.pdf"], 2, "a plot is a PNG or an SVG"),
+    ],
+)
+def test_a_mistake_gets_one_line(lintx, tmp_path, arguments, code, message):
+    outcome = lintx("bench", "speech", "--out", tmp_path / "out", *arguments)
+    assert (outcome.code, outcome.stdout) == (code, "")
+    assert message in outcome.stderr and len(outcome.stderr.splitlines()) == 1
+
+
+def test_a_recording_with_too_many_symbols_is_named_before_training(lintx, tmp_path):
+    folder = tmp_path / "short"
+    folder.mkdir()
+    soundfile.write(str(folder / "a.wav"), torch.sin(torch.arange(400)).numpy(), 8_000)
+    (folder / "transcripts.tsv").write_text("a.wav\tann\ta b c\na.wav\tbob\ta\n")
+    outcome = lintx("bench", "speech", "--data", f"speech:{folder}", "--out", tmp_path / "out")
+    assert outcome.code == 1
+    assert outcome.stderr.splitlines()[-1].startswith("Error: 'a.wav' has 3 symbols, which need 3 positions of 30 ms")
+
+
+def test_a_missing_package_says_how_to_install_it(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jiwer", None)
+    outcome = command()
+    assert outcome.code == 1
+    assert "speech needs jiwer" in outcome.stderr and "pip install 'lintx[speech]'" in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_the_exit_code_is_1_if_every_encoder_fails(command, monkeypatch):
+    update = Learner.update
+
+    def fail(self, batch):
+        self.encoder.head.bias.data.fill_(math.nan)
+        return update(self, batch)
+
+    monkeypatch.setattr(Learner, "update", fail)
+    outcome = command()
+    assert outcome.code == 1 and "every encoder failed; the table says why" in outcome.stderr
+
+
+def test_ctrl_c_keeps_the_results_so_far(command, monkeypatch):
+    update, count = Learner.update, 0
+
+    def interrupt(self, batch):
+        nonlocal count
+        count += 1
+        if count == 3:
+            signal.raise_signal(signal.SIGINT)
+        return update(self, batch)
+
+    monkeypatch.setattr(Learner, "update", interrupt)
+    outcome = command("--json")
+    assert outcome.code == 130 and "Stopped; the results so far are kept" in outcome.stderr
+    assert outcome.document["ended"] == "interrupted"
