@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from linformer_cli.attention.catalogue import find_attention
 from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.speech.corpus import Corpus
-from linformer_cli.speech.encoder import BI_LSTM, PRESETS
+from linformer_cli.speech.encoder import BI_LSTM, PRESETS, build_encoder
 from linformer_cli.speech.folds import Fold
 from linformer_cli.speech.learner import TrainingSettings
 from linformer_cli.speech.saved import save_recogniser
@@ -58,8 +57,7 @@ def parse_methods(entries: Sequence[str]) -> list[Variant]:
     others = iter(parse_variants([entry for entry in entries if entry != BI_LSTM]))
     variants = [Variant(BI_LSTM, BI_LSTM, {}) if entry == BI_LSTM else next(others) for entry in entries]
     for variant in variants:
-        if variant.attention != BI_LSTM and not find_attention(variant.attention).bidirectional:
-            raise UsageError(f"'{variant.attention}' has no bidirectional form; use another one, such as 'linear'")
+        build_encoder(variant.attention, variant.options, PRESETS["small"], 1)  # raises for a mechanism that cannot
     return variants
 
 

@@ -182,6 +182,15 @@ class TransformerBlock(InnerBlock):
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.add_branches(x, lambda x: self.attention.attend(x, state))
 
+    def attend_all(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Outputs [B, T, width] for x [B, T, width], where a position sees its whole sequence.
+
+        `lengths` and the padding are those of `Attention.attend_all`. The mechanism must have an attention layer.
+        """
+        layer = self.attention
+        assert isinstance(layer, AttentionLayer)
+        return self.add_branches(x, lambda x: (layer.attend_all(x, lengths), None))[0]
+
     @torch.no_grad()
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.add_branches(x_t, lambda x_t: self.attention.step(x_t, state))

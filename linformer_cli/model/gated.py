@@ -43,6 +43,19 @@ class GatedBlock(InnerBlock):
 
         return self.add_branch(x, self.norm, branch)
 
+    def attend_all(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Outputs [B, T, width] for x [B, T, width], where a position sees its whole sequence.
+
+        `lengths` and the padding are those of `Attention.attend_all`.
+        """
+
+        def branch(x: Tensor) -> tuple[Tensor, None]:
+            gate, v, z = self._project(x)
+            y = self.attention.attend_all(z.unsqueeze(1), z.unsqueeze(1), v.unsqueeze(1), lengths)
+            return self.output(gate * y.squeeze(1)), None
+
+        return self.add_branch(x, self.norm, branch)[0]
+
     @torch.no_grad()
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         def branch(x_t: Tensor) -> tuple[Tensor, Any]:

@@ -1,6 +1,5 @@
 """Encoders from features to the log-probabilities of symbols: with attention, and the bidirectional LSTM."""
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,9 @@ from torch.nn import functional
 
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.errors import UsageError
-from linformer_cli.model.attention_layer import AttentionLayer
 from linformer_cli.model.blocks import TransformerBlock, initialise_weights
 from linformer_cli.model.embedding import sinusoidal_table
+from linformer_cli.model.gated import GatedBlock
 from linformer_cli.model.mixers import build_blocks
 
 from .features import BANDS
@@ -90,13 +89,8 @@ class AttentionEncoder(Encoder):
             image=ImageShape(height=_LONGEST_SIDE, width=_LONGEST_SIDE),
         )
         blocks = build_blocks(config)
-        for block in blocks:
-            if not (
-                isinstance(block, TransformerBlock)
-                and isinstance(block.attention, AttentionLayer)
-                and block.inner.bidirectional
-            ):
-                raise UsageError(f"'{attention}' has no bidirectional form; use another one, such as 'linear'")
+        if not all(isinstance(block, TransformerBlock | GatedBlock) and block.inner.bidirectional for block in blocks):
+            raise UsageError(f"'{attention}' with these options has no bidirectional form; use another, such as linear")
         self.input = nn.Linear(BANDS * settings.stack, settings.width)
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(settings.width)
@@ -106,14 +100,10 @@ class AttentionEncoder(Encoder):
         x = self.input(x)
         x = x + sinusoidal_table(x.shape[1], x.shape[2]).to(x)
         for block in self.blocks:
-            assert isinstance(block, TransformerBlock) and isinstance(block.attention, AttentionLayer)
-            x, _ = block.add_branches(x, functools.partial(_attend_all, block.attention, lengths))
+            assert isinstance(block, TransformerBlock | GatedBlock)
+            x = block.attend_all(x, lengths)
         encoded: Tensor = self.norm(x)
         return encoded
-
-
-def _attend_all(layer: AttentionLayer, lengths: Tensor, x: Tensor) -> tuple[Tensor, None]:
-    return layer.attend_all(x, lengths), None
 
 
 class LstmEncoder(Encoder):

@@ -144,7 +144,7 @@ def test_methods_are_those_of_the_paper_by_default() -> None:
     for names, message in (
         (["bi-lstm", "bi-lstm"], "'bi-lstm' is given twice"),
         (["linear", "linear"], "'linear' is given twice"),
-        (["gla"], "'gla' has no bidirectional form"),
+        (["rfa:gate=true"], "'rfa' with these options has no bidirectional form"),
         (["lineal"], "unknown attention 'lineal'; did you mean 'linear'"),
     ):
         with pytest.raises(UsageError, match=message):

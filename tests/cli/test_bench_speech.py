@@ -105,7 +105,7 @@ def test_a_trained_encoder_transcribes_a_file_at_another_rate(command, lintx, tm
     ("arguments", "code", "message"),
     [
         (["--transcribe", "missing.wav"], 1, "no trained encoder in"),
-        (["--attention", "gla"], 2, "'gla' has no bidirectional form"),
+        (["--attention", "rfa:gate=true"], 2, "'rfa' with these options has no bidirectional form"),
         (["--data", "wsj"], 2, "unknown speech data 'wsj'"),
         (["--data", "speech:/nowhere"], 1, "cannot read '/nowhere/transcripts.tsv'"),
         (["--budget", "soon"], 2, "'soon' is not a time"),
