@@ -1,5 +1,6 @@
 """Linear attention (Katharopoulos 2020, 'Transformers are RNNs', arXiv 2006.16236): feature maps replace softmax."""
 
+import math
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
@@ -15,6 +16,7 @@ from .kernels import linear as kernels
 from .kernels import sums
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
+from .parts.padding import fill_padding
 from .parts.whole_sums import read_whole_sums
 
 
@@ -97,6 +99,10 @@ class LinearAttention(Attention):
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
+            fused = q.device.type == "cpu" and self._is_fused(q.device, q.dtype)
+            if fused and q.dtype == k.dtype == v.dtype:
+                keys = fill_padding(k, lengths, -math.inf)
+                return kernels.attend_whole(q, keys, v, self.options.feature_map)
             phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
             y = divide_by_weight(*read_whole_sums(phi_q, phi_k, v.to(dtype), lengths))
         return y.to(v.dtype)

@@ -16,6 +16,7 @@ from .kernels import linear
 from .kernels import sums as kernels
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.decayed_sums import decayed_causal_sums
+from .parts.maxima import add_and_read, exp_below_maximum, raise_maximum
 from .parts.padding import fill_padding
 from .parts.pairwise_exponentials import divide_sums, replace_vanished
 from .parts.random_features import (
@@ -263,13 +264,13 @@ class PerformerAttention(Attention):
             if self.options.feature_map == "relu":
                 phi_q, phi_k = self._relu_features(q), self._relu_features(k)
             elif self.options.feature_map == "trig":
-                weights = _exp_below_maximum(self._half_square(k).unsqueeze(-1), lengths)
+                weights = exp_below_maximum(self._half_square(k).unsqueeze(-1), lengths)
                 phi_q, phi_k = sine_features(self._project(q)), sine_features(self._project(k)) * weights
                 floor = WEIGHT_FLOOR * weights.sum(dim=2)
             else:
                 a, b = self._log_features(q, k)
                 c = fill_padding(b.detach(), lengths, -math.inf).amax(dim=2, keepdim=True)
-                phi_q, phi_k = (a + c).softmax(dim=-1), _exp_below_maximum(b, lengths)
+                phi_q, phi_k = (a + c).softmax(dim=-1), exp_below_maximum(b, lengths)
             sums, weight = read_whole_sums(phi_q, phi_k, values, lengths)
             y = divide_by_weight(sums, weight if floor is None else torch.maximum(weight, floor))
         return y.to(v.dtype)
@@ -294,21 +295,21 @@ class PerformerAttention(Attention):
         with torch.autocast(s.device.type, enabled=False):
             if c is None:
                 phi_q, phi_k = self._relu_features(torch.stack([q_t, k_t]))
-                sums = _add_and_read(s, phi_q, phi_k, values)
+                sums = add_and_read(s, phi_q, phi_k, values)
                 y_t = divide_by_weight(sums[..., :-1], sums[..., -1])
             elif n is not None:
                 exponent = self._half_square(k_t)
-                rescale = _raise_maximum(c, exponent)
+                rescale = raise_maximum(c, exponent)
                 weight = exponent.sub_(c).exp_()
                 s.mul_(rescale[..., None, None])
                 n.mul_(rescale).add_(weight)
                 phi_q, phi_k = sine_features(self._project(torch.stack([q_t, k_t])))
-                y_t = divide_by_floored_weight(_add_and_read(s, phi_q, phi_k.mul_(weight.unsqueeze(-1)), values), n)
+                y_t = divide_by_floored_weight(add_and_read(s, phi_q, phi_k.mul_(weight.unsqueeze(-1)), values), n)
             else:
                 a, b = self._log_query_features(torch.stack([q_t, k_t]))
                 b -= self._half_square(k_t).unsqueeze(-1)
-                s.mul_(_raise_maximum(c, b).unsqueeze(-1))
-                sums = _add_and_read(s, a.add_(c).softmax(dim=-1), b.sub_(c).exp_(), values)
+                s.mul_(raise_maximum(c, b).unsqueeze(-1))
+                sums = add_and_read(s, a.add_(c).softmax(dim=-1), b.sub_(c).exp_(), values)
                 y_t = sums[..., :-1] / sums[..., -1:]
         return y_t.to(v_t.dtype), state
 
@@ -331,22 +332,3 @@ class PerformerAttention(Attention):
     def list_states(self, state: Any) -> list[Tensor]:
         s, *maxima = state
         return [s[..., :-1], s[..., -1], *(part for part in maxima if part is not None)]
-
-
-def _exp_below_maximum(exponents: Tensor, lengths: Tensor | None) -> Tensor:
-    """exp(x - maximum of x over the sequence) for x [B, H, T, C], and 0 at the padding."""
-    exponents = fill_padding(exponents, lengths, -math.inf)
-    return (exponents - exponents.detach().amax(dim=2, keepdim=True)).exp()
-
-
-def _raise_maximum(c: Tensor, exponents: Tensor) -> Tensor:
-    """Raise the running maxima c in place; returns the factor that rescales sums divided by the old exp(c)."""
-    before = c.clone()
-    torch.maximum(c, exponents, out=c)
-    return before.sub_(c).exp_()
-
-
-def _add_and_read(s: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Tensor:
-    """Add phi_k values^T to s [B, H, C, V] in place; returns phi_q s [B, H, V]."""
-    s.addcmul_(phi_k.unsqueeze(-1), values.unsqueeze(-2))
-    return (phi_q.unsqueeze(-2) @ s).squeeze(-2)

@@ -138,6 +138,7 @@ def _print_one(row: dict[str, Any], sizes: dict[str, int], style: TableStyle, js
         return
     facts = {column.title: row[column.key] for column in _COLUMNS}
     at = f"T = {sizes['positions']:,}, {sizes['heads']} heads of {sizes['head_width']}"
+    facts["bidirectional"] = "yes" if row["bidirectional"] else "no"
     facts["state bytes"] = f"{row['state_bytes']:,} (one layer, one image, float32, {at})"
     print_facts(facts)
     print(f"\n{row['description']}\n")
@@ -157,6 +158,7 @@ def _describe(name: str, network: "NetworkConfig", shape: "AttentionShape") -> d
         "family": mechanism.family,
         "method": mechanism.method,
         "memory": mechanism.memory.value,
+        "bidirectional": getattr(mechanism, "bidirectional", False),
         "state_bytes": default_state_bytes(name, network, shape),
         "options": {
             key: {

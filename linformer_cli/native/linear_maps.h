@@ -11,8 +11,11 @@ namespace {
 
 enum { EXPONENTIAL_MAP = -1 };  // other numbers are `FeatureMap`
 
+// In the bidirectional form, one sweep adds all positions to the sums, and another one reads the sums.
+enum Mode { CAUSAL, ADD, READ };
+
 struct Call {
-    int64_t threads, B, H, T, C, V, map, K;
+    int64_t threads, B, H, T, C, V, map, K, mode;
     View q, k, v, y;                    // y: the output, or its gradient
     View grad_q, grad_k, grad_v;
     void *s, *z;                        // before the positions (or null): [B, H, C, V], [B, H, C]

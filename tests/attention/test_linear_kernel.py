@@ -162,6 +162,34 @@ def test_results_match_if_the_reciprocal_of_a_denominator_overflows() -> None:
         assert_agree(found / expected.abs().max(), expected / expected.abs().max(), FLOAT32_DRIFT)
 
 
+@pytest.mark.parametrize("feature_map", COMPILED_MAPS)
+@pytest.mark.parametrize(("length", "threads"), [(1, 1), (37, 1), (600, 5)])
+def test_the_bidirectional_form_matches_its_textbook_form(feature_map: str, length: int, threads: int) -> None:
+    """With more threads than heads, a sequence is cut into parts."""
+    attention = build(6, 5, feature_map)
+    inputs = [draw(2, 3, length, width, seed=seed) for seed, width in enumerate((6, 6, 5))]
+    weights, lengths = draw(2, 3, length, 5, seed=4).detach(), torch.tensor([length, length // 2])
+
+    def run() -> list[Tensor]:
+        y = attention.attend_all(*inputs, lengths)
+        return [y, *torch.autograd.grad(y, inputs, weights)]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = run()
+    finally:
+        torch.set_num_threads(before)
+    with textbook_only():
+        expected = run()
+    for one, other in zip(found, expected, strict=True):
+        assert_agree(one, other, FLOAT64)
+    saved = [measure_saved_bytes(attention.attend_all, *inputs)]
+    with textbook_only():
+        saved.append(measure_saved_bytes(attention.attend_all, *inputs))
+    assert saved[0] < saved[1], "no compiled kernel was used"
+
+
 def test_training_saves_only_inputs_and_denominators() -> None:
     attention = build(32, 32)
     inputs = [draw(1, 3, 1024, 32, seed=seed).detach().float().requires_grad_() for seed in range(3)]

@@ -13,6 +13,7 @@ def test_the_list_describes_every_mechanism(lintx):
     assert {"softmax", "linear"} <= rows.keys()
     assert rows["linear"]["options"]["chunk"]["default"] == 64
     assert (rows["linear"]["memory"], rows["softmax"]["memory"]) == ("constant", "growing")
+    assert rows["linear"]["bidirectional"] and not rows["mamba"]["bidirectional"]
     # The state of linear has s and z of two heads; the state of softmax has keys and values of 100 positions.
     assert rows["linear"]["state_bytes"] == 2 * 16 * 17 * 4
     assert 100 * 2 * 2 * 16 * 4 <= rows["softmax"]["state_bytes"] < 100 * 2 * 2 * 16 * 4 + 100

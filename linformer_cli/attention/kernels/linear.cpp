@@ -47,8 +47,11 @@ struct Forward : Pass<Call> {
     void clear() { state.clear(); }
     void follow(const State& before) { state.follow(before); }
     void visit(int64_t first, int64_t count, bool outputs) {
-        map.read_keys(*this, first, count, k.data());
-        read(rows<E>(call.v), first, count, V, v.data());
+        if (call.mode == ADD) outputs = false;
+        if (call.mode != READ) {  // otherwise k and v are 0 and add nothing
+            map.read_keys(*this, first, count, k.data());
+            read(rows<E>(call.v), first, count, V, v.data());
+        }
         if (outputs) map.read_queries(*this, first, count, q.data());
         scan<KEEP>(count, Positions<A>{{k.data()}, {v.data()}, {q.data()}, {out.data()}, nullptr}, state.S, false, outputs);
         const Rows<E> results = rows<E>(call.y);
@@ -102,8 +105,10 @@ struct OfQueries : Pass<Call> {
     void clear() { state.clear(); }
     void follow(const State& before) { state.follow(before); }
     void visit(int64_t first, int64_t count, bool outputs) {
-        map.read_keys(*this, first, count, k.data());
-        read(rows<E>(call.v), first, count, V, v.data());
+        if (call.mode != READ) {
+            map.read_keys(*this, first, count, k.data());
+            read(rows<E>(call.v), first, count, V, v.data());
+        }
         if (outputs) {
             map.read_queries(*this, first, count, q.data());
             read_gradients<E>(*this, first, count, g.data());
@@ -151,8 +156,11 @@ struct OfKeys : Pass<Call> {
         for (int64_t i = 0; i < C; i++) state.x[i] += before.x[i];
     }
     void visit(int64_t first, int64_t count, bool outputs) {
-        map.read_queries(*this, first, count, q.data());
-        read_gradients<E>(*this, first, count, g.data());
+        if (call.mode == ADD) outputs = false;
+        if (call.mode != READ) {
+            map.read_queries(*this, first, count, q.data());
+            read_gradients<E>(*this, first, count, g.data());
+        }
         if (outputs) {
             map.read_keys(*this, first, count, k.data());
             read(rows<E>(call.v), first, count, V, v.data());
@@ -174,8 +182,29 @@ struct OfKeys : Pass<Call> {
     }
 };
 
+// With one sum for all positions, r and x of the keys' gradients are sums over all positions, too.
+template <class E, class A, class Map>
+void run_whole(const Call& call, bool reverse) {
+    Call add = call, read = call;
+    add.mode = ADD;
+    read.mode = READ;
+    if (reverse) {
+        sweep<OfQueries<E, A, Map>>(read, false);
+        read.total_s = call.grad_s;
+        read.total_z = call.grad_z;
+        sweep<OfKeys<E, A, Map>>(add, true);
+        sweep<OfKeys<E, A, Map>>(read, true);
+    } else {
+        read.s = call.total_s;
+        read.z = call.total_z;
+        sweep<Forward<E, A, Map>>(add, false);
+        sweep<Forward<E, A, Map>>(read, false);
+    }
+}
+
 template <class E, class A, class Map>
 void run_map(const Call& call, bool reverse) {
+    if (call.mode != CAUSAL) return run_whole<E, A, Map>(call, reverse);
     if (!reverse) return sweep<Forward<E, A, Map>>(call, false);
     sweep<OfQueries<E, A, Map>>(call, false);
     sweep<OfKeys<E, A, Map>>(call, true);

@@ -34,7 +34,7 @@ class _Call(ctypes.Structure):
     """`Call` of linear.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "C", "V", "map", "K")),
+        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "C", "V", "map", "K", "mode")),
         *((name, View) for name in _VIEWS),
         *((name, ctypes.c_void_p) for name in _STATES),
     ]
@@ -77,6 +77,17 @@ def attend(
         return triton_linear.attend(q, k, v, s, z, feature_map)
     y, total_s, total_z, _ = _attend(q, k, v, s, z, COMPILED_MAPS[feature_map])
     return y, total_s, total_z
+
+
+def attend_whole(q: Tensor, k: Tensor, v: Tensor, feature_map: str) -> Tensor:
+    """Outputs [B, H, T, V] of the bidirectional form for q, k [B, H, T, C] and v [B, H, T, V], for CPUs.
+
+    s and z are the sums over all positions. A key of minus infinity has the features 0. Types and errors are those of
+    `attend`.
+    """
+    require_fit(q, k, v, None, None)
+    y: Tensor = _WholeLinearAttention.apply(*map(with_dense_rows, (q, k, v)), COMPILED_MAPS[feature_map])
+    return y
 
 
 class ExponentialSums(NamedTuple):
@@ -211,12 +222,44 @@ class _LinearAttention(torch.autograd.Function):
         return grad_q, grad_k, grad_v, grad_s, grad_z, None, None, None
 
 
-def _call(name: str, feature_map: int, views: Mapping[str, Tensor | None], states: Mapping[str, Tensor | None]) -> None:
+class _WholeLinearAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, feature_map: int) -> Tensor:
+        dtype = accumulator_dtype(q.dtype)
+        y, weights = empty_like_projection(v), torch.empty(q.shape[:3], dtype=dtype)
+        s, z = (torch.empty(*q.shape[:2], *sizes, dtype=dtype) for sizes in ((q.shape[3], v.shape[3]), (q.shape[3],)))
+        views, states = {"q": q, "k": k, "v": v, "y": y}, {"total_s": s, "total_z": z, "weights": weights}
+        _call("lintx_linear_forward", feature_map, views, states, whole=True)
+        ctx.save_for_backward(q, k, v, s, z, weights)
+        ctx.feature_map = feature_map
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, s, z, weights = ctx.saved_tensors
+        found = [empty_like_projection(x) for x in (q, k, v)]
+        views = {"q": q, "k": k, "v": v, "y": with_dense_rows(gradients[0])}
+        views |= dict(zip(("grad_q", "grad_k", "grad_v"), found, strict=True))
+        # The kernel needs memory for sums over all positions.
+        memory = {"grad_s": torch.empty_like(s), "grad_z": torch.empty_like(z)}
+        states = {"s": s, "z": z, "weights": weights, "grad_weights": torch.empty_like(weights), **memory}
+        _call("lintx_linear_backward", ctx.feature_map, views, states, whole=True)
+        return *found, None
+
+
+def _call(
+    name: str,
+    feature_map: int,
+    views: Mapping[str, Tensor | None],
+    states: Mapping[str, Tensor | None],
+    whole: bool = False,
+) -> None:
     q, v, columns = views["q"], views["v"], states.get("columns")
     assert q is not None and v is not None
     batch, heads, length, width = q.shape
     features = width if columns is None else columns.shape[1]
-    call = _Call(torch.get_num_threads(), batch, heads, length, features, v.shape[-1], feature_map, width)
+    call = _Call(torch.get_num_threads(), batch, heads, length, features, v.shape[-1], feature_map, width, int(whole))
     fill_call(call, views, states)
     function = load_function(name, ctypes.POINTER(_Call), ctypes.c_int64)
     function(ctypes.byref(call), ELEMENTS[q.dtype])

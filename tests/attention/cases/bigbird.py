@@ -59,13 +59,12 @@ def bigbird_all(
     heads, length = q.shape[1:3]
     seen = torch.zeros(heads, length, length, dtype=torch.bool)
     for head in range(heads):
-        for t in range(length):
-            own = t // block
+        for own in range(math.ceil(length / block)):
             near = {own - 1, own, own + 1}
             others = [other for other in range(first, math.ceil(784 / block)) if other not in near]
             visible = {*range(first), *near, *draw(seed, layer, head, own, others, count)}
-            for j in range(length):
-                seen[head, t, j] = own < first or j // block in visible
+            columns = [j for j in range(length) if own < first or j // block in visible]
+            seen[head, own * block : (own + 1) * block, columns] = True
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     return scores.masked_fill(~seen, -math.inf).softmax(-1) @ v
 
