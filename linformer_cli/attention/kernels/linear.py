@@ -238,7 +238,7 @@ class _WholeLinearAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, s, z, weights = ctx.saved_tensors
-        found = [empty_like_projection(x) for x in (q, k, v)]
+        found = empty_like_projections(q, k, v)
         views = {"q": q, "k": k, "v": v, "y": with_dense_rows(gradients[0])}
         views |= dict(zip(("grad_q", "grad_k", "grad_v"), found, strict=True))
         # The kernel needs memory for sums over all positions.
