@@ -43,6 +43,8 @@ class Stream:
         `Engine.draw_values` explains `before_step`. Raises `LintxError` if the model predicts NaN or infinity.
         """
         model, left = self.sampler.model, self.count
+        if left == 0:
+            return
         streams = UniformStreams(self.sampler.seed, [index])
         parameters, state = _read_prompt(model, self.prompt) if len(self.prompt) else (None, None)
         with self.sampler.engines.start(1, state) as engine:

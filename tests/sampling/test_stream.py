@@ -102,6 +102,7 @@ def test_a_bounded_model_draws_one_window(raises_one_line) -> None:
     ):
         model = build(**changes)
         assert len(draw(model, POSITIONS - 3, b"abc")) == POSITIONS - 3
+        assert draw(model, 0, bytes(POSITIONS)) == b""
         with raises_one_line(UsageError, "at most 40 values", "41", reason):
             draw(model, POSITIONS - 2, b"abc")
         with raises_one_line(UsageError, "without end"):
