@@ -198,7 +198,7 @@ class SpeechBench:
     def _list_lengths(self) -> list[LengthRow]:
         labels = [variant.label for variant in self._variants]
         rows = [row for group in self._lengths.values() for row in rows_of(group)]
-        return sorted(rows, key=lambda row: labels.index(row.name))
+        return sorted(rows, key=lambda row: (labels.index(row.name), row.positions))
 
     def _elapsed_seconds(self) -> float:
         return time.monotonic() - self._began
@@ -251,7 +251,7 @@ class SpeechBench:
         setup = StepSetup("", {}, self._encoder, len(self._corpus.alphabet), 0, 1, settings.device)
         frames = self._describe_conditions().epoch_frames
         ceilings, check = Ceilings(settings.device), self._stop.raise_if_set
-        for title, setups in list_setups(self._variants, setup, settings.lengths, settings.batch_frames).items():
+        for title, setups in list_setups(self._variants, setup, settings.lengths, TABLE_FRAMES).items():
             self._lengths[title] = [
                 LengthMeasurement(variant.label, one, frames, ceilings, check)
                 for variant, one in zip(self._variants, setups, strict=True)

@@ -96,9 +96,12 @@ class LengthMeasurement(Measurement[LengthRow, Learner]):
 
 
 def list_setups(
-    variants: Sequence[Variant], setup: StepSetup, lengths: Sequence[int], batch_frames: int
+    variants: Sequence[Variant], setup: StepSetup, lengths: Sequence[int], first: int
 ) -> dict[str, list[StepSetup]]:
-    """Return the setups of all variants at each length."""
+    """Return the setups of all variants at each length, beginning with the lengths next to `first`.
+
+    A step has as many frames as the longest utterance: a batch of short utterances, or one long one.
+    """
     return {
         f"{length:,} frames": [
             replace(
@@ -106,11 +109,11 @@ def list_setups(
                 attention=variant.attention,
                 options=variant.options,
                 frames=length,
-                batch=max(1, batch_frames // length),
+                batch=max(lengths) // length,
             )
             for variant in variants
         ]
-        for length in lengths
+        for length in sorted(set(lengths), key=lambda length: abs(length - first))
     }
 
 

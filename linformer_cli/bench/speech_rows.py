@@ -72,7 +72,7 @@ class SpeechRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthRow(Row):
-    """Training steps on utterances of `positions` frames. `batch` utterances have about the same frames at any length.
+    """Training steps on `batch` utterances of `positions` frames. All lengths have about the same frames in all.
 
     `seconds_per_epoch` is the time for an epoch with as many frames as those of the table, in utterances of this
     length. `peak_memory_bytes` is the memory of one training step, without weights and optimizer.
@@ -97,7 +97,7 @@ class SpeechSettings:
     epochs: int | None = None
     strings: int = 256
     validation_strings: int = 64
-    lengths: Sequence[int] = (400, 800, 1_600, 2_400)
+    lengths: Sequence[int] = (400, 800, 1_600, 3_200, 6_400)
     batch_frames: int = 1_200
     beam: int = 8
     device: str = "cpu"

@@ -10,7 +10,7 @@ from linformer_cli.errors import TrainingError
 from linformer_cli.speech.batches import Batch, group_by_length, make_batches
 from linformer_cli.speech.encoder import EncoderSettings, build_encoder, count_parameters
 from linformer_cli.speech.folds import Fold
-from linformer_cli.speech.learner import Learner, TrainingSettings, learning_rate_at
+from linformer_cli.speech.learner import Learner, TrainingSettings
 from linformer_cli.speech.saved import Recogniser
 from linformer_cli.speech.scoring import Errors
 
@@ -86,8 +86,8 @@ class Trainee:
                 return
         self.seconds.append(seconds)
         self._errors.append(self._learner.measure_errors(self.data.validation))
-        rate = learning_rate_at(self.training, progress(1.0))
-        self.points.append(SpeechPoint(len(self.points) + 1, losses[0], self._errors[-1].rate, sum(self.seconds), rate))
+        errors, rate = self._errors[-1].rate, self._learner.learning_rate
+        self.points.append(SpeechPoint(len(self.points) + 1, losses[0], errors, sum(self.seconds), rate))
 
     def cut(self, epochs: int) -> None:
         """Forget results after `epochs` epochs. If a round is interrupted, some models have one epoch too many."""

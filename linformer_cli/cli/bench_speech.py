@@ -67,7 +67,7 @@ def speech(
             help="Lengths, in frames of 10 ms, at which training steps are timed, separated by commas; or none.",
             metavar="LIST",
         ),
-    ] = "400,800,1600,2400",
+    ] = "400,800,1600,3200,6400",
     out: Annotated[
         Path, typer.Option("--out", help="Folder for speech.json, speech.md, the figures and the trained encoders.")
     ] = Path("bench-speech"),

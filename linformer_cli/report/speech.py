@@ -191,7 +191,8 @@ def render_lengths(report: "SpeechReport", kind: PlotFormat) -> bytes:
         Panel("time", times, y_label="time of an epoch (s)"),
         Panel("memory", memories, y_label="peak memory of a training step (MiB)"),
     ]
-    steps = f"training steps on {report.settings.batch_frames:,} frames in all, or one utterance"
+    frames = max(row.batch * row.positions for row in report.lengths)
+    steps = f"training steps on {frames:,} frames in all: many short utterances, or one long one"
     return render_plot(panels, "length of the utterances (frames of 10 ms)", "", kind, title=steps)
 
 

@@ -18,22 +18,22 @@ from .scoring import Errors, count_errors
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """RAdam with a linear warm-up over the first share of training, then half a cosine to 0, and clipped gradients."""
+    """RAdam with a linear warm-up, half a cosine to 0 over the whole training, and clipped gradients."""
 
     learning_rate: float = 4e-3
-    warm_up: float = 0.05
+    warm_up_updates: int = 100
     weight_decay: float = 0.01
     clip: float = 1.0
 
 
-def learning_rate_at(settings: TrainingSettings, progress: float) -> float:
-    """Return the learning rate when the share `progress` in [0, 1] of the training is done."""
-    warm = min(1.0, (progress + 1e-3) / settings.warm_up)
+def learning_rate_at(settings: TrainingSettings, update: int, progress: float) -> float:
+    """Return the learning rate of `update`, counted from 0, when the share `progress` of the training is done."""
+    warm = min(1.0, (update + 1) / settings.warm_up_updates)
     return settings.learning_rate * warm * (1 + math.cos(math.pi * min(1.0, progress))) / 2
 
 
 class Learner:
-    """An encoder and its optimizer."""
+    """An encoder and its optimizer. `learning_rate` is that of the newest update in `train`."""
 
     def __init__(self, encoder: Encoder, settings: TrainingSettings, seed: int) -> None:
         self.encoder, self._settings, self._seed = encoder, settings, seed
@@ -43,7 +43,7 @@ class Learner:
             weight_decay=settings.weight_decay,
             decoupled_weight_decay=True,
         )
-        self._step = 0
+        self._step, self.learning_rate = 0, settings.learning_rate
 
     def train(self, batches: Iterable[Batch], progress: Callable[[], float]) -> float:
         """Update the weights with each batch. Returns the mean loss in nats per symbol.
@@ -54,8 +54,9 @@ class Learner:
         self.encoder.train()
         losses = []
         for batch in batches:
+            self.learning_rate = learning_rate_at(self._settings, self._step, progress())
             for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate_at(self._settings, progress())
+                group["lr"] = self.learning_rate
             losses.append(self.update(batch))
         return sum(losses) / max(1, len(losses))
 

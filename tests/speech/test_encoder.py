@@ -86,7 +86,7 @@ def test_training_stops_at_a_loss_that_is_not_a_number() -> None:
 
 
 def test_the_learning_rate_rises_and_falls_to_0() -> None:
-    settings = TrainingSettings(learning_rate=1.0)
-    rates = [learning_rate_at(settings, progress) for progress in (0.0, 0.02, 0.05, 0.5, 1.0, 1.5)]
-    assert 0 < rates[0] < rates[1] < rates[2] < 1
-    assert rates[3] == pytest.approx(0.5) and rates[4] == rates[5] == 0
+    settings = TrainingSettings(learning_rate=1.0, warm_up_updates=10)
+    assert [learning_rate_at(settings, update, 0.0) for update in (0, 4, 9, 50)] == [0.1, 0.5, 1.0, 1.0]
+    assert learning_rate_at(settings, 50, 0.5) == pytest.approx(0.5)
+    assert learning_rate_at(settings, 50, 1.0) == learning_rate_at(settings, 50, 1.5) == 0
