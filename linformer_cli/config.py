@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from . import __version__
-from .errors import UsageError, unknown_name
+from .errors import UsageError, shorten, unknown_name
 from .units import IMAGES, WINDOWS, Words
 
 OptionValue = bool | int | float | str
@@ -361,14 +361,14 @@ def describe_validation_error(kind: type[BaseModel], error: ValidationError, whe
     faults = error.errors()
     # If a key is misspelt, pydantic also reports it as missing. The misspelling is the better message.
     first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
-    path = ".".join(str(part) for part in first["loc"])
+    path = shorten(".".join(str(part) for part in first["loc"]))
     if first["type"] == "extra_forbidden":
         *parents, name = [str(part) for part in first["loc"]]
         fault = unknown_name("key", name, _fields_at(kind, parents))
         return UsageError(f"{'.'.join([where, *parents])}: {fault}")
     message = first["msg"].removeprefix("Value error, ")
     # A message about a whole table already names the values that conflict.
-    found = "" if isinstance(first["input"], dict) else f", found {first['input']!r}"
+    found = "" if isinstance(first["input"], dict) else f", found {shorten(repr(first['input']))}"
     return UsageError(f"{where}: {f'{path}: ' if path else ''}{message}{found}")
 
 

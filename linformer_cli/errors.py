@@ -43,9 +43,14 @@ class Interrupted(LintxError):
         self.exit_code = 128 + signal_number
 
 
+def shorten(text: str, most: int = 200) -> str:
+    """Return `text` for a message: at most its first `most` characters."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     """Build the error for a `name` that is not in `choices`. It suggests the nearest choice."""
-    known = sorted(choices)
+    known, name = sorted(choices), shorten(name)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known) or 'none'}"
     return UsageError(f"unknown {kind} '{name}'; {hint}")

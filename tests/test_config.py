@@ -189,3 +189,10 @@ def test_a_configuration_can_be_parsed_from_its_model_dump() -> None:
     assert again == config
     kinds = [type(value) for value in again.model.attention_options.values()]
     assert kinds == [bool, int, float, str]
+
+
+def test_a_long_wrong_value_is_shortened() -> None:
+    for wrong in ({"steps": "9" * 4000}, {"x" * 4000: 1}, {"optimizer": ["x" * 4000]}):
+        with pytest.raises(UsageError) as raised:
+            parse_config(TrainConfig, {"steps": 1, **wrong}, "train")
+        assert len(str(raised.value)) < 700 and "..." in str(raised.value)

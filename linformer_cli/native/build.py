@@ -42,6 +42,8 @@ SOURCES = {
 }
 # The environment variable that names one of `TARGETS` to build a wheel for.
 TARGET_VARIABLE = "LINTX_TARGET"
+# The first part of the name of a folder in which libraries are built.
+_BUILDING = ".building-"
 COMMAND = "python -m linformer_cli.native.build"
 NO_COMPILER = "there is no C++ compiler (c++, g++, clang++, or the Python package ziglang)"
 
@@ -200,10 +202,14 @@ def build_libraries(target: Target, folder: Path | None = None) -> Outcome:
     problems = [NO_COMPILER] if missing and compiler is None else []
     if compiler is not None:
         folder.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder)
         # zig compiles its C++ library once for each processor that it links for, so all libraries link for the first.
         # -Os saves time there. It changes nothing else.
         link = (*compiler.options(target, target.instruction_sets[0]), "-shared", "-s", "-Os", "-pthread")
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as place, ThreadPoolExecutor(os.cpu_count()) as pool:
+        with (
+            tempfile.TemporaryDirectory(dir=folder, prefix=_BUILDING) as place,
+            ThreadPoolExecutor(os.cpu_count()) as pool,
+        ):
             compiler = replace(compiler, caches=Path(place) / "caches")
             if compiler.is_zig:  # compiling its C++ library takes half of the time, in one thread
                 empty = Path(place) / "empty.cpp"
@@ -222,6 +228,13 @@ def build_libraries(target: Target, folder: Path | None = None) -> Outcome:
                 except CompilerError as error:
                     problems.append(f"no library for {one.name}: {error}")
     return Outcome(tuple(file for one, file in files.items() if is_fresh(file, one)), tuple(problems))
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what killed builds left behind. A folder that is a day old is assumed to belong to a killed build."""
+    for leftover in folder.glob(f"{_BUILDING}*"):
+        if time.time() - leftover.stat().st_mtime > 24 * 60 * 60:
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _compile(compiler: Compiler, target: Target, instruction_set: InstructionSet, source: str, folder: Path) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Protocol
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from linformer_cli.config import LARGEST_STEP, CountOrZero, ImagesSeen
+from linformer_cli.errors import shorten
 from linformer_cli.evaluation.bits import Bits
 from linformer_cli.metrics import MetricsRow
 
@@ -79,7 +80,7 @@ class Progress:
         except ValidationError as error:
             fault = error.errors()[0]
             place = ".".join(str(part) for part in fault["loc"])
-            raise ValueError(f"{place}: {fault['msg']}, found {fault['input']!r}") from None
+            raise ValueError(f"{place}: {fault['msg']}, found {shorten(repr(fault['input']))}") from None
 
     @property
     def marks(self) -> tuple[int, int, int]:

@@ -21,7 +21,7 @@ from linformer_cli.config import (
 )
 from linformer_cli.data.images import fit_size
 from linformer_cli.documents import read_toml
-from linformer_cli.errors import CheckpointError, UsageError, unknown_name
+from linformer_cli.errors import CheckpointError, UsageError, shorten, unknown_name
 from linformer_cli.model.mixers import check_parts, parse_options
 from linformer_cli.presets import BYTES_PRESET, DEFAULT_PRESET, RECIPES, complete_recipe, find_preset, find_preset_data
 
@@ -195,7 +195,7 @@ def _merge_model(*layers: Mapping[str, Any]) -> dict[str, Any]:
     for layer in layers:
         given = layer.get("attention_options", {})
         if not isinstance(given, Mapping):
-            raise UsageError(f"model: attention_options must be a table, found {given!r}")
+            raise UsageError(f"model: attention_options must be a table, found {shorten(repr(given))}")
         options = dict(merged.get("attention_options", {}))
         if "attention" in layer and layer["attention"] != merged.get("attention"):
             options = {}

@@ -1,5 +1,6 @@
 """Tests of building the libraries: what is kept, what is built again, and what happens without a working compiler."""
 
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -92,6 +93,18 @@ def test_a_failing_compiler_gives_one_line_for_each_library(tmp_path, fake_compi
         f"no library for {one.name}: c++: engine.cpp:1: error: I cannot" for one in target.instruction_sets
     )
     assert not list((tmp_path / "new").iterdir())
+
+
+@needs_shell
+def test_what_killed_builds_left_behind_is_removed(tmp_path, fake_compiler) -> None:
+    fake_compiler("exit 1")
+    old, new = tmp_path / ".building-old", tmp_path / ".building-new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "engine.o").touch()
+    os.utime(old, (0, 0))
+    build.build_libraries(build.this_machine(), tmp_path)
+    assert not old.exists() and new.exists()  # another process may be building in the new one
 
 
 def test_without_a_compiler_nothing_is_built(tmp_path, monkeypatch) -> None:
