@@ -27,7 +27,7 @@ def read_bytes(file: Path, most: int = LARGEST_DOCUMENT) -> bytes:
             raise ValueError("it is a pipe, a device or a folder, not a file")
         if status.st_size > most:
             raise ValueError(f"it has {status.st_size:,} bytes, and at most {most:,} are read")
-        return opened.read(most)
+        return opened.read(status.st_size)
 
 
 def read_json(file: Path) -> Any:
