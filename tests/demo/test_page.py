@@ -279,8 +279,9 @@ def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny
     assert found == (-(-expected * 255 // 15)).tolist()
 
 
-def test_a_model_of_bytes_shows_its_state_and_its_text(open_view, site, build_tiny_model) -> None:
-    model = build_tiny_model(image=ImageShape(height=1, width=40))
+@pytest.mark.parametrize("changes", [{}, {"embedding": "none", "context": "recent"}])
+def test_a_model_of_bytes_shows_its_state_and_its_text(open_view, site, build_tiny_model, changes) -> None:
+    model = build_tiny_model(image=ImageShape(height=1, width=40), **changes)
     text = {"text": True, "bits_unit": "bits/byte", "bits_per_dim": 2.5, "heads": 2, "head_width": 8}
     files = {
         MODEL: File(BINARY, encode_model(model, 8, torch.int8)),
