@@ -216,6 +216,8 @@ def test_a_layer_ignores_padding_and_projects_as_in_its_causal_form(key: str, pa
     assert_agree(found[0], whole[0], FLOAT64)
     assert_agree(found[1:, :13], layer.attend_all(x[1:, :13]), FLOAT64)
     assert not found[1, 13:].any()
+    gradients = torch.autograd.grad(found.sum(), list(layer.parameters()))
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
 
 
 def test_the_short_convolution_of_a_layer_stays_causal() -> None:
