@@ -129,6 +129,7 @@ def sample(
         raise UsageError("-o - and --json both want stdout; give -o a file")
     options.require_output("-o", out, ".png")
     options.require_output("--gif", gif, ".gif")
+    options.require_output("--files", None if files is None else files / "00000.png", ".png")
     with join_team() as team, notice_loss("with --files, the same command draws what is missing"):
         session = open_session(checkpoint, device, precision, engine, team)
 

@@ -26,6 +26,7 @@ def blocked(tmp_path: Path) -> Path:
     [
         ["sample", "-n", 1, "-o"],
         ["sample", "-n", 1, "--gif"],
+        ["sample", "-n", 1, "--files"],
         ["complete", __file__, "-o"],
         ["bench", "sample", "--plot"],
         ["bench", "train", "--plot"],
