@@ -295,7 +295,7 @@ def test_eval_against_another_model_reports_the_difference(lintx, run_folder, tm
         in lintx(*arguments, "--against", other).stdout
     )
     refused = lintx(*arguments, "--against", "mnist-wide")
-    assert refused.code == 2 and "images of different sizes" in refused.stderr
+    assert refused.code == 2 and "is for images of a different size" in refused.stderr
 
 
 def test_commands_that_read_images_report_skipped_files(lintx, run_folder, tmp_path, monkeypatch):
