@@ -1,4 +1,4 @@
-"""Reads files that may come from anyone: bytes, JSON and TOML, with limits on size and depth."""
+"""Reads bytes, JSON and TOML from untrusted files, with limits on size and depth."""
 
 import json
 import os
@@ -17,17 +17,20 @@ _MOST_DOTS = 200
 def read_bytes(file: Path, most: int = LARGEST_DOCUMENT) -> bytes:
     """The contents of a file. Never waits for a pipe, and never reads more than `most` bytes.
 
-    Raises `OSError` if the system refuses, and `ValueError` for a pipe, a device or a larger file.
+    Raises `OSError` if the system refuses, as for a folder, and `ValueError` for a pipe, a device or a larger file.
     """
-    # Without O_NONBLOCK, opening a pipe would wait for a writer.
-    handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(handle, "rb") as opened:
-        status = os.fstat(handle)
+    with open(file, "rb", opener=_open_at_once) as opened:
+        status = os.fstat(opened.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is a pipe, a device or a folder, not a file")
+            raise ValueError("it is a pipe or a device, not a file")
         if status.st_size > most:
             raise ValueError(f"it has {status.st_size:,} bytes, and at most {most:,} are read")
         return opened.read(status.st_size)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_json(file: Path) -> Any:

@@ -88,7 +88,7 @@ class ByteWindows:
 def load_byte_windows(path: Path, splits: Sequence[Split], length: int) -> tuple[list[ByteWindows], tuple[str, ...]]:
     """The windows of each of `splits`, and messages about files that cannot be read.
 
-    `path` is a file, or a folder whose files, at any depth, are joined in the order of their names. Hidden files are
+    `path` is a file, or a folder whose files, at any depth, are joined in the order of their paths. Hidden files are
     left out. The windows are adjacent and do not overlap. Raises `DataError` if there are too few bytes.
     """
     files = _open_files(path)
@@ -110,7 +110,7 @@ def load_byte_windows(path: Path, splits: Sequence[Split], length: int) -> tuple
 def divide_bytes(count: int) -> dict[Split, list[range]]:
     """The stretches of each split among `count` bytes. Adjacent stretches of a split are joined.
 
-    A stretch has `LONGEST_STRETCH` bytes, or a twentieth of `count` if that is less. Up to 20 bytes at the end of a
+    A stretch has `LONGEST_STRETCH` bytes, or a twentieth of `count` if that is less. Up to 19 bytes at the end of a
     small file, or an incomplete stretch at the end of a large one, are left out.
     """
     stretches: dict[Split, list[range]] = {"train": [], "validation": [], "test": []}
@@ -142,7 +142,7 @@ def _open_files(path: Path) -> JoinedFiles:
 
 
 def _measure_files(folder: Path, skipped: list[str]) -> dict[Path, int]:
-    """The sizes of all files below `folder`, in the order of their names. Adds a message to `skipped` for each failure.
+    """The sizes of all files below `folder`, in the order of their paths. Adds a message to `skipped` for each failure.
 
     Raises `OSError` if `folder` itself cannot be read.
     """

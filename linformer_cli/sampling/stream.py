@@ -12,7 +12,7 @@ from linformer_cli.model.pixel_model import PixelModel, PixelState
 from .choose import UniformStreams
 from .decode import Sampler
 
-# The number of values drawn before they are shown.
+# The number of values in a part.
 _VALUES = 32
 
 

@@ -1,4 +1,4 @@
-"""Recordings with their speakers and symbols: the spoken digits, or a folder of one's own."""
+"""Recordings with their speakers and symbols: the spoken digits, or a folder of your own."""
 
 import collections
 import csv
@@ -22,7 +22,7 @@ TRANSCRIPTS = "transcripts.tsv"
 _DIGITS_TITLE = "Free Spoken Digit Dataset, digits joined to strings; not WSJ"
 _DIGITS_FILE = re.compile(r"(\d)_([^_]+)_\d+\.wav")
 _HEADER = ["file", "speaker", "symbols"]
-# A model that never heard a speaker can only be tested with two speakers or more.
+# Testing on speakers that the model has never heard needs at least two speakers.
 _FEWEST_SPEAKERS = 2
 
 

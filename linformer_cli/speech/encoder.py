@@ -19,7 +19,7 @@ from .features import BANDS
 
 BLANK = 0
 BI_LSTM = "bi-lstm"
-# Mechanisms are built for the positions of an image. This one has more than any utterance should.
+# Mechanisms are built for an image. A square image of this side has more positions than any utterance should.
 _LONGEST_SIDE = 64
 
 
@@ -110,7 +110,7 @@ class LstmEncoder(Encoder):
     """Layers of LSTM cells that read the utterance in both directions.
 
     Each direction of a layer is one unpacked `torch.nn.LSTM`, because torch has fast CPU kernels only for those. The
-    second one reads each utterance turned around, so that it meets the padding last.
+    second one reads each utterance reversed, so that the padding still comes last.
     """
 
     def __init__(self, settings: EncoderSettings, symbols: int) -> None:
@@ -144,7 +144,7 @@ def build_encoder(attention: str, options: Mapping[str, Any], settings: EncoderS
 
 
 def ctc_loss(log_probabilities: Tensor, positions: Tensor, symbols: Tensor, counts: Tensor) -> Tensor:
-    """Return the mean over a batch of the nats per symbol that CTC gives the true symbols (Graves 2006)."""
+    """Return the CTC loss (Graves 2006): nats per true symbol of each utterance, averaged over the batch."""
     loss: Tensor = functional.ctc_loss(
         log_probabilities.transpose(0, 1), symbols, positions, counts, blank=BLANK, reduction="mean"
     )

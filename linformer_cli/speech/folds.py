@@ -1,4 +1,4 @@
-"""The utterances that a seed trains on and validates on: the speakers of both are different."""
+"""The training and validation utterances of a seed, which have different speakers."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from .utterances import StringSettings, Utterance, draw_strings, require_room, t
 
 # Training strings are up to this much faster or slower, which also changes the pitch.
 SPEED_CHANGE = 0.15
-# These numbers keep the strings of training and of validation apart.
+# These parts of the seeds make training and validation strings different.
 _TRAINING, _VALIDATION = 1, 2
 
 
@@ -17,9 +17,7 @@ class Fold:
     Every epoch has new strings. The validation strings of a fold are always the same.
     """
 
-    def __init__(
-        self, corpus: Corpus, seed: int, strings: tuple[int, int], settings: StringSettings | None = None
-    ) -> None:
+    def __init__(self, corpus: Corpus, seed: int, strings: tuple[int, int]) -> None:
         self.corpus, self.seed, self.strings = corpus, seed, strings
         self.speakers, self.held_out = split_speakers(corpus.speakers, seed)
         self._settings = StringSettings()

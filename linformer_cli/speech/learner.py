@@ -18,7 +18,7 @@ from .scoring import Errors, count_errors
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """RAdam with a linear warm-up, half a cosine to 0 over the whole training, and clipped gradients."""
+    """RAdam with a linear warm-up, cosine decay to 0 over the whole training, and gradient clipping."""
 
     learning_rate: float = 4e-3
     warm_up_updates: int = 100
@@ -27,7 +27,7 @@ class TrainingSettings:
 
 
 def learning_rate_at(settings: TrainingSettings, update: int, progress: float) -> float:
-    """Return the learning rate of `update`, counted from 0, when the share `progress` of the training is done."""
+    """Return the learning rate of `update`, counted from 0, when the fraction `progress` of the training is done."""
     warm = min(1.0, (update + 1) / settings.warm_up_updates)
     return settings.learning_rate * warm * (1 + math.cos(math.pi * min(1.0, progress))) / 2
 
@@ -48,7 +48,7 @@ class Learner:
     def train(self, batches: Iterable[Batch], progress: Callable[[], float]) -> float:
         """Update the weights with each batch. Returns the mean loss in nats per symbol.
 
-        `progress` is called before every update and returns the share of the training that is done. Raises
+        `progress` is called before every update and returns the fraction of the training that is done. Raises
         `TrainingError` if the loss is NaN or infinite.
         """
         self.encoder.train()

@@ -29,11 +29,11 @@ class Utterance:
 
 @dataclass(frozen=True)
 class StringSettings:
-    """How recordings of a speaker are joined. Every figure is drawn uniformly between its two ends.
+    """How recordings of a speaker are joined. Every value is drawn uniformly between its two ends.
 
-    A string ends before the recording that would make it longer than its drawn number of frames (10 ms each). Each
-    recording changes its level. White noise lies under the whole string. `speed` changes tempo and pitch together
-    (Ko 2015, Interspeech); it is for training only.
+    A string ends before the recording that would make it longer than its drawn number of frames (10 ms each). The
+    level of each recording is changed, and white noise is added to the whole string. `speed` changes tempo and pitch
+    together (Ko 2015, Interspeech), only in training.
     """
 
     frames: tuple[int, int] = (100, 800)

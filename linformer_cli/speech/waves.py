@@ -1,4 +1,4 @@
-"""Reads sound files as one channel of samples at a wanted rate."""
+"""Reads sound files as mono samples at a given rate."""
 
 import math
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from linformer_cli.errors import DataError
 from .packages import import_extra
 
 LOWEST_RATE, HIGHEST_RATE = 4_000, 192_000
-# The filter of `resample` has this many zero crossings on each side. Its cut-off is below the lower Nyquist frequency
-# by the rolloff, because the filter is not infinitely steep.
+# The filter of `resample` has this many zero crossings on each side. Its cut-off is this factor times the lower Nyquist
+# frequency, because the filter is not infinitely steep.
 _ZERO_CROSSINGS, _ROLLOFF = 16, 0.94
 _BLOCK = 2**14
 # A recording is silent if no sample reaches one step of 16 bits.
@@ -75,7 +75,7 @@ def resample(samples: Tensor, rate: int, wanted: int) -> Tensor:
     """Resample [N] from `rate` to `wanted` per second. Returns [ceil(N wanted / rate)].
 
     Each output sample is the sum of the input samples around it, weighted by a sinc with a Hann window. The sinc's
-    cut-off is below both Nyquist frequencies, so no frequency is folded back.
+    cut-off is below both Nyquist frequencies, which limits aliasing.
     """
     if rate == wanted:
         return samples

@@ -1,4 +1,4 @@
-"""Bidirectional ProbSparse attention: the queries with the largest measures attend, and the others average."""
+"""Bidirectional ProbSparse attention: queries with the largest measures attend; the others get the mean value."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The distant parts of bidirectional sparse attention: columns of rows, and summaries of blocks."""
+"""The distant keys of bidirectional sparse attention: columns, and summaries of blocks."""
 
 import torch
 from torch import Tensor
