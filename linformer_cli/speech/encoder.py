@@ -1,5 +1,6 @@
 """Encoders from features to the log-probabilities of symbols: with attention, and the bidirectional LSTM."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +47,7 @@ PRESETS: dict[str, EncoderSettings] = {
 }
 
 
-class Encoder(nn.Module):
+class Encoder(nn.Module, ABC):
     """Stacks frames, encodes the positions, and returns log-probabilities of the blank and all symbols.
 
     Subclasses define `encode`.
@@ -65,9 +66,9 @@ class Encoder(nn.Module):
         positions = (lengths + stack - 1) // stack
         return self.head(self.encode(stacked, positions)).log_softmax(dim=-1), positions
 
+    @abstractmethod
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Return vectors [B, P, width] for stacked features x [B, P, 40 stack]."""
-        raise NotImplementedError
 
 
 class AttentionEncoder(Encoder):

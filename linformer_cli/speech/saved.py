@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from linformer_cli.documents import parse_json
 from linformer_cli.errors import CheckpointError
 from linformer_cli.files import write_file
 
@@ -80,7 +81,9 @@ def load_recogniser(path: Path) -> Recogniser:
             weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is not a mapping
         if metadata.get("format") != _FORMAT:
             raise ValueError(f"its format is not {_FORMAT}")
-        about = json.loads(metadata["about"])
+        about = parse_json(metadata["about"])
+        if not isinstance(about, dict):
+            raise ValueError("it does not describe an encoder")
         settings = EncoderSettings(**about.pop("settings"))
         about |= {key: tuple(about[key]) for key in ("alphabet", "held_out")}
         encoder = build_encoder(about["attention"], about["options"], settings, len(about["alphabet"]))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from linformer_cli.errors import CheckpointError
 from linformer_cli.speech.encoder import BI_LSTM, EncoderSettings, build_encoder
@@ -43,12 +44,17 @@ def test_the_best_or_the_named_recogniser_is_chosen(tmp_path: Path) -> None:
         choose_recogniser(tmp_path / "missing", None)
 
 
-@pytest.mark.parametrize("damage", ["cut", "other"])
+@pytest.mark.parametrize("damage", ["cut", "other", "no record"])
 def test_a_damaged_recogniser_is_refused_in_one_line(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "mine.safetensors"
     save_recogniser(path, make_recogniser())
     data = path.read_bytes()
-    path.write_bytes(data[:200] if damage == "cut" else data.replace(b"lintx-speech-1", b"lintx-speech-9"))
+    damaged = {
+        "cut": data[:200],
+        "other": data.replace(b"lintx-speech-1", b"lintx-speech-9"),
+        "no record": save({"x": torch.zeros(1)}, {"format": "lintx-speech-1", "about": "1"}),
+    }
+    path.write_bytes(damaged[damage])
     with pytest.raises(CheckpointError, match="is not a model of lintx bench speech") as found:
         load_recogniser(path)
     assert "\n" not in str(found.value)
