@@ -16,6 +16,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1200,1000")
 
+# Advice about reading canvases, and an icon of the tab that the browser asks for when the test has stopped its server.
+HARMLESS = ("willReadFrequently", "icon.svg - Failed to load resource: net::")
+
 
 class Browser:
     """A session of the WebDriver server at `address`."""
@@ -96,10 +99,10 @@ class Browser:
         return self.call("/goog/cdp/execute", {"cmd": name, "params": parameters})
 
     def problems(self) -> list[str]:
-        """The warnings and errors on the console since the last call, except for advice about reading canvases."""
+        """The warnings and errors on the console since the last call, except for those in `HARMLESS`."""
         entries = self.call("/se/log", {"type": "browser"})
         found = [entry["message"] for entry in entries if entry["level"] in ("WARNING", "SEVERE")]
-        return [message for message in found if "willReadFrequently" not in message]
+        return [message for message in found if not any(part in message for part in HARMLESS)]
 
     def screenshot(self) -> bytes:
         return base64.b64decode(self.call("/screenshot", method="GET"))
