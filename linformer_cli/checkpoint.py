@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +20,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from .config import CHECKPOINT_FORMAT, CheckpointInfo, describe_validation_error
-from .documents import parse_json, read_bytes, read_json
-from .errors import CheckpointError, UsageError, unknown_name
+from .checkpoint_folders import CARD, CONFIG, TRAINING, WEIGHTS, find_checkpoint, replace_folder
+from .documents import describe_validation_error, parse_json, read_bytes, read_json
+from .errors import CheckpointError, UsageError, describe_reason
 from .files import flush_folder, write_flushed
 from .model.mixers import describe_mixing
 from .model.pixel_model import PixelModel
 from .model.skeleton import build_skeleton, expected_weights
 from .report.model_card import render_card
+from .summaries import CHECKPOINT_FORMAT, CheckpointInfo
 from .units import printable
 
-DEFAULT_CHECKPOINT = "mnist-deep"
-WEIGHTS, CONFIG, TRAINING, CARD = "model.safetensors", "config.json", "training.safetensors", "README.md"
 # Bounds of files: the size of a header, and how much larger a training state is than its weights. Both are generous.
 _HEADER_BYTES, _COPIES_OF_WEIGHTS = 2**24, 8
 
@@ -56,61 +54,6 @@ class TrainingState:
 
     tensors: dict[str, Tensor]
     values: dict[str, Any]
-
-
-def shipped_checkpoints() -> dict[str, Path]:
-    """The folders of the shipped models by name. The folders are in the installed package or in the repository."""
-    package = Path(__file__).resolve().parent
-    folders = (package / "checkpoints", package.parent / "checkpoints")
-    found = next((folder for folder in folders if folder.is_dir()), None)
-    return {path.parent.name: path.parent for path in sorted(found.glob(f"*/{CONFIG}"))} if found else {}
-
-
-def find_checkpoint(name: str | Path | None = None) -> Path:
-    """The checkpoint folder that `name` refers to.
-
-    `name` is a run folder, a checkpoint folder or the name of a shipped model; None means the shipped default. Existing
-    paths take precedence over shipped models. The checkpoint of a run is its best, or its last if there is no best yet.
-    Raises `CheckpointError` for a path without a checkpoint, and `UsageError` for an unknown name.
-    """
-    if name is None:  # the shipped model, even if a folder here has the same name
-        return _find_shipped(DEFAULT_CHECKPOINT)
-    try:
-        return _find(name, Path(name))
-    except (OSError, ValueError) as error:  # the name cannot be a path, for example because it is too long
-        raise CheckpointError(f"no checkpoint at '{str(name)[:200]}': {_reason(error)}") from None
-
-
-def _find(name: str | Path, path: Path) -> Path:
-    if path.is_dir():
-        for folder in (path, path / "best", path / "last"):
-            if (found := _settled(folder)) is not None:
-                return found
-        raise CheckpointError(f"'{path}' holds no checkpoint: it has no {CONFIG}, best/ or last/")
-    if path.is_file():
-        if path.name in (WEIGHTS, CONFIG):
-            return path.parent
-        raise CheckpointError(
-            f"'{path}' is a file; a lintx checkpoint is a folder with {WEIGHTS} and {CONFIG}, and pickled files "
-            "(.pt, .pth, .ckpt) are never opened, since opening one can run any code"
-        )
-    if (found := _settled(path)) is not None:
-        return found
-    if os.sep in str(name) or path.suffix:
-        raise CheckpointError(f"no checkpoint at '{name}'; shipped ones: {', '.join(shipped_checkpoints()) or 'none'}")
-    return _find_shipped(str(name))
-
-
-def _find_shipped(name: str) -> Path:
-    shipped = shipped_checkpoints()
-    if name in shipped:
-        return shipped[name]
-    raise unknown_name("checkpoint", name, shipped)
-
-
-def holds_checkpoint(folder: Path) -> bool:
-    """Whether `folder` holds a checkpoint, or did until a crash interrupted its replacement."""
-    return _settled(folder) is not None
 
 
 def read_checkpoint(name: str | Path | None = None) -> Checkpoint:
@@ -217,31 +160,13 @@ def save_checkpoint(
         card = render_card(printable(folder.name), info, model.parameter_count(), describe_mixing(info.model.attention))
         write_flushed(writing / CARD, card.encode())
         flush_folder(writing)
-        _swap(writing, folder)
+        replace_folder(folder, writing)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(writing, ignore_errors=True)
-        raise CheckpointError(f"cannot save '{folder}': {_reason(error)}; the older checkpoint is untouched") from None
+        raise CheckpointError(
+            f"cannot save '{folder}': {describe_reason(error)}; the older checkpoint is untouched"
+        ) from None
     return info
-
-
-def _settled(folder: Path) -> Path | None:
-    """Return `folder` if it holds a checkpoint, or the older one if a swap was interrupted between its renames."""
-    whole = Path(os.path.abspath(folder))
-    aside = whole.parent / f".{whole.name}.replaced"
-    return next((path for path in (folder, aside) if (path / CONFIG).is_file()), None)
-
-
-def _swap(writing: Path, folder: Path) -> None:
-    """Replace `folder` with `writing`. Between the two renames, `_settled` still finds the older checkpoint."""
-    aside = folder.with_name(f".{folder.name}.replaced")
-    if folder.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        if aside.exists():  # on a network file system, files that another process has opened remain
-            os.rename(aside, aside.with_name(f"{aside.name}-{time.time_ns()}"))
-        os.rename(folder, aside)
-    os.rename(writing, folder)
-    flush_folder(folder.parent)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -306,10 +231,6 @@ def _read_tensors(file: Path, digest: str, most: int) -> tuple[dict[str, Tensor]
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"'{file}' cannot be read: {error}") from None
     return tensors, header.get("__metadata__", {})
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def _document_digest(document: Mapping[str, Any]) -> str:

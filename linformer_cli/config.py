@@ -5,17 +5,14 @@ Three tables describe a run, both in `config.toml` and in memory: `[model]`, `[d
 """
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from . import __version__
-from .errors import UsageError, shorten, unknown_name
+from .documents import Config
 from .units import IMAGES, WINDOWS, Words
 
 OptionValue = bool | int | float | str
-CHECKPOINT_FORMAT = 1
 LARGEST_IMAGE = 2**20
 # The settings that can give a run's length, and the number of epochs if none is given.
 LENGTHS = ("steps", "epochs", "max_time")
@@ -50,15 +47,6 @@ def holds_bytes(data: str) -> bool:
 def choose_words(data: str) -> Words:
     """Return the words for a data set, given by its name."""
     return WINDOWS if holds_bytes(data) else IMAGES
-
-
-class Config(BaseModel):
-    """Base class of all configurations. They are immutable, and unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-ConfigType = TypeVar("ConfigType", bound=Config)
 
 
 class ImageShape(Config):
@@ -287,95 +275,3 @@ class RunConfig(Config):
                 f"train.shift must be less than an image's shorter side ({side} pixels), found {self.train.shift}"
             )
         return self
-
-
-class Frame(Config):
-    """Where the drawings of a data set are, and their grey levels.
-
-    ground: brightness of the background, 0 or 255
-    ink: typical difference of the ink from the ground, above 0 and at most 255
-    box: longer side of the box around a drawing, in pixels
-    centre: row and column of the centre of mass, in pixels from the top left corner of the image
-    """
-
-    ground: Literal[0, 255]
-    ink: float = Field(gt=0, le=255)
-    box: float = Field(ge=1, le=LARGEST_SIZE)
-    centre: tuple[float, float]
-
-
-class DataSummary(Config):
-    """The images a model was trained on. `border_mean` (0 to 255) distinguishes a dark background from a light one.
-
-    `frame` is None if the images are not drawings on a plain ground.
-    """
-
-    name: str
-    train_images: CountOrZero
-    border_mean: float
-    frame: Frame | None = None
-
-    @property
-    def words(self) -> Words:
-        return choose_words(self.name)
-
-
-class TrainingSummary(Config):
-    """The training of a model, and its validation bits/dim if these weights were validated."""
-
-    step: CountOrZero
-    images_seen: ImagesSeen
-    elapsed_seconds: PositiveOrZero
-    validation_bits_per_dim: float | None = None
-    validation_standard_error: float | None = None
-    validation_images: Count | None = None
-    preset: str | None = None
-    init_from: InitFrom | None = None
-    settings: TrainConfig
-
-
-class CheckpointInfo(Config):
-    """The contents of `config.json`."""
-
-    format: Annotated[int, Field(strict=True, ge=1, le=CHECKPOINT_FORMAT)] = CHECKPOINT_FORMAT
-    lintx_version: str = __version__
-    model: ModelConfig
-    data: DataSummary
-    training: TrainingSummary
-    weights_sha256: str = ""
-    training_sha256: str | None = None
-    # The digest of config.json without this key. To edit the file by hand, remove the key.
-    config_sha256: str | None = None
-
-
-def parse_config(kind: type[ConfigType], values: Mapping[str, Any], where: str) -> ConfigType:
-    """Build `kind` from plain values. For the first fault, raises a `UsageError` that names `where` and the key."""
-    try:
-        return kind.model_validate(dict(values))
-    except ValidationError as error:
-        raise describe_validation_error(kind, error, where) from None
-
-
-def describe_validation_error(kind: type[BaseModel], error: ValidationError, where: str) -> UsageError:
-    """Describe the first fault of a pydantic error in one line, with a suggestion for an unknown key."""
-    faults = error.errors()
-    # If a key is misspelt, pydantic also reports it as missing. The misspelling is the better message.
-    first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
-    path = shorten(".".join(str(part) for part in first["loc"]))
-    if first["type"] == "extra_forbidden":
-        *parents, name = [str(part) for part in first["loc"]]
-        fault = unknown_name("key", name, _fields_at(kind, parents))
-        return UsageError(f"{'.'.join([where, *parents])}: {fault}")
-    message = first["msg"].removeprefix("Value error, ")
-    # A message about a whole table already names the values that conflict.
-    found = "" if isinstance(first["input"], dict) else f", found {shorten(repr(first['input']))}"
-    return UsageError(f"{where}: {f'{path}: ' if path else ''}{message}{found}")
-
-
-def _fields_at(kind: type[BaseModel], parents: list[str]) -> list[str]:
-    for parent in parents:
-        annotation = kind.model_fields[parent].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        kind = annotation
-    return list(kind.model_fields)

@@ -1,17 +1,31 @@
-"""Reads bytes, JSON and TOML from untrusted files, with limits on size and depth."""
+"""Reads bytes, JSON and TOML from untrusted files, with limits on size and depth, and checks them against a type."""
 
 import json
 import os
 import stat
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .errors import UsageError, shorten, unknown_name
 
 # These limits are far above any document that lintx writes.
 LARGEST_DOCUMENT = 2**20
 DEEPEST = 32
 # tomllib takes quadratic time for a key of many parts, and a key is on one line.
 _MOST_DOTS = 200
+
+
+class Config(BaseModel):
+    """Base class of all configurations. They are immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+ConfigType = TypeVar("ConfigType", bound=Config)
 
 
 def read_bytes(file: Path, most: int = LARGEST_DOCUMENT) -> bytes:
@@ -83,3 +97,36 @@ def _check(document: Any, any_text: bool = False) -> None:
 
 def _too_deep() -> ValueError:
     return ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def parse_config(kind: type[ConfigType], values: Mapping[str, Any], where: str) -> ConfigType:
+    """Build `kind` from plain values. For the first fault, raises a `UsageError` that names `where` and the key."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        raise describe_validation_error(kind, error, where) from None
+
+
+def describe_validation_error(kind: type[BaseModel], error: ValidationError, where: str) -> UsageError:
+    """Describe the first fault of a pydantic error in one line, with a suggestion for an unknown key."""
+    faults = error.errors()
+    # If a key is misspelt, pydantic also reports it as missing. The misspelling is the better message.
+    first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
+    path = shorten(".".join(str(part) for part in first["loc"]))
+    if first["type"] == "extra_forbidden":
+        *parents, name = [str(part) for part in first["loc"]]
+        fault = unknown_name("key", name, _fields_at(kind, parents))
+        return UsageError(f"{'.'.join([where, *parents])}: {fault}")
+    message = first["msg"].removeprefix("Value error, ")
+    # A message about a whole table already names the values that conflict.
+    found = "" if isinstance(first["input"], dict) else f", found {shorten(repr(first['input']))}"
+    return UsageError(f"{where}: {f'{path}: ' if path else ''}{message}{found}")
+
+
+def _fields_at(kind: type[BaseModel], parents: list[str]) -> list[str]:
+    for parent in parents:
+        annotation = kind.model_fields[parent].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        kind = annotation
+    return list(kind.model_fields)

@@ -54,3 +54,8 @@ def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known) or 'none'}"
     return UsageError(f"unknown {kind} '{name}'; {hint}")
+
+
+def describe_reason(error: Exception) -> str:
+    """What the system or a library says about an error, without the file's name."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

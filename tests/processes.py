@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from linformer_cli.checkpoint import TRAINING, WEIGHTS
+from linformer_cli.checkpoint_folders import TRAINING, WEIGHTS
 from linformer_cli.cli.app import main
 from linformer_cli.config import DataConfig, ImageShape, ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.glyphs import draw_glyphs

@@ -6,16 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from linformer_cli.config import (
-    Config,
-    DataConfig,
-    ImageShape,
-    ModelConfig,
-    NetworkConfig,
-    RunConfig,
-    TrainConfig,
-    parse_config,
-)
+from linformer_cli.config import DataConfig, ImageShape, ModelConfig, NetworkConfig, RunConfig, TrainConfig
+from linformer_cli.documents import Config, parse_config
 from linformer_cli.errors import UsageError
 
 IMAGE = {"height": 8, "width": 8}

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from linformer_cli.config import Config
+from linformer_cli.documents import Config
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs, NoProgram
 

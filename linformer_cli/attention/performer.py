@@ -1,7 +1,7 @@
 """Performer (Choromanski 2020, FAVOR+, arXiv 2009.14794): softmax attention estimated by random features."""
 
 import math
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -19,6 +19,7 @@ from .parts.decayed_sums import decayed_causal_sums
 from .parts.maxima import add_and_read, exp_below_maximum, raise_maximum
 from .parts.padding import fill_padding
 from .parts.pairwise_exponentials import divide_sums, replace_vanished
+from .parts.performer_map import RELU_OFFSET, FeatureMapName, PerformerMap
 from .parts.random_features import (
     WEIGHT_FLOOR,
     divide_by_floored_weight,
@@ -28,14 +29,12 @@ from .parts.random_features import (
 )
 from .parts.whole_sums import read_whole_sums
 
-RELU_OFFSET = 1e-3
-
 
 class PerformerOptions(AttentionOptions):
     """Options of Performer attention."""
 
     feature_map: Annotated[
-        Literal["positive", "hyperbolic", "trig", "relu"],
+        FeatureMapName,
         Field(description="phi, the random feature map of queries and keys"),
     ] = "positive"
     features: Annotated[
@@ -132,43 +131,9 @@ class PerformerAttention(Attention):
     def _is_exponential(self) -> bool:
         return self.options.feature_map in ("positive", "hyperbolic")
 
-    def _scaled_directions(self, dtype: torch.dtype) -> Tensor:
-        """w_i K^(-1/4), as columns [K, directions]."""
-        columns: Tensor = (self.directions.to(dtype) * self.shape.key_width**-0.25).transpose(0, 1)
-        return columns
-
-    def _project(self, x: Tensor) -> Tensor:
-        """w_i . x K^(-1/4) for x [..., K]: [..., directions]."""
-        projected: Tensor = x @ self._scaled_directions(x.dtype)
-        return projected
-
-    def _half_square(self, x: Tensor) -> Tensor:
-        """|x K^(-1/4)|^2 / 2 for x [..., K]: [...]."""
-        # The clamp keeps the result finite if squares overflow, because infinity minus infinity is NaN.
-        squares = x.square().sum(dim=-1).clamp(max=torch.finfo(x.dtype).max / 4)
-        return squares * (0.5 / math.sqrt(self.shape.key_width))
-
-    def _log_query_features(self, q: Tensor) -> Tensor:
-        """Logarithms of a query's features, without -|x|^2 / 2, which cancels in the quotient."""
-        a = self._project(q)
-        return torch.cat([a, -a], dim=-1) if self.options.feature_map == "hyperbolic" else a
-
-    def _exponent_columns(self, dtype: torch.dtype) -> Tensor:
-        """W [K, m], so that x W is the logarithm of the features of x, without -|x|^2 / 2."""
-        columns = self._scaled_directions(dtype)
-        return torch.cat([columns, -columns], dim=1) if self.options.feature_map == "hyperbolic" else columns
-
-    def _log_key_features(self, k: Tensor) -> Tensor:
-        # |x|^2 / 2 is subtracted in the same product, which is faster than subtracting it from every feature.
-        columns = self._exponent_columns(k.dtype)
-        extended = torch.cat([k, self._half_square(k).unsqueeze(-1)], dim=-1)
-        return extended @ torch.cat([columns, -torch.ones_like(columns[:1])])
-
-    def _log_features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return self._log_query_features(q), self._log_key_features(k)
-
-    def _relu_features(self, x: Tensor) -> Tensor:
-        return self._project(x).relu() + RELU_OFFSET
+    @property
+    def _map(self) -> PerformerMap:
+        return PerformerMap(self.directions, self.options.feature_map)
 
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
         """Estimates [B, H, T, J] of exp(x_t . y_j) from q [B, H, T, K] and k [B, H, J, K]: scaled phi(x_t) . phi(y_j).
@@ -176,13 +141,14 @@ class PerformerAttention(Attention):
         Exponentials are not stabilised, so use this method only for inspection, with inputs of moderate size. `relu`
         does not estimate this kernel.
         """
+        phi = self._map
         if self.options.feature_map == "relu":
-            return self._relu_features(q) @ self._relu_features(k).transpose(-1, -2) / self.features
-        half_q, half_k = self._half_square(q).unsqueeze(-1), self._half_square(k).unsqueeze(-1)
+            return phi.relu(q) @ phi.relu(k).transpose(-1, -2) / self.features
+        half_q, half_k = phi.half_square(q).unsqueeze(-1), phi.half_square(k).unsqueeze(-1)
         if self.options.feature_map == "trig":
-            phi_q, phi_k = (sine_features(self._project(x)) * half.exp() for x, half in ((q, half_q), (k, half_k)))
+            phi_q, phi_k = (sine_features(phi.project(x)) * half.exp() for x, half in ((q, half_q), (k, half_k)))
             return phi_q @ phi_k.transpose(-1, -2)
-        phi_q, phi_k = (self._log_query_features(q) - half_q).exp(), self._log_key_features(k).exp()
+        phi_q, phi_k = (phi.log_query(q) - half_q).exp(), phi.log_key(k).exp()
         return phi_q @ phi_k.transpose(-1, -2) / self.features
 
     def _attend(
@@ -195,7 +161,7 @@ class PerformerAttention(Attention):
             # With a column of ones appended to the values, the last column of s is z.
             q, k, values = q.to(dtype), k.to(dtype), functional.pad(v.to(dtype), (0, 1), value=1.0)
             if self.options.feature_map == "relu":
-                phi_q, phi_k = self._relu_features(q), self._relu_features(k)
+                phi_q, phi_k = self._map.relu(q), self._map.relu(k)
                 sums, s = causal_sums(phi_q, phi_k, values, None if state is None else state.s, self.options.chunk)
                 y, state = divide_by_weight(sums[..., :-1], sums[..., -1]), PerformerState(s)
             elif self.options.feature_map == "trig":
@@ -210,10 +176,10 @@ class PerformerAttention(Attention):
         """`_attend_exponential` with a kernel that computes features from queries and keys."""
         dtype = accumulator_dtype(q.dtype)
         before = None if state is None or state.c is None else (state.s, state.c)
-        result = linear.attend_exponential(q, k, v, self._exponent_columns(dtype), before)
+        result = linear.attend_exponential(q, k, v, self._map.exponent_columns(dtype), before)
 
         def log_features() -> tuple[Tensor, Tensor]:
-            return self._log_features(q.to(dtype), k.to(dtype))
+            return self._map.log_query(q.to(dtype)), self._map.log_key(k.to(dtype))
 
         y = replace_vanished(result.y, result.weights, log_features, functional.pad(v, (0, 1), value=1.0), before)
         return y, PerformerState(torch.cat([result.s, result.z.unsqueeze(-1)], dim=-1), result.c)
@@ -225,7 +191,7 @@ class PerformerAttention(Attention):
 
         The sums at each position have a scale that cancels in y and needs no gradient.
         """
-        a, b = self._log_features(q, k)
+        a, b = self._map.log_query(q), self._map.log_key(k)
         before = None if state is None or state.c is None else (state.s, state.c)
         c = b.detach().amax(dim=2)
         c = c if before is None else torch.maximum(c, before[1])
@@ -237,7 +203,7 @@ class PerformerAttention(Attention):
     def _attend_trigonometric(
         self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None
     ) -> tuple[Tensor, PerformerState]:
-        exponent = self._half_square(k)
+        exponent = self._map.half_square(k)
         c = exponent.detach().cummax(dim=-1).values
         before, sums_before, total_before = c[..., :1], None, None
         if state is not None:
@@ -248,7 +214,7 @@ class PerformerAttention(Attention):
             sums_before, total_before = state.s, state.n[..., None, None]
         log_decay = torch.cat([before, c[..., :-1]], dim=-1) - c
         weights = (exponent - c).exp().unsqueeze(-1)
-        phi_q, phi_k = sine_features(self._project(q)), sine_features(self._project(k))
+        phi_q, phi_k = sine_features(self._map.project(q)), sine_features(self._map.project(k))
         chunk = self.options.chunk
         sums, s = decayed_causal_sums(phi_q, phi_k, values * weights, log_decay, sums_before, chunk)
         ones = torch.ones_like(weights)
@@ -262,13 +228,13 @@ class PerformerAttention(Attention):
             q, k, values = q.to(dtype), k.to(dtype), v.to(dtype)
             floor = None
             if self.options.feature_map == "relu":
-                phi_q, phi_k = self._relu_features(q), self._relu_features(k)
+                phi_q, phi_k = self._map.relu(q), self._map.relu(k)
             elif self.options.feature_map == "trig":
-                weights = exp_below_maximum(self._half_square(k).unsqueeze(-1), lengths)
-                phi_q, phi_k = sine_features(self._project(q)), sine_features(self._project(k)) * weights
+                weights = exp_below_maximum(self._map.half_square(k).unsqueeze(-1), lengths)
+                phi_q, phi_k = sine_features(self._map.project(q)), sine_features(self._map.project(k)) * weights
                 floor = WEIGHT_FLOOR * weights.sum(dim=2)
             else:
-                a, b = self._log_features(q, k)
+                a, b = self._map.log_query(q), self._map.log_key(k)
                 c = fill_padding(b.detach(), lengths, -math.inf).amax(dim=2, keepdim=True)
                 phi_q, phi_k = (a + c).softmax(dim=-1), exp_below_maximum(b, lengths)
             sums, weight = read_whole_sums(phi_q, phi_k, values, lengths)
@@ -294,20 +260,20 @@ class PerformerAttention(Attention):
         values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
         with torch.autocast(s.device.type, enabled=False):
             if c is None:
-                phi_q, phi_k = self._relu_features(torch.stack([q_t, k_t]))
+                phi_q, phi_k = self._map.relu(torch.stack([q_t, k_t]))
                 sums = add_and_read(s, phi_q, phi_k, values)
                 y_t = divide_by_weight(sums[..., :-1], sums[..., -1])
             elif n is not None:
-                exponent = self._half_square(k_t)
+                exponent = self._map.half_square(k_t)
                 rescale = raise_maximum(c, exponent)
                 weight = exponent.sub_(c).exp_()
                 s.mul_(rescale[..., None, None])
                 n.mul_(rescale).add_(weight)
-                phi_q, phi_k = sine_features(self._project(torch.stack([q_t, k_t])))
+                phi_q, phi_k = sine_features(self._map.project(torch.stack([q_t, k_t])))
                 y_t = divide_by_floored_weight(add_and_read(s, phi_q, phi_k.mul_(weight.unsqueeze(-1)), values), n)
             else:
-                a, b = self._log_query_features(torch.stack([q_t, k_t]))
-                b -= self._half_square(k_t).unsqueeze(-1)
+                a, b = self._map.log_query(torch.stack([q_t, k_t]))
+                b -= self._map.half_square(k_t).unsqueeze(-1)
                 s.mul_(raise_maximum(c, b).unsqueeze(-1))
                 sums = add_and_read(s, a.add_(c).softmax(dim=-1), b.sub_(c).exp_(), values)
                 y_t = sums[..., :-1] / sums[..., -1:]
@@ -319,7 +285,7 @@ class PerformerAttention(Attention):
         widths = [self.features * shape.value_width, self.features, *maxima]
         # If the map keeps a maximum, the maximum is the third state buffer.
         buffers = [builder.state(shape.heads * width, -math.inf if n == 2 else 0.0) for n, width in enumerate(widths)]
-        buffers.append(builder.shared(self._scaled_directions(torch.float32)))
+        buffers.append(builder.shared(self._map.columns(torch.float32)))
         if self.options.feature_map == "relu":
             # This is the learned map of linear attention, without a bias and with one matrix for all heads.
             buffers.append(builder.shared(torch.zeros(count)))

@@ -15,8 +15,8 @@ from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .bidirectional.joined import join
-from .bidirectional.lists import Lists, list_blocks, weigh_lists
-from .bidirectional.sparse import weigh_columns, weigh_summaries
+from .bidirectional.lists import weigh_lists
+from .bidirectional.sparse import list_near, weigh_columns, weigh_summaries
 from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place, stack_spans
 from .parts.recomputed import recompute
 
@@ -161,20 +161,14 @@ class SparseAttention(CachedAttention):
             q, k, wide = q.to(dtype) / math.sqrt(q.shape[-1]), k.to(dtype), v.to(dtype)
             for part in self._parts(q.device, causal=False):
                 x = q[:, part.heads], k[:, part.heads], wide[:, part.heads]
-                parts = [weigh_lists(*x, self._list_near(part, q.shape[2]), lengths)]
+                near = list_near(part.near, part.before, self.stride, q.shape[2])
+                parts = [weigh_lists(*x, near, lengths)]
                 if part.far and self.options.pattern == "strided":
                     parts.append(weigh_columns(*x, self.stride, lengths))
                 elif part.far:
                     parts.append(weigh_summaries(*x, (self.stride, self.summary), lengths))
                 y[:, part.heads] = join(parts)
         return y.to(v.dtype)
-
-    def _list_near(self, part: _Part, length: int) -> Lists:
-        """The near positions of the bidirectional form; with `before`, they are less than l positions away."""
-        side = self.stride if part.before else 0
-        rows = list_blocks(length, self.stride, side, side, part.near.device)
-        distance = (rows.queries[0].unsqueeze(1) - rows.keys[0, 0]).abs()
-        return rows._replace(hidden=(distance >= self.stride if part.before else ~part.near)[None, None])
 
     def _attend_rows(self, part: _Part, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Outputs [N, rows, l, V] of queries [N, rows, l, K], which belong to the last rows of the keys and values."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from linformer_cli.checkpoint import load_weights, read_checkpoint
-from linformer_cli.config import ImageShape, ModelConfig, parse_config
+from linformer_cli.config import ImageShape, ModelConfig
+from linformer_cli.documents import parse_config
 from linformer_cli.metrics import label_runs
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.presets import find_preset, find_preset_image

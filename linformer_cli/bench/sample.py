@@ -10,16 +10,14 @@ from functools import partial
 
 import torch
 
-from linformer_cli.config import ImageShape
 from linformer_cli.sampling.engines import AUTO, ENGINES, TEXTBOOK, choose_engine
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_free_memory, measure_peak_memory
 from linformer_cli.units import format_bytes, format_duration
 
-from .agreement import CHECKED_LAYERS, CHECKED_POSITIONS, require_model_agrees
+from .agreement import require_model_agrees
 from .measure.ceilings import Ceilings
 from .measure.costs import (
-    WHAT_IS_COUNTED,
     count_product_flops,
     count_rerun_positions,
     count_state_bytes,
@@ -31,7 +29,6 @@ from .measure.sampling_memory import METHOD, SamplingSetup, measure_sampling_mem
 from .measure.sampling_work import (
     RERUN,
     SHARES,
-    WARM_UP_STEPS,
     MiddleSteps,
     RerunPrefixes,
     SamplingWork,
@@ -42,6 +39,7 @@ from .models import BenchModel, group_by_preset
 from .published import find_published
 from .rounds import BenchReport, Measurement, measure_groups
 from .rows import BASELINE, Extrapolated, SamplingRow
+from .sampling_conditions import SamplingConditions, describe_network
 from .trained_runs import TrainedRun
 
 # The number of steps timed to estimate the time of a whole image.
@@ -75,39 +73,6 @@ class SamplingSettings:
     formats: Mapping[str, torch.dtype] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class NetworkFacts:
-    """The size of a model."""
-
-    name: str
-    preset: str | None
-    image: ImageShape
-    layers: int
-    heads: int
-    width: int
-    parameters: int
-    product_flops_per_position: int
-
-
-@dataclass(frozen=True)
-class SamplingConditions:
-    """The settings that the rows depend on."""
-
-    repeats: int
-    limit_seconds: float | None
-    peak_memory: str | None
-    networks: list[NetworkFacts]
-    peak_memory_bytes: int
-    warm_up_steps: int = WARM_UP_STEPS
-    interleaved: bool = True
-    checked: str = f"the first {CHECKED_POSITIONS} positions; {CHECKED_LAYERS} layers of untrained models"
-    product_share: str = WHAT_IS_COUNTED
-    copy_share: str = (
-        "the rate of reading and writing the state in a step, as a share of the rate of memory copies; see "
-        "docs/guide/benchmark.md"
-    )
-
-
 def run_sampling_bench(
     models: Sequence[BenchModel],
     settings: SamplingSettings,
@@ -128,7 +93,7 @@ def run_sampling_bench(
         settings.repeats,
         settings.limit_seconds,
         METHOD if settings.memory else None,
-        [_describe_network(timed) for timed in models],
+        [describe_network(timed) for timed in models],
         measure_peak_memory(str(models[0].model.device)) if models else 0,
     )
     return BenchReport(rows, ended, conditions, describe_environment(), ceilings.describe())
@@ -291,17 +256,3 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
             return row
         moved = speed / batch * positions * traffic / 1e9
         return replace(row, state_gigabytes=moved, copy_share=moved / self.ceilings.copy.gigabytes_per_second)
-
-
-def _describe_network(timed: BenchModel) -> NetworkFacts:
-    model, config = timed.model, timed.model.config
-    return NetworkFacts(
-        timed.name,
-        timed.preset,
-        config.image,
-        config.layers,
-        config.heads,
-        config.width,
-        model.parameter_count(),
-        count_product_flops(model),
-    )

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from linformer_cli.checkpoint import holds_checkpoint, read_checkpoint
+from linformer_cli.checkpoint import read_checkpoint
+from linformer_cli.checkpoint_folders import holds_checkpoint
 from linformer_cli.config import ModelConfig
 from linformer_cli.errors import CheckpointError
 from linformer_cli.model.mixers import parse_options

@@ -76,7 +76,8 @@ def attentions(
     """
     from linformer_cli.attention.base import AttentionShape
     from linformer_cli.checkpoint import read_checkpoint
-    from linformer_cli.config import NetworkConfig, parse_config
+    from linformer_cli.config import NetworkConfig
+    from linformer_cli.documents import parse_config
     from linformer_cli.model.mixers import MIXERS, find_mixer
 
     if checkpoint is not None:

@@ -16,7 +16,8 @@ import typer
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from linformer_cli.config import Config, Duration
+from linformer_cli.config import Duration
+from linformer_cli.documents import Config
 from linformer_cli.presets import DEFAULT_PRESET, PRESETS, preset_defaults
 
 from .options import parse_duration, parse_pairs

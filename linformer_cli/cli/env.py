@@ -15,7 +15,7 @@ def env(json: options.Json = False) -> None:
     """
     import torch
 
-    from linformer_cli.checkpoint import shipped_checkpoints
+    from linformer_cli.checkpoint_folders import shipped_checkpoints
     from linformer_cli.native.gpu import triton_refusal
     from linformer_cli.native.library import describe_library
     from linformer_cli.precision import choose_precision

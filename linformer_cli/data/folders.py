@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from linformer_cli.config import ImageShape, parse_config
+from linformer_cli.config import ImageShape
+from linformer_cli.documents import parse_config
 from linformer_cli.errors import DataError
 
 from . import SPLITS, Split

@@ -48,7 +48,7 @@ class Description:
     bits_unit: str
     text: bool  # the model draws bytes, and the page shows only its state
     weights_sha256: str
-    frame: dict[str, object] | None  # see `config.Frame`
+    frame: dict[str, object] | None  # see `summaries.Frame`
     states: tuple[str, ...]
     rival: str | None  # the attention of the second program
     version: str = __version__

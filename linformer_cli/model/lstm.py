@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from linformer_cli.attention.base import Memory
-from linformer_cli.config import Config, NetworkConfig
+from linformer_cli.config import NetworkConfig
+from linformer_cli.documents import Config
 from linformer_cli.native.program import Builder
 
 from .blocks import Block

@@ -7,7 +7,8 @@ import torch
 
 from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape
 from linformer_cli.attention.catalogue import CATALOGUE, find_attention, fit_attention
-from linformer_cli.config import Config, ModelConfig, NetworkConfig, parse_config
+from linformer_cli.config import ModelConfig, NetworkConfig
+from linformer_cli.documents import Config, parse_config
 from linformer_cli.errors import UsageError, unknown_name
 
 from .attention_layer import build_convolution

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin, UnidentifiedImageError
 
 from linformer_cli.documents import parse_json
-from linformer_cli.errors import DataError, UsageError
+from linformer_cli.errors import DataError, UsageError, describe_reason
 
 from .tables import to_json
 
@@ -190,8 +190,7 @@ def find_png_metadata(source: bytes | str | os.PathLike[str]) -> dict[str, objec
     except UnidentifiedImageError:
         raise DataError(f"{name} is not a PNG image") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise DataError(f"cannot read {name}: {reason.lower()}") from None
+        raise DataError(f"cannot read {name}: {describe_reason(error).lower()}") from None
     try:
         metadata = None if text is None else parse_json(text, any_text=True)  # it may name a path that is not UTF-8
     except ValueError:

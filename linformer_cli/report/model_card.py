@@ -1,6 +1,6 @@
 """The model card, README.md in every checkpoint folder."""
 
-from linformer_cli.config import CheckpointInfo
+from linformer_cli.summaries import CheckpointInfo
 from linformer_cli.units import WINDOWS, format_bits
 
 

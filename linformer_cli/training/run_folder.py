@@ -12,9 +12,9 @@ from pathlib import Path
 import tomli_w
 from filelock import FileLock, Timeout
 
-from linformer_cli.checkpoint import find_checkpoint, holds_checkpoint
-from linformer_cli.config import RunConfig, parse_config
-from linformer_cli.documents import read_toml
+from linformer_cli.checkpoint_folders import find_checkpoint, holds_checkpoint
+from linformer_cli.config import RunConfig
+from linformer_cli.documents import parse_config, read_toml
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
 from linformer_cli.files import TEMPORARY_FILES, write_file
 from linformer_cli.metrics import METRICS_FILE, create_metrics, has_steps

@@ -17,10 +17,9 @@ from linformer_cli.config import (
     RunConfig,
     TrainConfig,
     holds_bytes,
-    parse_config,
 )
 from linformer_cli.data.images import fit_size
-from linformer_cli.documents import read_toml
+from linformer_cli.documents import parse_config, read_toml
 from linformer_cli.errors import CheckpointError, UsageError, shorten, unknown_name
 from linformer_cli.model.mixers import check_parts, parse_options
 from linformer_cli.presets import BYTES_PRESET, DEFAULT_PRESET, RECIPES, complete_recipe, find_preset, find_preset_data

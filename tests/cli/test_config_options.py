@@ -11,7 +11,8 @@ from pydantic import Field
 from typer.testing import CliRunner
 
 from linformer_cli.cli.config_options import Fields, describe_default, with_fields
-from linformer_cli.config import Config, CountOrZero, NetworkConfig, Seconds, TrainConfig
+from linformer_cli.config import CountOrZero, NetworkConfig, Seconds, TrainConfig
+from linformer_cli.documents import Config
 from linformer_cli.errors import UsageError
 from linformer_cli.presets import PRESETS
 

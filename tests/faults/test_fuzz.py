@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from linformer_cli.attention.catalogue import CATALOGUE
-from linformer_cli.checkpoint import CONFIG, TRAINING, WEIGHTS, find_checkpoint, load_model, load_training_state
+from linformer_cli.checkpoint import load_model, load_training_state
 from linformer_cli.checkpoint import read_checkpoint as read
+from linformer_cli.checkpoint_folders import CONFIG, TRAINING, WEIGHTS, find_checkpoint
 from linformer_cli.cli.app import main
 from linformer_cli.cli.options import parse_duration, parse_pairs
-from linformer_cli.config import ImageShape, RunConfig, parse_config
+from linformer_cli.config import ImageShape, RunConfig
 from linformer_cli.data.pictures import load_picture
+from linformer_cli.documents import parse_config
 from linformer_cli.model.mixers import parse_options
 from linformer_cli.presets import find_preset
 from linformer_cli.sampling.choose import Filters
@@ -85,7 +87,7 @@ def test_random_command_lines_give_a_one_line_error(
     # There are no models and no data, so even valid commands end with an error.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LINTX_DATA", str(tmp_path / "none"))
-    monkeypatch.setattr("linformer_cli.checkpoint.shipped_checkpoints", dict)
+    monkeypatch.setattr("linformer_cli.checkpoint_folders.shipped_checkpoints", dict)
     monkeypatch.setattr(socket, "getaddrinfo", _no_network)
 
     @cases(share, 10_000)

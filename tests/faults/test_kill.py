@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from linformer_cli.checkpoint import TRAINING, WEIGHTS, load_training_state, load_weights, read_checkpoint
+from linformer_cli.checkpoint import load_training_state, load_weights, read_checkpoint
+from linformer_cli.checkpoint_folders import TRAINING, WEIGHTS
 from linformer_cli.cli.app import main
 from linformer_cli.training.run_folder import RunFolder
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from linformer_cli.attention.base import measure_state_bytes, state_tensors
 from linformer_cli.attention.catalogue import CATALOGUE
-from linformer_cli.config import ImageShape, ModelConfig, NetworkConfig, parse_config
+from linformer_cli.config import ImageShape, ModelConfig, NetworkConfig
+from linformer_cli.documents import parse_config
 from linformer_cli.errors import UsageError
 from linformer_cli.model.attention_layer import AttentionLayer
 from linformer_cli.model.blocks import TransformerBlock

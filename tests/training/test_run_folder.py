@@ -13,7 +13,8 @@ from typing import Any, get_args
 import pytest
 
 from linformer_cli import files as files_module
-from linformer_cli.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig, parse_config
+from linformer_cli.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from linformer_cli.documents import Config, parse_config
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
 from linformer_cli.metrics import COLUMNS, MetricsRow, append_row
 from linformer_cli.training import run_folder as run_folder_module

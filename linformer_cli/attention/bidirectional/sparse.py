@@ -1,4 +1,4 @@
-"""The distant keys of bidirectional sparse attention: columns, and summaries of blocks."""
+"""The keys of bidirectional sparse attention: near positions, columns, and summaries of blocks."""
 
 import torch
 from torch import Tensor
@@ -7,6 +7,15 @@ from torch.nn import functional
 from linformer_cli.attention.parts.padding import find_padding
 
 from .joined import weigh
+from .lists import Lists, list_blocks
+
+
+def list_near(near: Tensor, symmetric: bool, stride: int, length: int) -> Lists:
+    """The near positions: those that `near` [stride, stride] allows in a block, or those within less than `stride`."""
+    side = stride if symmetric else 0
+    rows = list_blocks(length, stride, side, side, near.device)
+    distance = (rows.queries[0].unsqueeze(1) - rows.keys[0, 0]).abs()
+    return rows._replace(hidden=(distance >= stride if symmetric else ~near)[None, None])
 
 
 def weigh_columns(q: Tensor, k: Tensor, v: Tensor, stride: int, lengths: Tensor | None) -> Tensor:

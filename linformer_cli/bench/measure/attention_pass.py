@@ -7,7 +7,8 @@ from weakref import WeakValueDictionary
 import torch
 
 from linformer_cli.attention.base import Attention, AttentionShape
-from linformer_cli.config import ImageShape, ModelConfig, OptionValue, parse_config
+from linformer_cli.config import ImageShape, ModelConfig, OptionValue
+from linformer_cli.documents import parse_config
 from linformer_cli.model.mixers import build_attention
 from linformer_cli.model.pixel_model import PixelModel
 

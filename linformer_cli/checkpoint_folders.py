@@ -1,0 +1,87 @@
+"""The folders of checkpoints: their files, where a name leads, and replacing one folder with another."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+from .errors import CheckpointError, describe_reason, unknown_name
+from .files import flush_folder
+
+DEFAULT_CHECKPOINT = "mnist-deep"
+WEIGHTS, CONFIG, TRAINING, CARD = "model.safetensors", "config.json", "training.safetensors", "README.md"
+
+
+def shipped_checkpoints() -> dict[str, Path]:
+    """The folders of the shipped models by name. The folders are in the installed package or in the repository."""
+    package = Path(__file__).resolve().parent
+    folders = (package / "checkpoints", package.parent / "checkpoints")
+    found = next((folder for folder in folders if folder.is_dir()), None)
+    return {path.parent.name: path.parent for path in sorted(found.glob(f"*/{CONFIG}"))} if found else {}
+
+
+def find_checkpoint(name: str | Path | None = None) -> Path:
+    """The checkpoint folder that `name` refers to.
+
+    `name` is a run folder, a checkpoint folder or the name of a shipped model; None means the shipped default. Existing
+    paths take precedence over shipped models. The checkpoint of a run is its best, or its last if there is no best yet.
+    Raises `CheckpointError` for a path without a checkpoint, and `UsageError` for an unknown name.
+    """
+    if name is None:  # the shipped model, even if a folder here has the same name
+        return _find_shipped(DEFAULT_CHECKPOINT)
+    try:
+        return _find(name, Path(name))
+    except (OSError, ValueError) as error:  # the name cannot be a path, for example because it is too long
+        raise CheckpointError(f"no checkpoint at '{str(name)[:200]}': {describe_reason(error)}") from None
+
+
+def _find(name: str | Path, path: Path) -> Path:
+    if path.is_dir():
+        for folder in (path, path / "best", path / "last"):
+            if (found := _settled(folder)) is not None:
+                return found
+        raise CheckpointError(f"'{path}' holds no checkpoint: it has no {CONFIG}, best/ or last/")
+    if path.is_file():
+        if path.name in (WEIGHTS, CONFIG):
+            return path.parent
+        raise CheckpointError(
+            f"'{path}' is a file; a lintx checkpoint is a folder with {WEIGHTS} and {CONFIG}, and pickled files "
+            "(.pt, .pth, .ckpt) are never opened, since opening one can run any code"
+        )
+    if (found := _settled(path)) is not None:
+        return found
+    if os.sep in str(name) or path.suffix:
+        raise CheckpointError(f"no checkpoint at '{name}'; shipped ones: {', '.join(shipped_checkpoints()) or 'none'}")
+    return _find_shipped(str(name))
+
+
+def _find_shipped(name: str) -> Path:
+    shipped = shipped_checkpoints()
+    if name in shipped:
+        return shipped[name]
+    raise unknown_name("checkpoint", name, shipped)
+
+
+def holds_checkpoint(folder: Path) -> bool:
+    """Whether `folder` holds a checkpoint, or did until a crash interrupted its replacement."""
+    return _settled(folder) is not None
+
+
+def _settled(folder: Path) -> Path | None:
+    """Return `folder` if it holds a checkpoint, or the older one if a swap was interrupted between its renames."""
+    whole = Path(os.path.abspath(folder))
+    aside = whole.parent / f".{whole.name}.replaced"
+    return next((path for path in (folder, aside) if (path / CONFIG).is_file()), None)
+
+
+def replace_folder(folder: Path, writing: Path) -> None:
+    """Put the folder `writing` in the place of `folder`. Between the two renames, the older one is still found."""
+    aside = folder.with_name(f".{folder.name}.replaced")
+    if folder.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        if aside.exists():  # on a network file system, files that another process has opened remain
+            os.rename(aside, aside.with_name(f"{aside.name}-{time.time_ns()}"))
+        os.rename(folder, aside)
+    os.rename(writing, folder)
+    flush_folder(folder.parent)
+    shutil.rmtree(aside, ignore_errors=True)
