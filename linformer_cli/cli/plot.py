@@ -1,7 +1,8 @@
 """`lintx plot`: curves and sample grids of training runs."""
 
+import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +10,9 @@ from linformer_cli.errors import UsageError
 
 from . import options
 from .output import print_json, talk, write_plot
+
+if TYPE_CHECKING:
+    from linformer_cli.units import Words
 
 DEFAULT_PLOT = Path("plot.png")
 
@@ -51,7 +55,7 @@ def plot(
 
     Plots bits/dim of training, bits/dim of validation with a band for the standard error, and the learning rate. Each
     is plotted against the training images seen and against time. Each run has its own colour. Runs that are still
-    training can be plotted, too.
+    training can be plotted, too. Runs on bytes are plotted in bits/byte.
 
     --samples writes the grids that `lintx train` draws every --sample-every steps, with one strip for each run. --json
     prints the data of the curves.
@@ -74,9 +78,29 @@ def plot(
     options.require_plots(out)
     options.require_output("--samples", samples, ".png")
     series = load_runs(runs) if out is not None or json else []
-    write_plot(out, lambda kind: render_runs(series, kind))
+    write_plot(out, lambda kind: render_runs(series, kind, _find_words(runs)))
     if samples is not None:
         write_file(samples, encode_png(render_strips(runs, grids or 8), {"runs": [str(run) for run in runs]}))
         talk(f"wrote {samples}")
     if json:
         print_json({"rows": series, "plot": out, "samples": samples})
+
+
+def _find_words(runs: list[Path]) -> "Words":
+    """The words for the data of `runs`. Raises `UsageError` if some runs are on images and others on bytes."""
+    first, *others = [_read_words(run) for run in runs]
+    for run, words in zip(runs[1:], others, strict=True):
+        if words != first:
+            raise UsageError(f"'{runs[0]}' is in {first.bits} and '{run}' in {words.bits}; plot them separately")
+    return first
+
+
+def _read_words(run: Path) -> "Words":
+    """The words for the data of a run. A curve needs no settings, so a run whose settings are lost counts as images."""
+    from linformer_cli.config import choose_words
+    from linformer_cli.documents import read_toml
+
+    data: object = None
+    with contextlib.suppress(OSError, ValueError):
+        data = read_toml(run / "config.toml").get("data")
+    return choose_words(str(data.get("name")) if isinstance(data, dict) else "")

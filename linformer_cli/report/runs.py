@@ -8,6 +8,7 @@ from PIL import Image
 
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.metrics import RunSeries, TrainingPoint, ValidationPoint, label_runs
+from linformer_cli.units import IMAGES, Words
 
 from .grids import render_captioned_row, render_title, stack_rows
 from .plots import PALETTE, Curve, Panel, PlotFormat, render_plot
@@ -23,7 +24,7 @@ _WIDEST_STRIP = 2400  # pixels
 _STRIP_GAP = 6
 
 
-def render_runs(series: Sequence[RunSeries], kind: PlotFormat) -> bytes:
+def render_runs(series: Sequence[RunSeries], kind: PlotFormat, words: Words = IMAGES) -> bytes:
     """Plot bits/dim and learning rate against images seen and against time, with one colour for each run.
 
     A band shows the standard error of the validation. Raises `UsageError` if there are more runs than colours.
@@ -33,11 +34,11 @@ def render_runs(series: Sequence[RunSeries], kind: PlotFormat) -> bytes:
     longest = max(point.elapsed_seconds for run in series for part in (run.training, run.validation) for point in part)
     unit, seconds = next((unit, seconds) for limit, unit, seconds in _TIME_UNITS if longest <= limit)
     places: tuple[tuple[str, _Place], ...] = (
-        ("training images seen", lambda point: point.images),
+        (f"training {words.items} seen", lambda point: point.images),
         (f"time of training ({unit})", lambda point: point.elapsed_seconds / seconds),
     )
     bits = [
-        Panel("", _build_bits_curves(series, place), x_label, "bits/dim", x_scale="linear") for x_label, place in places
+        Panel("", _build_bits_curves(series, place), x_label, words.bits, x_scale="linear") for x_label, place in places
     ]
     rates = [
         Panel("", _build_rate_curves(series, place), x_label, "learning rate", x_scale="linear", y_scale="linear")

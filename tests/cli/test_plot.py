@@ -43,6 +43,18 @@ def test_several_runs_share_one_plot(lintx, run_folder, logged_run, tmp_path):
     assert point == {"step": 20, "images": 80, "elapsed_seconds": 2.25, "bits_per_dim": 5.5, "learning_rate": 0.001}
 
 
+def test_runs_on_bytes_are_plotted_in_bits_per_byte(lintx, logged_run, tmp_path):
+    text, out = tmp_path / "text", tmp_path / "curves.svg"
+    shutil.copytree(logged_run, text)
+    (text / "config.toml").write_text('[data]\nname = "bytes:book.txt"\n')
+    assert lintx("plot", text, "-o", out).code == 0
+    assert out.read_text().count("<!-- bits/byte -->") == out.read_text().count("<!-- training windows seen -->") == 2
+    outcome = lintx("plot", logged_run, text, "-o", out)
+    assert outcome.code == 2 and "bits/dim" in outcome.stderr and "plot them separately" in outcome.stderr
+    (text / "config.toml").write_text("data = 3\n")
+    assert lintx("plot", logged_run, text, "-o", out).code == 0
+
+
 def test_only_requested_files_are_written(lintx, run_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert lintx("plot", run_folder, "--json").code == 0
