@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,16 +29,18 @@ OPTIONS = ("-std=c++17", "-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", 
 # A fused multiply-add rounds once; a separate product and sum round twice. The engine promises the same bits on every
 # machine, so it fuses only where its C++ says so.
 EXACT, FUSED = "-ffp-contract=off", "-ffp-contract=fast"
-# The C++ files, relative to the package. A library contains all of them.
+# The C++ files, relative to the package. A library contains all of them. Those that take longest to compile are first,
+# so that no core waits for them at the end.
 SOURCES = {
-    "native/library.cpp": EXACT,
-    "native/runner.cpp": EXACT,  # includes engine.cpp
-    "attention/kernels/delta.cpp": FUSED,
     "attention/kernels/linear.cpp": FUSED,
+    "native/runner.cpp": EXACT,  # includes engine.cpp
+    "attention/kernels/sums.cpp": FUSED,
+    "attention/kernels/delta.cpp": FUSED,
     "attention/kernels/mesa.cpp": FUSED,
     "attention/kernels/scale.cpp": FUSED,
-    "attention/kernels/sums.cpp": FUSED,
     "model/dropout.cpp": FUSED,
+    "native/threads.cpp": EXACT,
+    "native/library.cpp": EXACT,
 }
 # The environment variable that names one of `TARGETS` to build a wheel for.
 TARGET_VARIABLE = "LINTX_TARGET"
@@ -215,15 +217,14 @@ def build_libraries(target: Target, folder: Path | None = None) -> Outcome:
                 empty = Path(place) / "empty.cpp"
                 empty.touch()
                 pool.submit(compiler.run, *link, str(empty), "-o", f"{empty}.so")
-            objects = {
-                one: [pool.submit(_compile, compiler, target, one, source, Path(place)) for source in SOURCES]
-                for one in reversed(missing)  # the last set takes longest to compile
-            }
+            objects: dict[InstructionSet, list[Future[str]]] = {one: [] for one in missing}
+            for source in SOURCES:
+                for one, units in objects.items():
+                    units.append(pool.submit(_compile, compiler, target, one, source, Path(place)))
             for one, file in missing.items():
                 try:
                     linked = Path(place) / file.name
-                    units = [unit.result() for unit in objects[one]]
-                    compiler.run(*link, *units, "-o", str(linked))
+                    compiler.run(*link, *(unit.result() for unit in objects[one]), "-o", str(linked))
                     os.replace(linked, file)
                 except CompilerError as error:
                     problems.append(f"no library for {one.name}: {error}")

@@ -57,22 +57,22 @@ void add_and_apply(int64_t width, A a, const A* x, A b, A* z, A* y) {
 }
 
 // phi(x) computed element by element; C = K.
-template <class E, class A, int MAP>
+template <class A, int MAP>
 struct Elementwise {
     explicit Elementwise(const Call&) {}
     void read_queries(const Pass<Call>& pass, int64_t first, int64_t count, A* to) {
-        read(pass.rows<E>(pass.call.q), first, count, pass.call.C, to, [](A x) { return feature(x, MAP); });
+        read(pass.rows<A>(pass.call.q), first, count, pass.call.C, to, [](A x) { return feature(x, MAP); });
     }
     void read_keys(const Pass<Call>& pass, int64_t first, int64_t count, A* to) {
-        read(pass.rows<E>(pass.call.k), first, count, pass.call.C, to, [](A x) { return feature(x, MAP); });
+        read(pass.rows<A>(pass.call.k), first, count, pass.call.C, to, [](A x) { return feature(x, MAP); });
     }
     void write_queries(const Pass<Call>& pass, int64_t first, int64_t count, const A* features, A* gradient) {
         differentiate(count * Lanes<A>::pad(pass.call.C), features, gradient);
-        write(gradient, first, count, pass.call.C, pass.rows<E>(pass.call.grad_q));
+        write(gradient, first, count, pass.call.C, pass.rows<A>(pass.call.grad_q));
     }
     void write_keys(const Pass<Call>& pass, int64_t first, int64_t count, const A* features, A* gradient) {
         differentiate(count * Lanes<A>::pad(pass.call.C), features, gradient);
-        write(gradient, first, count, pass.call.C, pass.rows<E>(pass.call.grad_k));
+        write(gradient, first, count, pass.call.C, pass.rows<A>(pass.call.grad_k));
     }
     static void differentiate(int64_t count, const A* features, A* gradient) {
         for (int64_t i = 0; i < count; i++) gradient[i] *= slope(features[i], MAP);
@@ -103,7 +103,7 @@ void multiply(int64_t count, const A* x, int64_t step, int64_t inner, const A* W
 // The features exp(q_t W - m_t) of queries and exp(k_j W - |k_j|^2 / (2 sqrt(K)) - c) of keys, where m_t makes the
 // largest exponent 0. c [C], the maximum over all keys, is added to the exponents of queries, so it cancels in each
 // product. m_t cancels in the output, and only products of features and their gradients are read.
-template <class E, class A>
+template <class A>
 struct Exponential {
     const int64_t K, C, Kp = Lanes<A>::pad(K), Cp = Lanes<A>::pad(C);
     const A root;
@@ -122,7 +122,7 @@ struct Exponential {
 
     // The exponents of keys, without c.
     void read_exponents(const Pass<Call>& pass, int64_t first, int64_t count, A* to) {
-        read(pass.rows<E>(pass.call.k), first, count, K, raw.data());
+        read(pass.rows<A>(pass.call.k), first, count, K, raw.data());
         multiply(count, raw.data(), Kp, K, columns.data(), Cp, to);
         for (int64_t t = 0; t < count; t++) {
             const A length = square(&raw[t * Kp]), half = (length > limit() ? limit() : length) * (root / 2);
@@ -137,7 +137,7 @@ struct Exponential {
     }
     void read_queries(const Pass<Call>& pass, int64_t first, int64_t count, A* to) {
         const A* c = part<A>(pass.call.maxima, pass.head, C);
-        read(pass.rows<E>(pass.call.q), first, count, K, raw.data());
+        read(pass.rows<A>(pass.call.q), first, count, K, raw.data());
         multiply(count, raw.data(), Kp, K, columns.data(), Cp, to);
         for (int64_t t = 0; t < count; t++) {
             A* row = to + t * Cp;
@@ -149,11 +149,11 @@ struct Exponential {
     void write_queries(const Pass<Call>& pass, int64_t first, int64_t count, const A* features, A* gradient) {
         for (int64_t i = 0; i < count * Cp; i++) gradient[i] *= features[i];
         multiply(count, gradient, Cp, C, turned.data(), Kp, raw.data());
-        write(raw.data(), first, count, K, pass.rows<E>(pass.call.grad_q));
+        write(raw.data(), first, count, K, pass.rows<A>(pass.call.grad_q));
     }
     void write_keys(const Pass<Call>& pass, int64_t first, int64_t count, const A* features, A* gradient) {
         std::vector<A>& keys = raw;
-        read(pass.rows<E>(pass.call.k), first, count, K, keys.data());
+        read(pass.rows<A>(pass.call.k), first, count, K, keys.data());
         for (int64_t i = 0; i < count * Cp; i++) gradient[i] *= features[i];
         multiply(count, gradient, Cp, C, turned.data(), Kp, products.data());
         for (int64_t t = 0; t < count; t++) {
@@ -161,7 +161,7 @@ struct Exponential {
             const A by = square(key) > limit() ? 0 : -root * total(Cp, gradient + t * Cp);
             for (int64_t n = 0; n < K; n++) products[t * Kp + n] += by * key[n];
         }
-        write(products.data(), first, count, K, pass.rows<E>(pass.call.grad_k));
+        write(products.data(), first, count, K, pass.rows<A>(pass.call.grad_k));
     }
 
     // The sum of a row of whole vectors.
@@ -186,11 +186,11 @@ struct Exponential {
 };
 
 // Raises c to the maximum of itself and the exponents of all keys.
-template <class E, class A>
+template <class A>
 struct Maxima : Pass<Call> {
     typedef std::vector<A> State;
     State state;
-    Exponential<E, A> map;
+    Exponential<A> map;
     std::vector<A> exponents;
 
     explicit Maxima(const Call& call) : Pass(call), state(call.C), map(call), exponents(BLOCK * map.Cp) {}

@@ -14,49 +14,65 @@
 
 namespace {
 
-// The types of a tensor's elements.
-enum class Element : int64_t { FLOAT, DOUBLE, BFLOAT16 };
-
-// The address of a tensor [B, H, T, width] whose last dimension is contiguous, and its strides.
+// The address of a tensor [B, H, T, width] whose last dimension is contiguous, and its strides. Its elements have type A,
+// or bfloat16 if it is narrow.
 struct View {
     void* data;
-    int64_t image, head, position;
+    int64_t image, head, position, is_narrow;
 };
 
-template <class E>
+template <class A>
 struct Rows {
-    E* data;
-    int64_t step, ahead;  // `ahead`: how many positions later `read` is going to be called for a position
+    void* data;
+    int64_t start, step, ahead;  // `ahead`: how many positions later `read` is going to be called for a position
+    bool is_narrow;
     Rows(const View& view, int64_t b, int64_t h, int64_t ahead = 0)
-        : data(static_cast<E*>(view.data) + b * view.image + h * view.head), step(view.position), ahead(ahead) {}
-    E* at(int64_t t) const { return data + t * step; }
+        : data(view.data), start(b * view.image + h * view.head), step(view.position), ahead(ahead),
+          is_narrow(view.is_narrow) {}
+    template <class E>
+    E* row(int64_t t) const {
+        return static_cast<E*>(data) + start + t * step;
+    }
+    A* at(int64_t t) const { return row<A>(t); }  // if the tensor is not narrow
 };
 
-// Copies map(x) of `count` positions to rows that are padded with zeros to whole vectors. Rows of one head are far apart
-// in memory, so processors do not guess the next address.
+// Rows of one head are far apart in memory, so processors do not guess the next address.
 template <class E, class A, class Map>
-void read(const Rows<E>& rows, int64_t first, int64_t count, int64_t width, A* to, Map map) {
+void read_elements(const Rows<A>& rows, int64_t first, int64_t count, int64_t width, A* to, Map map) {
     const int64_t padded = Lanes<A>::pad(width);
     for (int64_t t = 0; t < count; t++) {
-        const E* row = rows.at(first + t);
+        const E* row = rows.template row<E>(first + t);
         for (int64_t i = 0; i < width; i += 64 / sizeof(E)) __builtin_prefetch(row + rows.ahead * rows.step + i);
         for (int64_t i = 0; i < width; i++) to[t * padded + i] = map(static_cast<A>(row[i]));
         for (int64_t i = width; i < padded; i++) to[t * padded + i] = 0;
     }
 }
 
-template <class E, class A>
-void read(const Rows<E>& rows, int64_t first, int64_t count, int64_t width, A* to) {
+// Copies map(x) of `count` positions to rows that are padded with zeros to whole vectors.
+template <class A, class Map>
+void read(const Rows<A>& rows, int64_t first, int64_t count, int64_t width, A* to, Map map) {
+    if (rows.is_narrow) return read_elements<bfloat16>(rows, first, count, width, to, map);
+    read_elements<A>(rows, first, count, width, to, map);
+}
+
+template <class A>
+void read(const Rows<A>& rows, int64_t first, int64_t count, int64_t width, A* to) {
     read(rows, first, count, width, to, [](A x) { return x; });
 }
 
 template <class E, class A>
-void write(const A* from, int64_t first, int64_t count, int64_t width, const Rows<E>& rows) {
+void write_elements(const A* from, int64_t first, int64_t count, int64_t width, const Rows<A>& rows) {
     const int64_t padded = Lanes<A>::pad(width);
     for (int64_t t = 0; t < count; t++) {
-        E* row = rows.at(first + t);
+        E* row = rows.template row<E>(first + t);
         for (int64_t i = 0; i < width; i++) row[i] = static_cast<E>(from[t * padded + i]);
     }
+}
+
+template <class A>
+void write(const A* from, int64_t first, int64_t count, int64_t width, const Rows<A>& rows) {
+    if (rows.is_narrow) return write_elements<bfloat16>(from, first, count, width, rows);
+    write_elements<A>(from, first, count, width, rows);
 }
 
 template <class A>

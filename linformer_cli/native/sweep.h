@@ -16,9 +16,9 @@ struct Pass {
         b = index / call.H;
         h = index % call.H;
     }
-    template <class E>
-    Rows<E> rows(const View& view) const {
-        return Rows<E>(view, b, h, ahead);
+    template <class A>
+    Rows<A> rows(const View& view) const {
+        return Rows<A>(view, b, h, ahead);
     }
 };
 

@@ -89,7 +89,7 @@ def test_other_machines_draw_the_same_images(machine, cases, tmp_path: Path) -> 
         pytest.skip(f"there is no {machine.missing}")
     source = build.PACKAGE / "native"
     options = (*build.OPTIONS, build.EXACT, *definitions(), "-I", str(source))
-    files = (str(source / "draw.cpp"), str(source / "runner.cpp"))
+    files = [str(source / f"{name}.cpp") for name in ("draw", "runner", "threads")]
     subprocess.run([*machine.compiler, *options, *files, "-o", tmp_path / "draw.exe"], check=True)
     counts = {name: (case, COUNT) for name, case in cases.items()}
     counts["mnist-deep"] = (draw_here(load_model("mnist-deep"), 1), 1)

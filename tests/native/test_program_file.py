@@ -352,8 +352,8 @@ def compile_executable(target: Path, *arguments: str) -> None:
     if compiler is None:
         pytest.skip("there is no C++ compiler")
     flags = ("-std=c++17", "-ffp-contract=off", *definitions(), "-I", str(NATIVE_FOLDER))
-    command = (*compiler.command, *flags, *arguments, str(NATIVE_FOLDER / "runner.cpp"), "-o", str(target), "-pthread")
-    subprocess.run(command, check=True)
+    files = [str(NATIVE_FOLDER / f"{name}.cpp") for name in ("runner", "threads")]
+    subprocess.run([*compiler.command, *flags, *arguments, *files, "-o", str(target), "-pthread"], check=True)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 // Linear attention over whole sequences, forward and backward, for the CPU; linear.py calls it.
 //
-// Axes: B images, H heads, T positions, K width of queries and keys, C features, V value width. Inputs and outputs have
-// elements E: float, double or bfloat16. Sums have type A: double if E is double, otherwise float.
+// Axes: B images, H heads, T positions, K width of queries and keys, C features, V value width. Everything has type A,
+// double or float. If A is float, inputs and outputs may be bfloat16.
 
 #include "linear_maps.h"
 
@@ -29,7 +29,7 @@ struct Sums {
     }
 };
 
-template <class E, class A, class Map>
+template <class A, class Map>
 struct Forward : Pass<Call> {
     typedef Sums<A> State;
     State state;
@@ -50,20 +50,19 @@ struct Forward : Pass<Call> {
         if (call.mode == ADD) outputs = false;
         if (call.mode != READ) {  // otherwise k and v are 0 and add nothing
             map.read_keys(*this, first, count, k.data());
-            read(rows<E>(call.v), first, count, V, v.data());
+            read(rows<A>(call.v), first, count, V, v.data());
         }
         if (outputs) map.read_queries(*this, first, count, q.data());
         scan<KEEP>(count, Positions<A>{{k.data()}, {v.data()}, {q.data()}, {out.data()}, nullptr}, state.S, false, outputs);
-        const Rows<E> results = rows<E>(call.y);
         A* weights = part<A>(call.weights, head, call.T);
         for (int64_t t = 0; t < count; t++) {
             const A weight = add_and_read(Cp, &k[t * Cp], &q[t * Cp], state.z.data());
             if (!outputs) continue;
             weights[first + t] = weight;
             const A by = divisor(weight);
-            E* row = results.at(first + t);
-            for (int64_t j = 0; j < V; j++) row[j] = static_cast<E>(out[t * Vp + j] / by);
+            for (int64_t j = 0; j < V; j++) out[t * Vp + j] /= by;
         }
+        if (outputs) write(out.data(), first, count, V, rows<A>(call.y));
     }
     void leave() {
         state.S.store(part<A>(call.total_s, head, C * V));
@@ -72,11 +71,11 @@ struct Forward : Pass<Call> {
 };
 
 // Reads the gradients of the numerators: dy_t / w_t.
-template <class E, class A>
+template <class A>
 void read_gradients(const Pass<Call>& pass, int64_t first, int64_t count, A* to) {
     const A* weights = part<A>(pass.call.weights, pass.head, pass.call.T);
     const int64_t V = pass.call.V, Vp = Lanes<A>::pad(V);
-    read(pass.rows<E>(pass.call.y), first, count, V, to);
+    read(pass.rows<A>(pass.call.y), first, count, V, to);
     for (int64_t t = 0; t < count; t++) {
         const A by = divisor(weights[first + t]);
         for (int64_t j = 0; j < Vp; j++) to[t * Vp + j] /= by;
@@ -87,7 +86,7 @@ void read_gradients(const Pass<Call>& pass, int64_t first, int64_t count, A* to)
 // w_t and c_t = -(dy_t . y_t) / w_t. Then d phi(q_t) = s_t g_t + c_t z_t. Let r_t be the sum of phi(q_j) g_j^T over j
 // >= t, and x_t the sum of c_j phi(q_j). Then d phi(k_t) = r_t v_t + x_t and d v_t = phi(k_t) r_t. Nothing of size C V
 // is stored per position: s is recomputed, and dy_t . y_t is phi(q_t) . s_t g_t.
-template <class E, class A, class Map>
+template <class A, class Map>
 struct OfQueries : Pass<Call> {
     typedef Sums<A> State;
     State state;  // s is transposed: [V, C]
@@ -107,11 +106,11 @@ struct OfQueries : Pass<Call> {
     void visit(int64_t first, int64_t count, bool outputs) {
         if (call.mode != READ) {
             map.read_keys(*this, first, count, k.data());
-            read(rows<E>(call.v), first, count, V, v.data());
+            read(rows<A>(call.v), first, count, V, v.data());
         }
         if (outputs) {
             map.read_queries(*this, first, count, q.data());
-            read_gradients<E>(*this, first, count, g.data());
+            read_gradients(*this, first, count, g.data());
         }
         scan<KEEP>(count, Positions<A>{{v.data()}, {k.data()}, {g.data()}, {out.data()}, nullptr}, state.S, false, outputs);
         const A* weights = part<A>(call.weights, head, call.T);
@@ -126,7 +125,7 @@ struct OfQueries : Pass<Call> {
     void leave() {}
 };
 
-template <class E, class A, class Map>
+template <class A, class Map>
 struct OfKeys : Pass<Call> {
     struct State {
         Sum<A> R, R_turned;
@@ -159,11 +158,11 @@ struct OfKeys : Pass<Call> {
         if (call.mode == ADD) outputs = false;
         if (call.mode != READ) {
             map.read_queries(*this, first, count, q.data());
-            read_gradients<E>(*this, first, count, g.data());
+            read_gradients(*this, first, count, g.data());
         }
         if (outputs) {
             map.read_keys(*this, first, count, k.data());
-            read(rows<E>(call.v), first, count, V, v.data());
+            read(rows<A>(call.v), first, count, V, v.data());
         }
         const Positions<A> to_k{{g.data()}, {q.data()}, {v.data()}, {out.data()}, nullptr};
         const Positions<A> to_v{{q.data()}, {g.data()}, {k.data()}, {grad_v.data()}, nullptr};
@@ -174,7 +173,7 @@ struct OfKeys : Pass<Call> {
             add_and_apply(Cp, of_weights[first + t], &q[t * Cp], A(1), state.x.data(), &out[t * Cp]);
         if (!outputs) return;
         map.write_keys(*this, first, count, k.data(), out.data());
-        write(grad_v.data(), first, count, V, rows<E>(call.grad_v));
+        write(grad_v.data(), first, count, V, rows<A>(call.grad_v));
     }
     void leave() {
         if (call.grad_s) state.R.store(part<A>(call.grad_s, head, C * V));
@@ -183,57 +182,53 @@ struct OfKeys : Pass<Call> {
 };
 
 // With one sum for all positions, r and x of the keys' gradients are sums over all positions, too.
-template <class E, class A, class Map>
+template <class A, class Map>
 void run_whole(const Call& call, bool reverse) {
     Call add = call, read = call;
     add.mode = ADD;
     read.mode = READ;
     if (reverse) {
-        sweep<OfQueries<E, A, Map>>(read, false);
+        sweep<OfQueries<A, Map>>(read, false);
         read.total_s = call.grad_s;
         read.total_z = call.grad_z;
-        sweep<OfKeys<E, A, Map>>(add, true);
-        sweep<OfKeys<E, A, Map>>(read, true);
+        sweep<OfKeys<A, Map>>(add, true);
+        sweep<OfKeys<A, Map>>(read, true);
     } else {
         read.s = call.total_s;
         read.z = call.total_z;
-        sweep<Forward<E, A, Map>>(add, false);
-        sweep<Forward<E, A, Map>>(read, false);
+        sweep<Forward<A, Map>>(add, false);
+        sweep<Forward<A, Map>>(read, false);
     }
 }
 
-template <class E, class A, class Map>
+template <class A, class Map>
 void run_map(const Call& call, bool reverse) {
-    if (call.mode != CAUSAL) return run_whole<E, A, Map>(call, reverse);
-    if (!reverse) return sweep<Forward<E, A, Map>>(call, false);
-    sweep<OfQueries<E, A, Map>>(call, false);
-    sweep<OfKeys<E, A, Map>>(call, true);
+    if (call.mode != CAUSAL) return run_whole<A, Map>(call, reverse);
+    if (!reverse) return sweep<Forward<A, Map>>(call, false);
+    sweep<OfQueries<A, Map>>(call, false);
+    sweep<OfKeys<A, Map>>(call, true);
 }
 
-template <class E, class A>
+template <class A>
 void run(const Call& call, bool reverse) {
-    if (call.map == ELU_MAP) run_map<E, A, Elementwise<E, A, ELU_MAP>>(call, reverse);
-    if (call.map == RELU_MAP) run_map<E, A, Elementwise<E, A, RELU_MAP>>(call, reverse);
-    if (call.map == EXPONENTIAL_MAP) run_map<E, A, Exponential<E, A>>(call, reverse);
-}
-
-void run_type(const Call& call, Element element, bool reverse) {
-    if (element == Element::FLOAT) run<float, float>(call, reverse);
-    if (element == Element::DOUBLE) run<double, double>(call, reverse);
-    if (element == Element::BFLOAT16) run<bfloat16, float>(call, reverse);
+    if (call.map == ELU_MAP) run_map<A, Elementwise<A, ELU_MAP>>(call, reverse);
+    if (call.map == RELU_MAP) run_map<A, Elementwise<A, RELU_MAP>>(call, reverse);
+    if (call.map == EXPONENTIAL_MAP) run_map<A, Exponential<A>>(call, reverse);
 }
 
 }  // namespace
 
 extern "C" {
 
-void lintx_linear_forward(const Call* call, Element element) { run_type(*call, element, false); }
+void lintx_linear_forward(const Call* call, int64_t is_double) {
+    is_double ? run<double>(*call, false) : run<float>(*call, false);
+}
 
-void lintx_linear_backward(const Call* call, Element element) { run_type(*call, element, true); }
+void lintx_linear_backward(const Call* call, int64_t is_double) {
+    is_double ? run<double>(*call, true) : run<float>(*call, true);
+}
 
-void lintx_linear_maxima(const Call* call, Element element) {
-    if (element == Element::FLOAT) sweep<Maxima<float, float>>(*call, false);
-    if (element == Element::DOUBLE) sweep<Maxima<double, double>>(*call, false);
-    if (element == Element::BFLOAT16) sweep<Maxima<bfloat16, float>>(*call, false);
+void lintx_linear_maxima(const Call* call, int64_t is_double) {
+    is_double ? sweep<Maxima<double>>(*call, false) : sweep<Maxima<float>>(*call, false);
 }
 }

@@ -22,7 +22,7 @@ from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.gpu import has_triton
 from linformer_cli.native.library import has_library, load_function
 
-from .tensors import ELEMENTS, View, empty_like_projection, empty_like_projections, fill_call, with_dense_rows
+from .tensors import TYPES, View, empty_like_projection, empty_like_projections, fill_call, with_dense_rows
 
 _VIEWS = ("q", "k", "v", "y", "grad_q", "grad_k", "grad_v")
 _STATES = ("s", "z", "total_s", "total_z", "grad_s", "grad_z", "weights", "grad_weights", "columns", "maxima")
@@ -51,14 +51,14 @@ def serves(feature_map: str, device: torch.device, dtype: torch.dtype, key_width
     if feature_map not in COMPILED_MAPS:
         return False
     if device.type == "cpu":
-        return dtype in ELEMENTS and has_library()
+        return dtype in TYPES and has_library()
     fits = key_width in TRITON_WIDTHS and value_width in TRITON_WIDTHS
     return fits and dtype in TRITON_TYPES and has_triton(device)
 
 
 def serves_exponential(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether `attend_exponential` supports this device and type."""
-    return device.type == "cpu" and dtype in ELEMENTS and has_library()
+    return device.type == "cpu" and dtype in TYPES and has_library()
 
 
 def attend(
@@ -262,4 +262,4 @@ def _call(
     call = _Call(torch.get_num_threads(), batch, heads, length, features, v.shape[-1], feature_map, width, int(whole))
     fill_call(call, views, states)
     function = load_function(name, ctypes.POINTER(_Call), ctypes.c_int64)
-    function(ctypes.byref(call), ELEMENTS[q.dtype])
+    function(ctypes.byref(call), int(q.dtype == torch.float64))

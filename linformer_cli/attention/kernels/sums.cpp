@@ -3,8 +3,7 @@
 //     s_t = d_t s_{t-1} + k_t v_t^T,    y_t = scale q_t s_t
 //
 // Axes: B images, H heads, T positions, C features, V value width. d_t is absent, one number, or one number per
-// feature. q, k, v and their gradients have elements E: float, double or bfloat16. Everything else has type A: double if
-// E is double, otherwise float.
+// feature. Everything has type A, double or float. If A is float, q, k, v and their gradients may be bfloat16.
 
 #include "sweep.h"
 
@@ -20,7 +19,7 @@ struct Call {
 };
 
 // The arrays of a block of positions.
-template <class E, class A>
+template <class A>
 struct Block : Pass<Call> {
     const int64_t C, V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
     std::vector<A> q, k, v, y, decay;
@@ -30,10 +29,10 @@ struct Block : Pass<Call> {
           decay((BLOCK + 1) * Cp) {}
     void read_queries(int64_t first, int64_t count) {
         const A scale = static_cast<A>(call.scale);
-        read(rows<E>(call.q), first, count, C, q.data(), [=](A x) { return x * scale; });
+        read(rows<A>(call.q), first, count, C, q.data(), [=](A x) { return x * scale; });
     }
-    void read_keys(int64_t first, int64_t count) { read(rows<E>(call.k), first, count, C, k.data()); }
-    void read_values(int64_t first, int64_t count) { read(rows<E>(call.v), first, count, V, v.data()); }
+    void read_keys(int64_t first, int64_t count) { read(rows<A>(call.k), first, count, C, k.data()); }
+    void read_values(int64_t first, int64_t count) { read(rows<A>(call.v), first, count, V, v.data()); }
     void read_gradients(int64_t first, int64_t count) { read(rows<A>(call.y), first, count, V, y.data()); }
     void read_decay(int64_t first, int64_t count) {
         if (call.decays) read_decays(rows<A>(call.log_decay), first, count, call.T, call.decays, decay.data());
@@ -46,7 +45,7 @@ struct Block : Pass<Call> {
     }
     void write_scaled(std::vector<A>& gradient, int64_t first, int64_t count) {
         for (int64_t i = 0; i < count * Cp; i++) gradient[i] *= static_cast<A>(call.scale);
-        write(gradient.data(), first, count, C, rows<E>(call.grad_q));
+        write(gradient.data(), first, count, C, rows<A>(call.grad_q));
     }
     // The product of a feature and its gradient, added with a sign to the gradient of log d before it is summed over
     // later positions.
@@ -73,13 +72,13 @@ struct State {
 };
 
 // `D` is the decay of a sum with features in its rows.
-template <class E, class A, Decay D>
-struct Forward : Block<E, A> {
+template <class A, Decay D>
+struct Forward : Block<A> {
     typedef ::State<A> State;
     State state;
-    using Block<E, A>::call;
+    using Block<A>::call;
 
-    explicit Forward(const Call& call) : Block<E, A>(call), state{{Sum<A>(call.C, call.V)}, std::vector<A>(call.decays)} {}
+    explicit Forward(const Call& call) : Block<A>(call), state{{Sum<A>(call.C, call.V)}, std::vector<A>(call.decays)} {}
     void load() { state.sums[0].load(part<A>(call.carried, this->head, call.C * call.V)); }
     void clear() { state.clear(); }
     void follow(const State& before) { ::follow<D>(before.sums[0], state.kept.data(), state.sums[0]); }
@@ -99,16 +98,16 @@ struct Forward : Block<E, A> {
 // Let r_t = d_{t+1} r_{t+1} + q_t dy_t^T. Then the gradients are dq_t = s_t dy_t, dk_t = r_t v_t and dv_t = k_t r_t. s
 // is recomputed. The gradient of log d_t is the sum of q_j dq_j - k_j dk_j over all j >= t, plus that of s_T ds_T. No
 // product of two sums is needed.
-template <class E, class A, Decay D>
-struct OfQueries : Block<E, A> {
+template <class A, Decay D>
+struct OfQueries : Block<A> {
     typedef ::State<A> State;
     State state;  // s, transposed: [V, C]
     std::vector<A> out;
     static constexpr Decay TURNED = D == ROWS ? COLUMNS : D;
-    using Block<E, A>::call;
+    using Block<A>::call;
 
     explicit OfQueries(const Call& call)
-        : Block<E, A>(call), state{{Sum<A>(call.V, call.C)}, std::vector<A>(call.decays)}, out(BLOCK * this->Cp) {}
+        : Block<A>(call), state{{Sum<A>(call.V, call.C)}, std::vector<A>(call.decays)}, out(BLOCK * this->Cp) {}
     void load() { state.sums[0].load(part<A>(call.carried, this->head, call.C * call.V), true); }
     void clear() { state.clear(); }
     void follow(const State& before) { ::follow<TURNED>(before.sums[0], state.kept.data(), state.sums[0]); }
@@ -137,16 +136,16 @@ struct OfQueries : Block<E, A> {
     }
 };
 
-template <class E, class A, Decay D>
-struct OfKeys : Block<E, A> {
+template <class A, Decay D>
+struct OfKeys : Block<A> {
     typedef ::State<A> State;
     State state;  // r, and r transposed
     std::vector<A> grad_k, grad_v;
     static constexpr Decay TURNED = D == ROWS ? COLUMNS : D;
-    using Block<E, A>::call;
+    using Block<A>::call;
 
     explicit OfKeys(const Call& call)
-        : Block<E, A>(call), state{{Sum<A>(call.C, call.V), Sum<A>(call.V, call.C)}, std::vector<A>(call.decays)},
+        : Block<A>(call), state{{Sum<A>(call.C, call.V), Sum<A>(call.V, call.C)}, std::vector<A>(call.decays)},
           grad_k(BLOCK * this->Cp), grad_v(BLOCK * this->Vp) {}
     void load() {
         const A* grad_total = part<A>(call.total, this->head, call.C * call.V);
@@ -171,8 +170,8 @@ struct OfKeys : Block<E, A> {
         scan<D>(count, Positions<A>{{q}, {y}, {this->k.data()}, {grad_v.data()}, decay}, state.sums[0], true, outputs);
         if (!outputs) return this->keep(1, count, state.kept);
         if (call.grad_log_decay.data) this->add_product(-1, this->k.data(), grad_k.data(), first, count);
-        write(grad_k.data(), first, count, call.C, this->template rows<E>(call.grad_k));
-        write(grad_v.data(), first, count, call.V, this->template rows<E>(call.grad_v));
+        write(grad_k.data(), first, count, call.C, this->template rows<A>(call.grad_k));
+        write(grad_v.data(), first, count, call.V, this->template rows<A>(call.grad_v));
     }
     void leave() {
         if (!call.grad_carried) return;
@@ -198,32 +197,30 @@ void sum_later(const Call& call) {
     });
 }
 
-template <class E, class A, Decay D>
+template <class A, Decay D>
 void run_decay(const Call& call, bool reverse) {
-    if (!reverse) return sweep<Forward<E, A, D>>(call, false);
-    sweep<OfQueries<E, A, D>>(call, false);
-    sweep<OfKeys<E, A, D>>(call, true);
+    if (!reverse) return sweep<Forward<A, D>>(call, false);
+    sweep<OfQueries<A, D>>(call, false);
+    sweep<OfKeys<A, D>>(call, true);
     if (call.grad_log_decay.data) sum_later<A>(call);
 }
 
-template <class E, class A>
+template <class A>
 void run(const Call& call, bool reverse) {
-    if (call.decays == 0) return run_decay<E, A, KEEP>(call, reverse);
-    if (call.decays == 1) return run_decay<E, A, EACH>(call, reverse);
-    return run_decay<E, A, ROWS>(call, reverse);
-}
-
-void run_type(const Call& call, Element element, bool reverse) {
-    if (element == Element::FLOAT) run<float, float>(call, reverse);
-    if (element == Element::DOUBLE) run<double, double>(call, reverse);
-    if (element == Element::BFLOAT16) run<bfloat16, float>(call, reverse);
+    if (call.decays == 0) return run_decay<A, KEEP>(call, reverse);
+    if (call.decays == 1) return run_decay<A, EACH>(call, reverse);
+    return run_decay<A, ROWS>(call, reverse);
 }
 
 }  // namespace
 
 extern "C" {
 
-void lintx_sums_forward(const Call* call, Element element) { run_type(*call, element, false); }
+void lintx_sums_forward(const Call* call, int64_t is_double) {
+    is_double ? run<double>(*call, false) : run<float>(*call, false);
+}
 
-void lintx_sums_backward(const Call* call, Element element) { run_type(*call, element, true); }
+void lintx_sums_backward(const Call* call, int64_t is_double) {
+    is_double ? run<double>(*call, true) : run<float>(*call, true);
+}
 }

@@ -9,7 +9,7 @@ from torch import Tensor
 from linformer_cli.attention.base import accumulator_dtype
 from linformer_cli.native.library import has_library, load_function
 
-from .tensors import ELEMENTS, View, fill_call, require_fit, with_dense_rows
+from .tensors import TYPES, View, fill_call, require_fit, with_dense_rows
 
 _VIEWS = ("q", "k", "v", "y", "log_decay", "grad_q", "grad_k", "grad_v", "grad_log_decay")
 _STATES = ("carried", "total", "grad_carried", "ends")
@@ -28,7 +28,7 @@ class _Call(ctypes.Structure):
 
 def serves(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether compiled sums of inputs of this type run on this device."""
-    return device.type == "cpu" and dtype in ELEMENTS and has_library()
+    return device.type == "cpu" and dtype in TYPES and has_library()
 
 
 def sum_causally(
@@ -105,4 +105,4 @@ def _call(name: str, views: dict[str, Tensor | None], states: dict[str, Tensor |
     call = _Call(torch.get_num_threads(), *q.shape, v.shape[-1], decays, scale)
     fill_call(call, views, states)
     function = load_function(name, ctypes.POINTER(_Call), ctypes.c_int64)
-    function(ctypes.byref(call), ELEMENTS[q.dtype])
+    function(ctypes.byref(call), int(q.dtype == torch.float64))

@@ -8,20 +8,27 @@ from torch import Tensor
 
 from linformer_cli.attention.base import accumulator_dtype
 
-# The numbers of `Element` of scan.h.
-ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+# The types of a kernel's inputs.
+TYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 class View(ctypes.Structure):
     """`View` of scan.h: the address and strides of a tensor [B, H, T, width] whose last dimension is contiguous."""
 
-    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("image", "head", "position"))]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("image", "head", "position", "is_narrow")),
+    ]
+
+
+def _view(tensor: Tensor) -> View:
+    return View(tensor.data_ptr(), *tensor.stride()[:3], tensor.dtype == torch.bfloat16)
 
 
 def fill_call(call: ctypes.Structure, views: Mapping[str, Tensor | None], states: Mapping[str, Tensor | None]) -> None:
     """Set a kernel's arguments: `views` with their strides, and dense `states`. None becomes a null pointer."""
     for field, tensor in views.items():
-        setattr(call, field, View() if tensor is None else View(tensor.data_ptr(), *tensor.stride()[:3]))
+        setattr(call, field, View() if tensor is None else _view(tensor))
     for field, tensor in states.items():
         setattr(call, field, None if tensor is None else tensor.data_ptr())
 
