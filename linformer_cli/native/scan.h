@@ -98,6 +98,13 @@ void read_decays(const Rows<A>& logs, int64_t first, int64_t count, int64_t T, i
     std::fill(to + known * stride, to + count * stride, A(1));
 }
 
+// The number of SIMD registers.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int REGISTERS = 32;
+#else
+constexpr int REGISTERS = 16;
+#endif
+
 // Positions per block, few enough for their data to stay in the L1 cache.
 constexpr int64_t BLOCK = 32;
 
@@ -159,50 +166,75 @@ struct Positions {
     const A* decay;
 };
 
+// The rows of P positions.
+template <class A, int P, int WRITES, int READS>
+struct PositionRows {
+    const A *a[WRITES][P], *o[READS ? READS : 1][P], *decay[P];
+};
+
+// Updates and reads the columns of S in `TOGETHER` vectors from column m on.
+template <int TOGETHER, Decay D, class A, int P, int WRITES, int READS>
+[[gnu::always_inline]] inline void scan_columns(const Positions<A, WRITES, READS>& x,
+                                                const PositionRows<A, P, WRITES, READS>& at, int64_t t, int64_t step,
+                                                int64_t m, Sum<A>& S) {
+    using L = Lanes<A>;
+    const int64_t width_m = L::pad(S.M), stride = S.stride();
+    typename L::type values[WRITES][P][TOGETHER], sums[READS ? READS : 1][P][TOGETHER] = {}, factors[P][TOGETHER] = {};
+    for (int p = 0; p < P; p++)
+        for (int c = 0; c < TOGETHER; c++) {
+            const int64_t place = m + c * L::count;
+            for (int w = 0; w < WRITES; w++) values[w][p][c] = L::load(x.b[w] + (t + p * step) * width_m + place);
+            if (D == EACH) factors[p][c] = factors[p][c] + *at.decay[p];
+            if (D == COLUMNS) factors[p][c] = L::load(at.decay[p] + place);
+        }
+    A* rows = S.rows.data() + m;
+    for (int64_t n = 0; n < S.N; n++) {
+        for (int c = 0; c < TOGETHER; c++) {
+            typename L::type row = L::load(rows + n * stride + c * L::count);
+            for (int p = 0; p < P; p++) {
+                typename L::type added = at.a[0][p][n] * values[0][p][c];
+                for (int w = 1; w < WRITES; w++) added += at.a[w][p][n] * values[w][p][c];
+                row = D == KEEP ? row + added : D == ROWS ? row * at.decay[p][n] + added : row * factors[p][c] + added;
+                for (int r = 0; r < READS; r++) sums[r][p][c] += at.o[r][p][n] * row;
+            }
+            L::store(rows + n * stride + c * L::count, row);
+        }
+    }
+    for (int r = 0; r < READS; r++)
+        for (int p = 0; p < P; p++)
+            for (int c = 0; c < TOGETHER; c++)
+                L::store(x.out[r] + (t + p * step) * width_m + m + c * L::count, sums[r][p][c]);
+}
+
 template <class A, Decay D, int P, int WRITES, int READS>
 void scan_positions(const Positions<A, WRITES, READS>& x, int64_t t, int64_t step, Sum<A>& S) {
     using L = Lanes<A>;
-    const int64_t width_n = L::pad(S.N), width_m = L::pad(S.M), stride = S.stride();
+    const int64_t width_n = L::pad(S.N), width_m = L::pad(S.M);
     const int64_t width_d = D == EACH ? 1 : D == ROWS ? width_n : width_m;
     constexpr int R = READS ? READS : 1;
-    const A *a[WRITES][P], *o[R][P], *decay[P];
+    PositionRows<A, P, WRITES, READS> at;
     for (int p = 0; p < P; p++) {
-        for (int w = 0; w < WRITES; w++) a[w][p] = x.a[w] + (t + p * step) * width_n;
-        for (int r = 0; r < READS; r++) o[r][p] = x.o[r] + (t + p * step) * width_n;
-        decay[p] = D == KEEP ? nullptr : x.decay + (t + p * step + (step < 0)) * width_d;
+        for (int w = 0; w < WRITES; w++) at.a[w][p] = x.a[w] + (t + p * step) * width_n;
+        for (int r = 0; r < READS; r++) at.o[r][p] = x.o[r] + (t + p * step) * width_n;
+        at.decay[p] = D == KEEP ? nullptr : x.decay + (t + p * step + (step < 0)) * width_d;
     }
-    for (int64_t m = 0; m < S.whole; m += L::count) {
-        typename L::type values[WRITES][P], sums[R][P] = {}, factors[P] = {};
-        for (int p = 0; p < P; p++) {
-            for (int w = 0; w < WRITES; w++) values[w][p] = L::load(x.b[w] + (t + p * step) * width_m + m);
-            if (D == EACH) factors[p] = factors[p] + *decay[p];
-            if (D == COLUMNS) factors[p] = L::load(decay[p] + m);
-        }
-        A* rows = S.rows.data() + m;
-        for (int64_t n = 0; n < S.N; n++) {
-            typename L::type row = L::load(rows + n * stride);
-            for (int p = 0; p < P; p++) {
-                typename L::type added = a[0][p][n] * values[0][p];
-                for (int w = 1; w < WRITES; w++) added += a[w][p][n] * values[w][p];
-                row = D == KEEP ? row + added : D == ROWS ? row * decay[p][n] + added : row * factors[p] + added;
-                for (int r = 0; r < READS; r++) sums[r][p] += o[r][p][n] * row;
-            }
-            L::store(rows + n * stride, row);
-        }
-        for (int r = 0; r < READS; r++)
-            for (int p = 0; p < P; p++) L::store(x.out[r] + (t + p * step) * width_m + m, sums[r][p]);
-    }
+    // Vectors that are updated together share the loads of a and o. Their values and sums must fit into the registers.
+    constexpr int TOGETHER = REGISTERS >= 32 && WRITES + READS <= 2 ? 2 : 1;
+    int64_t m = 0;
+    for (; m + (TOGETHER - 1) * L::count < S.whole; m += TOGETHER * L::count)
+        scan_columns<TOGETHER, D>(x, at, t, step, m, S);
+    if (m < S.whole) scan_columns<1, D>(x, at, t, step, m, S);
     if (S.whole == S.M) return;
     for (int p = 0; p < P; p++) {
         typename L::type sums[R] = {};
         const int64_t place = (t + p * step) * width_m + S.whole;
         for (int64_t n = 0; n < S.N; n += L::count) {
             typename L::type row = L::load(&S.last[n]);
-            if (D == EACH) row *= *decay[p];
-            if (D == ROWS) row *= L::load(decay[p] + n);
-            if (D == COLUMNS) row *= decay[p][S.whole];
-            for (int w = 0; w < WRITES; w++) row += L::load(a[w][p] + n) * x.b[w][place];
-            for (int r = 0; r < READS; r++) sums[r] += L::load(o[r][p] + n) * row;
+            if (D == EACH) row *= *at.decay[p];
+            if (D == ROWS) row *= L::load(at.decay[p] + n);
+            if (D == COLUMNS) row *= at.decay[p][S.whole];
+            for (int w = 0; w < WRITES; w++) row += L::load(at.a[w][p] + n) * x.b[w][place];
+            for (int r = 0; r < READS; r++) sums[r] += L::load(at.o[r][p] + n) * row;
             L::store(&S.last[n], row);
         }
         for (int r = 0; r < READS; r++) x.out[r][place] = L::total(sums[r]);

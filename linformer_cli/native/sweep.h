@@ -49,13 +49,23 @@ void sweep(const Call& call, bool reverse) {
         }
     };
     if (parts == 1) {
-        share(call.threads, heads, [&](auto next) {
+        // The rows of all heads of a position are adjacent in memory, so a thread visits several heads block by block.
+        const int64_t run = std::max<int64_t>(1, std::min(call.H, heads / (4 * call.threads)));
+        share(call.threads, (heads + run - 1) / run, [&](auto next) {
             Pass pass(call);
-            for (int64_t head = next(); head < heads; head = next()) {
-                pass.enter(head);
-                pass.load();
-                visit(pass, 0, blocks, true);
-                pass.leave();
+            std::vector<typename Pass::State> states(run, pass.state);
+            for (int64_t first = next() * run; first < heads; first = next() * run) {
+                auto for_heads = [&](auto work) {
+                    for (int64_t head = first; head < std::min(heads, first + run); head++) {
+                        pass.enter(head);
+                        std::swap(pass.state, states[head - first]);
+                        work();
+                        std::swap(pass.state, states[head - first]);
+                    }
+                };
+                for_heads([&] { pass.load(); });
+                for (int64_t n = 0; n < blocks; n++) for_heads([&] { visit(pass, n, n + 1, true); });
+                for_heads([&] { pass.leave(); });
             }
         });
         return;

@@ -198,19 +198,27 @@ def test_training_saves_only_inputs_and_denominators() -> None:
 
 
 def test_images_and_heads_are_independent_of_each_other_and_of_the_thread_count() -> None:
+    """A thread visits several heads in turns. With two threads, the last of 21 heads is alone."""
     attention = build(6, 5)
-    inputs = [draw(4, 3, 140, width, seed=seed).detach() for seed, width in enumerate((6, 6, 5))]
-    expected, _ = attention.attend(*inputs)
+    inputs = [draw(7, 3, 140, width, seed=seed) for seed, width in enumerate((6, 6, 5))]
+    gradients = [draw(7, 3, *size, seed=seed).detach() for seed, size in enumerate([(140, 5), (6, 5), (6,)], 3)]
     threads = torch.get_num_threads()
     try:
-        for count in (1, 2, 5):
+        torch.set_num_threads(1)
+        expected = differentiate(attention, inputs, gradients)
+        for count in (2, 5):
             torch.set_num_threads(count)
-            assert torch.equal(attention.attend(*inputs)[0], expected)
+            assert all(map(torch.equal, differentiate(attention, inputs, gradients), expected))
     finally:
         torch.set_num_threads(threads)
-    for image, head in itertools.product(range(4), range(3)):
-        alone, _ = build(6, 5, heads=1).attend(*(part[image : image + 1, head : head + 1] for part in inputs))
-        assert torch.equal(alone[0, 0], expected[image, head])
+    for image, head in itertools.product(range(7), range(3)):
+        place = (slice(image, image + 1), slice(head, head + 1))
+        alone = differentiate(
+            build(6, 5, heads=1),
+            [part[place].detach().requires_grad_() for part in inputs],
+            [part[place] for part in gradients],
+        )
+        assert all(torch.equal(one, other[place]) for one, other in zip(alone, expected, strict=True))
 
 
 def test_unsupported_maps_devices_and_types_are_not_compiled() -> None:
