@@ -15,6 +15,7 @@ from linformer_cli.config import NetworkConfig
 from linformer_cli.native.program import Builder, MixInputs
 
 from .dropout import rounded
+from .linear_layers import Linear
 from .short_convolution import ShortConvolution
 
 
@@ -60,8 +61,8 @@ class AttentionLayer(nn.Module):
         query = 0 if inner.shared_query_key else shape.key_width
         gate = shape.value_width if config.output_gate else 0
         self.widths = (query, shape.key_width, shape.value_width, gate, inner.extra_per_head)
-        self.input = nn.Linear(config.width, shape.heads * sum(self.widths))
-        self.output = nn.Linear(shape.heads * shape.value_width, config.width)
+        self.input = Linear(config.width, shape.heads * sum(self.widths))
+        self.output = Linear(shape.heads * shape.value_width, config.width)
         self.normalise_keys = config.normalise_keys
         self.convolution = build_convolution(config, inner)
         weight = torch.ones(shape.heads, shape.value_width) if config.norm_heads else None

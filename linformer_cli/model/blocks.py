@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linformer_cli.attention.base import Attention
 from linformer_cli.attention.single_head import SingleHeadAttention
@@ -18,6 +17,7 @@ from linformer_cli.native.program import Builder
 
 from .attention_layer import AttentionLayer
 from .dropout import add_and_normalise, add_dropped, rounded
+from .linear_layers import Linear
 from .query_layer import QueryLayer
 
 
@@ -31,19 +31,18 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.width = config.width
-        self.input = nn.Linear(config.width, config.feed_forward)
+        self.input = Linear(config.width, config.feed_forward)
         boom = config.feed_forward_kind == "boom"
-        self.output = None if boom else nn.Linear(config.feed_forward, config.width)
-        self.activation = functional.gelu if config.activation == "gelu" else functional.relu
+        self.output = None if boom else Linear(config.feed_forward, config.width)
+        self.activation = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.activation(self.input(rounded(x)))
+        hidden = self.input(rounded(x), self.activation)
         y: Tensor = hidden.unflatten(-1, (-1, self.width)).sum(dim=-2) if self.output is None else self.output(hidden)
         return y
 
     def emit(self, builder: Builder, source: int) -> int:
-        activation = "gelu" if self.activation is functional.gelu else "relu"
-        hidden = builder.project(self.input, source, "hidden", activation)
+        hidden = builder.project(self.input, source, "hidden", self.activation)
         if self.output is not None:
             return builder.project(self.output, hidden, "branch")
         output = builder.scratch("branch", self.width)

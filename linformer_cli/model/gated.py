@@ -12,6 +12,7 @@ from linformer_cli.config import ModelConfig
 from linformer_cli.native.program import Builder, MixInputs
 
 from .blocks import InnerBlock
+from .linear_layers import Linear
 
 
 class GatedBlock(InnerBlock):
@@ -27,8 +28,8 @@ class GatedBlock(InnerBlock):
         self.attention = attention
         shape = attention.shape
         self.widths = (shape.value_width, shape.value_width, shape.key_width)
-        self.input = nn.Linear(config.width, sum(self.widths))
-        self.output = nn.Linear(shape.value_width, config.width)
+        self.input = Linear(config.width, sum(self.widths))
+        self.output = Linear(shape.value_width, config.width)
         self.norm = nn.LayerNorm(config.width)
 
     @property

@@ -9,6 +9,8 @@ from linformer_cli.config import ModelConfig
 from linformer_cli.native.constants import TILE_ROWS
 from linformer_cli.native.program import Builder, MixInputs
 
+from .linear_layers import Linear
+
 
 class QueryLayer(nn.Module):
     """Projects vectors to queries; the input itself is k and v, and the mechanism's output is the layer's output."""
@@ -16,7 +18,7 @@ class QueryLayer(nn.Module):
     def __init__(self, config: ModelConfig, inner: SingleHeadAttention) -> None:
         super().__init__()
         self.inner = inner
-        self.input = nn.Linear(config.width, config.width)
+        self.input = Linear(config.width, config.width)
 
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         memory = x.unsqueeze(1)

@@ -39,6 +39,7 @@ SOURCES = {
     "attention/kernels/mesa.cpp": FUSED,
     "attention/kernels/scale.cpp": FUSED,
     "model/dropout.cpp": FUSED,
+    "model/linear_layers.cpp": FUSED,
     "native/threads.cpp": EXACT,
     "native/library.cpp": EXACT,
 }
