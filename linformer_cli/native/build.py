@@ -152,9 +152,10 @@ class Compiler:
 
     def options(self, target: Target, instruction_set: InstructionSet) -> tuple[str, ...]:
         if not self.is_zig:
-            return instruction_set.options
+            return *instruction_set.options, instruction_set.level
         triple = () if target.triple is None else ("-target", target.triple)
-        return *triple, f"-mcpu={instruction_set.zig}"
+        level = "-Os" if instruction_set.level == "-O2" else instruction_set.level  # zig takes -O2 for -O3
+        return *triple, f"-mcpu={instruction_set.zig}", level
 
     def run(self, *arguments: str) -> None:
         """Run the compiler. Raises `CompilerError` with the first error that it reports."""
@@ -243,7 +244,7 @@ def _compile(compiler: Compiler, target: Target, instruction_set: InstructionSet
     """Compile a C++ file and return the path of the result."""
     compiled = folder / f"{instruction_set.name}-{Path(source).stem}.o"
     digest = f'-DLINTX_DIGEST="{compute_digest(instruction_set)}"'
-    flags = (*OPTIONS, instruction_set.level, SOURCES[source], *compiler.options(target, instruction_set))
+    flags = (*OPTIONS, SOURCES[source], *compiler.options(target, instruction_set))
     headers = ("-I", str(PACKAGE / "native"))
     compiler.run(*flags, *definitions(), digest, *headers, "-c", str(PACKAGE / source), "-o", str(compiled))
     return str(compiled)
