@@ -1,10 +1,15 @@
 """The entry point of the `lintx` command. It prepares the process before any slow import."""
 
+from __future__ import annotations  # the names of types need no import
+
 import io
 import os
 import signal
 import sys
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> NoReturn:
