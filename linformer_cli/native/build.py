@@ -40,6 +40,7 @@ SOURCES = {
     "attention/kernels/scale.cpp": FUSED,
     "model/dropout.cpp": FUSED,
     "model/linear_layers.cpp": FUSED,
+    "native/frequencies.cpp": EXACT,
     "native/threads.cpp": EXACT,
     "native/library.cpp": EXACT,
 }

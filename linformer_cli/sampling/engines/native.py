@@ -147,11 +147,12 @@ class NativeEngine(Engine):
         values = torch.empty(len(parameters), dtype=torch.int64)
         rows = (len(parameters), parameters.data_ptr(), parameters.stride(0))
         if filters not in self._heads:
-            self._heads[filters] = self._describe_head(filters)
+            self._heads[filters] = self.describe_head(filters)
         self._kernels.lintx_draw(self._heads[filters].address, *rows, uniforms.data_ptr(), values.data_ptr())
         return values
 
-    def _describe_head(self, filters: Filters) -> Head:
+    def describe_head(self, filters: Filters) -> Head:
+        """The distribution of a value after `filters`, for the functions of the library."""
         head = self.model.head
         bounds = (head.mixtures, *head.log_scale_bounds) if isinstance(head, MixtureHead) else (0, 0, 0)
         top_k = min(filters.top_k or 0, head.levels)
@@ -159,7 +160,7 @@ class NativeEngine(Engine):
 
     def _describe_drawing(self, uniforms: Tensor, values: Tensor, filters: Filters) -> Drawing:
         return Drawing(
-            self._describe_head(filters),
+            self.describe_head(filters),
             *(self.program.recent, self._recent.shape[1], self.program.output),
             self.model.config.image.values_per_row,
             *(uniforms.data_ptr(), values.data_ptr()),

@@ -1,0 +1,1 @@
+"""Images and bytes as compressed files: an exact engine predicts each value, and an entropy coder stores it."""

@@ -1,0 +1,162 @@
+"""Codes batches of sequences: a range coder stores each value with the frequencies that the exact engine predicts.
+
+A batch consists of blocks of adjacent sequences. Each block has its own coder, so a block can be decoded alone. Within
+a block, the first values of all sequences come first, then all second values, and so on.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from linformer_cli.errors import UsageError
+
+from .predictor import PredictorCache
+
+Integers = NDArray[np.int64]
+Rows = slice | Integers
+
+
+def never_stop() -> None:
+    """Let the work go on."""
+
+
+def load_constriction() -> Any:
+    """Return the package constriction. Raises `UsageError` if it is not installed."""
+    try:
+        import constriction
+    except ImportError:
+        raise UsageError("compressed files need the package constriction; pip install 'lintx[compress]'") from None
+    return constriction.stream
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The form of a batch of B sequences.
+
+    `lengths` int64 [B] holds the number of values of each sequence. `blocks` holds the number of sequences in each
+    block; their sum is B.
+    """
+
+    lengths: Integers
+    blocks: Sequence[int]
+
+    @property
+    def longest(self) -> int:
+        return int(self.lengths.max(initial=0))
+
+    def pair(self, coders: Sequence[Any]) -> Iterator[tuple[Any, slice]]:
+        """Yield the coder and the sequences of each block."""
+        ends = np.cumsum(self.blocks).tolist()
+        for coder, size, end in zip(coders, self.blocks, ends, strict=True):
+            yield coder, slice(end - size, end)
+
+    def find_active(self, coders: Sequence[Any], position: int) -> Iterator[tuple[Any, Rows]]:
+        """Yield the coder of each block, and those of its sequences that have a value at `position`, if any."""
+        for coder, rows in self.pair(coders):
+            active = self.lengths[rows] > position
+            if active.all():
+                yield coder, rows
+            elif active.any():
+                yield coder, rows.start + np.flatnonzero(active)
+
+
+class Coder:
+    """Encodes and decodes batches. Both directions run the same predictions, in `_run`.
+
+    Raises `UsageError` if constriction is missing.
+    """
+
+    def __init__(self, predictors: PredictorCache, before_step: Callable[[], None] = never_stop) -> None:
+        self.predictors, self._before_step = predictors, before_step
+        self._stream = load_constriction()
+        # Without `perfect`, constriction multiplies by 2^24 - levels, divides by the sum of the given numbers, rounds
+        # down and adds 1. The numbers of `Predictor.predict` have exactly this sum, so they become the frequencies.
+        self._family = self._stream.model.Categorical(perfect=False)
+        classes = predictors.model.config.classes
+        self._uniform = self._stream.model.Uniform(classes) if classes > 1 else None
+
+    @torch.no_grad()
+    def encode(self, lanes: Lanes, values: Integers, labels: Integers | None = None) -> tuple[list[bytes], Tensor]:
+        """Return the data of each block of values [B, T], and the model's own nats of each sequence, float64 [B].
+
+        `labels` int64 [B] are the classes, if the model has any. `before_step` is called before every step and may
+        raise to stop. Raises `LintxError` if the model predicts NaN or infinity.
+        """
+        encoders = [self._stream.queue.RangeEncoder() for _ in lanes.blocks]
+        predictor = self.predictors.start(len(values))
+        nats = torch.zeros(len(values), dtype=torch.float64)
+        by_position = torch.from_numpy(np.ascontiguousarray(values.T))
+        symbols = by_position.numpy().astype(np.int32)
+        counted = torch.from_numpy(lanes.lengths)
+
+        def exchange(position: int, frequencies: NDArray[np.float64]) -> Tensor:
+            for encoder, rows in lanes.find_active(encoders, position):
+                encoder.encode(symbols[position, rows], self._family, frequencies[rows])
+            nats.add_(predictor.nats(by_position[position]) * (counted > position))
+            return by_position[position]
+
+        if self._uniform is not None and labels is not None:
+            for encoder, rows in lanes.pair(encoders):
+                encoder.encode(labels[rows].astype(np.int32), self._uniform)
+        self._run(lanes, labels, exchange)
+        return [encoder.get_compressed().astype("<u4").tobytes() for encoder in encoders], nats
+
+    @torch.no_grad()
+    def decode(self, lanes: Lanes, data: Sequence[bytes]) -> Integers:
+        """Return values [B, T] from the data of each block. Values after the end of a sequence are 0.
+
+        Damaged data give wrong values, which the caller has to detect. Raises what `encode` raises.
+        """
+        decoders = [_Decoder(self._stream.queue, part) for part in data]
+        by_position = torch.zeros(lanes.longest, len(lanes.lengths), dtype=torch.int64)
+        values = by_position.numpy()
+
+        def exchange(position: int, frequencies: NDArray[np.float64]) -> Tensor:
+            for decoder, rows in lanes.find_active(decoders, position):
+                values[position, rows] = decoder.decode(len(frequencies[rows]), self._family, frequencies[rows])
+            return by_position[position]
+
+        labels = None
+        if self._uniform is not None:
+            counted = lanes.pair(decoders)
+            parts = [decoder.decode(rows.stop - rows.start, self._uniform, None) for decoder, rows in counted]
+            labels = np.concatenate(parts).astype(np.int64)
+        self._run(lanes, labels, exchange)
+        return values.T
+
+    def _run(
+        self, lanes: Lanes, labels: Integers | None, exchange: Callable[[int, NDArray[np.float64]], Tensor]
+    ) -> None:
+        """Predict the values of all positions. `exchange` turns frequencies [B, levels] into the values int64 [B]."""
+        batch = len(lanes.lengths)
+        predictor = self.predictors.start(batch)
+        tokens = predictor.model.start_tokens(batch, None if labels is None else torch.from_numpy(labels))
+        for position in range(lanes.longest):
+            self._before_step()
+            tokens = exchange(position, predictor.predict(tokens))
+
+
+class _Decoder:
+    """The decoder of one block. Once constriction finds that the data cannot be right, all values are 0."""
+
+    def __init__(self, queue: Any, data: bytes) -> None:
+        words = np.frombuffer(data[: len(data) // 4 * 4], dtype="<u4").astype(np.uint32)
+        self._decoder: Any | None = queue.RangeDecoder(words)
+
+    def decode(self, count: int, model: Any, frequencies: NDArray[np.float64] | None) -> NDArray[np.int32]:
+        if self._decoder is not None:
+            try:
+                found: NDArray[np.int32]
+                if frequencies is None:
+                    found = self._decoder.decode(model, count)
+                else:
+                    found = self._decoder.decode(model, frequencies)
+                return found
+            except AssertionError:
+                self._decoder = None
+        return np.zeros(count, dtype=np.int32)

@@ -1,0 +1,84 @@
+"""The exact engine as a source of integer distributions, for the entropy coder."""
+
+import ctypes
+import hashlib
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from linformer_cli.errors import LintxError, UsageError
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.model.program import encode_model
+from linformer_cli.native.library import load_library
+from linformer_cli.sampling.choose import Filters
+from linformer_cli.sampling.engines.base import DAMAGED
+from linformer_cli.sampling.engines.native import NativeEngine
+
+# The version of the exact engine's results. Increase it when a change of the engine gives int8 other bits, because
+# files that were written before can then not be decoded.
+SEMANTICS = 1
+
+
+def require_exact(model: PixelModel) -> None:
+    """Raise `UsageError` if the exact engine does not support `model` here; the message says what is missing."""
+    if (refusal := NativeEngine.refusal(model, torch.int8)) is not None:
+        raise UsageError(f"only the engine native in int8 can compress, since its results are exact: {refusal}")
+
+
+def identify_program(model: PixelModel) -> bytes:
+    """The SHA-256 of the int8 program of `model`, with its weights: that of the file which `lintx export` writes."""
+    return hashlib.sha256(encode_model(model, NativeEngine.window, torch.int8)).digest()
+
+
+class Predictor:
+    """Predicts `batch` sequences value by value. Everything that it returns is the same on every machine."""
+
+    def __init__(self, model: PixelModel, batch: int) -> None:
+        self.model, self.batch = model, batch
+        self._engine = NativeEngine(model, batch, look_ahead=False, products=torch.int8)
+        self._head = self._engine.describe_head(Filters())
+        self._scale = load_library().lintx_frequencies
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
+        self._scale.argtypes, self._scale.restype = (pointer, size, size, pointer, size, pointer), size
+        self._frequencies = np.empty((batch, model.head.levels))
+        self._parameters = torch.empty(0)
+
+    def start(self) -> None:
+        """Begin new sequences. The first tokens are the classes, or 0."""
+        self._engine.start()
+
+    def predict(self, tokens: Tensor) -> NDArray[np.float64]:
+        """Read the next token int64 [B] and return the frequencies of the next value minus 1, [B, levels].
+
+        They are integers of at least 0, and those of a sequence add up to 2^24 - levels. The next call overwrites them.
+        Raises `LintxError` if the prediction is NaN or infinite.
+        """
+        self._parameters = self._engine.step(tokens)
+        rows = (self.batch, self._parameters.data_ptr(), self._parameters.stride(0))
+        head, output = self._head.address, self._frequencies.ctypes.data
+        if self._scale(head, self._engine.threads, *rows, output):
+            raise LintxError(DAMAGED)
+        return self._frequencies
+
+    def nats(self, values: Tensor) -> Tensor:
+        """The negative log-likelihood in nats, float32 [B], of values int64 [B] under the last prediction."""
+        return -self.model.head.log_likelihood(self._parameters, values)
+
+
+class PredictorCache:
+    """Builds a predictor for the first batch, and reuses it for later batches of the same size."""
+
+    def __init__(self, model: PixelModel) -> None:
+        require_exact(model)
+        self.model = model
+        self._predictor: Predictor | None = None
+
+    def start(self, batch: int) -> Predictor:
+        """A predictor that has begun `batch` sequences. The predictor of another size is dropped."""
+        if self._predictor is None or self._predictor.batch != batch:
+            self._predictor = None  # free its memory before the next one is built
+            self._predictor = Predictor(self.model, batch)
+        self._predictor.start()
+        return self._predictor
