@@ -1,11 +1,13 @@
 """Writes files safely, and finds the user's cache folder. These functions write all images, checkpoints and tables."""
 
+import contextlib
 import errno
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import LintxError
 
@@ -61,6 +63,21 @@ def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) ->
             _write_directly(path, data)
         else:
             _write_then_rename(Path(os.path.realpath(path)), data, flush)
+    except OSError as error:
+        raise _explain(path, error) from None
+
+
+@contextlib.contextmanager
+def open_atomically(path: Path, name: Callable[[], str] | None = None, flush: bool = True) -> Iterator[BinaryIO]:
+    """A context that writes and reads a new file, which replaces `path` if the context ends without an exception.
+
+    `name`, if given, is called at the end and may choose another name in the same folder. Missing folders are created.
+    `write_file` explains the rest, and what is raised if the system refuses.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        with _rename_later(target.parent, lambda: target.with_name(name()) if name else target, flush) as opened:
+            yield opened
     except OSError as error:
         raise _explain(path, error) from None
 
@@ -150,14 +167,22 @@ def _write_directly(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def _write_then_rename(target: Path, data: bytes, flush: bool) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.parent / _temporary_name()
+    with _rename_later(target.parent, lambda: target, flush) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def _rename_later(folder: Path, target: Callable[[], Path], flush: bool) -> Iterator[BinaryIO]:
+    """A new file in `folder` that gets the name `target()` if the context ends without an exception."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / _temporary_name()
     try:
-        if flush:
-            write_flushed(temporary, data)
-        else:
-            temporary.write_bytes(data)
-        os.replace(temporary, target)
+        with open(temporary, "xb+") as opened:
+            yield opened
+            if flush:
+                opened.flush()
+                os.fsync(opened.fileno())
+        os.replace(temporary, target())
     except BaseException:  # including Ctrl-C
         temporary.unlink(missing_ok=True)
         raise

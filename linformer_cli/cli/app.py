@@ -16,7 +16,23 @@ from linformer_cli.system.distributed import end_process, process_rank
 from linformer_cli.system.memory import is_out_of_memory, keep_freed_memory
 from linformer_cli.system.threads import limit_spinning
 
-from . import attentions, bench, check, compare, complete, demo, env, evaluate, export, info, plot, sample, train
+from . import (
+    attentions,
+    bench,
+    check,
+    compare,
+    complete,
+    compress,
+    decompress,
+    demo,
+    env,
+    evaluate,
+    export,
+    info,
+    plot,
+    sample,
+    train,
+)
 from .output import complain
 
 _CLOSED_PIPE = 128 + 13  # the exit code of a command that SIGPIPE ended; a number, because Windows has no SIGPIPE
@@ -49,6 +65,8 @@ def _root(
 app.command("train")(train.train)
 app.command("sample")(sample.sample)
 app.command("complete")(complete.complete)
+app.command("compress")(compress.compress)
+app.command("decompress")(decompress.decompress)
 app.command("eval")(evaluate.evaluate)
 app.command("check")(check.check)
 app.add_typer(bench.app, name="bench")

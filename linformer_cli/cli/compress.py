@@ -1,0 +1,275 @@
+"""`lintx compress`: pictures, data sets and files as compressed files."""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from linformer_cli.data import Split
+from linformer_cli.errors import LintxError, UsageError
+from linformer_cli.files import open_atomically, require_writable
+from linformer_cli.units import WINDOWS
+
+from . import options
+from .output import complain, print_json, talk
+from .packing import STREAM, Bar, build_coder, find_shipped_name, read_stdin, require_binary_stdout, write_stdout
+from .session import Session, open_session
+
+if TYPE_CHECKING:
+    from linformer_cli.codec.coder import Coder
+    from linformer_cli.codec.header import Header
+    from linformer_cli.codec.pack import Packed
+    from linformer_cli.codec.sources import Source
+    from linformer_cli.config import ImageShape
+
+Batch = Annotated[
+    int, typer.Option("--batch", min=1, max=2**16, help="Images or windows coded at once; at least one block.")
+]
+
+
+def compress(
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[IMAGES]...",
+            help="Pictures, or folders of pictures; for a model of bytes, any files. '-' is stdin.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[str, typer.Option("-o", "--out", help="The file to write; '-' is stdout.", metavar="FILE")] = "",
+    checkpoint: options.CheckpointOption = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="Compress a data set instead of files.", show_default=False, metavar="NAME"),
+    ] = None,
+    split: Annotated[Split, typer.Option("--split", help="The split of the data set.")] = "test",
+    data_dir: options.DataDir = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.", show_default=False)
+    ] = None,
+    tile: Annotated[
+        bool,
+        typer.Option("--tile", help="Cut pictures of any size into tiles of the model's size. Edges are filled up."),
+    ] = False,
+    class_name: Annotated[
+        str | None,
+        typer.Option("--class", help="The class of all pictures, for a model with classes.", show_default=False),
+    ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            "--length",
+            min=2,
+            max=65_536,
+            help="Bytes in a window, for a model of bytes that needs no positions. Default: as in training.",
+            show_default=False,
+        ),
+    ] = None,
+    block: Annotated[
+        int | None,
+        typer.Option(
+            "--block",
+            min=1,
+            max=2**16,
+            help="Images or windows in a block. Damage destroys whole blocks; smaller blocks need a few bytes more. "
+            "Default: 500, or fewer if their states need more than 512 MiB.",
+            show_default=False,
+        ),
+    ] = None,
+    batch: Batch = 500,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Decode the file and compare before it gets its name.")
+    ] = True,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE if it exists.")] = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Compress images without loss.
+
+    The model predicts every value, and an entropy coder stores it in about as many bits as the model's bits/dim say.
+    `lintx decompress` returns the same pixels, names and order on every processor, with the same model. Only pixels are
+    kept: a picture comes back as a PNG without metadata. Pictures must have the size and the channels of the model's
+    images, in 8 bits; others are refused by name, unless --tile is given.
+
+    A model of bytes compresses any files.
+
+    This pays for images like those that the model was trained on. Other images may take more bytes than as PNGs.
+
+    Examples:
+
+    - `lintx compress digits/ -o digits.lintx`
+    - `lintx compress --data mnist --split test -o mnist.lintx`
+    - `lintx compress scan.png --tile -o scan.lintx`
+    - `lintx compress --checkpoint runs/text book.txt -o book.lintx`
+    - `tar c src | lintx compress --checkpoint runs/text - -o src.tar.lintx`
+    """
+    if bool(images) == (data is not None):
+        raise UsageError("name pictures to compress, or a data set with --data; not both")
+    if not out:
+        raise UsageError("name the file to write with -o FILE; '-o -' writes to stdout")
+    if out == STREAM:
+        require_binary_stdout(json)
+    elif Path(out).exists() and not force:
+        raise UsageError(f"'{out}' exists already; choose another file, or overwrite it with --force")
+    else:
+        require_writable(out)
+    session = open_session(checkpoint, "cpu", "int8", "native")
+
+    from linformer_cli.codec.header import Header
+    from linformer_cli.codec.pack import choose_block
+    from linformer_cli.codec.predictor import identify_program
+
+    coder = build_coder(session)
+    is_bytes = session.checkpoint.info.data.words is WINDOWS
+    shape = _choose_shape(session, length, is_bytes, data)
+    if data is not None:
+        source = _open_data_set(session, data, split, data_dir, limit, tile or class_name is not None)
+    else:
+        source = _open_paths(session, images or [], shape, is_bytes, tile, class_name)
+    size = block or choose_block(session.model.state_bytes(1, shape.positions))
+    name = find_shipped_name(session.checkpoint.path)
+    header = Header(identify_program(session.model), name, source.contents, size, ())
+    items = "files" if is_bytes else "images"
+    talk(f"{source.contents.count:,} {items} of {source.contents.values:,} values, in blocks of {size:,}")
+    began = time.perf_counter()
+    with _open_output(out) as file:
+        packed = _pack(file, header, source, coder, batch)
+        seconds = time.perf_counter() - began
+        if verify:
+            _verify(file, packed, coder, batch)
+    result: dict[str, Any] = {
+        **session.record,
+        "file": out,
+        "items": source.contents.count,
+        "sequences": packed.sequences,
+        "values": packed.values,
+        "bytes": packed.size,
+        "block": size,
+        "bits_per_dim": packed.bits_per_dim,
+        "model_bits_per_dim": packed.own_bits_per_dim,
+        "overhead_percent": packed.overhead_percent,
+        "deflated_blocks": packed.deflated_blocks,
+        "program_sha256": header.program.hex(),
+        "verified": verify,
+        "seconds": seconds,
+        "rivals": _measure_rivals(source) if is_bytes else None,
+    }
+    if json:
+        print_json(result)
+    _talk_about(result, session)
+
+
+def _choose_shape(session: Session, length: int | None, is_bytes: bool, data: str | None) -> "ImageShape":
+    """The size of the tiles. Raises `UsageError` for a --length that the model does not support."""
+    shape, path = session.model.config.image, session.checkpoint.path
+    if is_bytes and data is not None:
+        raise UsageError(f"'{path}' is a model of bytes, which compresses files: leave out --data and name them")
+    if length is None or (is_bytes and length == shape.width):
+        return shape
+    if not is_bytes:
+        raise UsageError(f"--length is for models of bytes, and '{path}' predicts images; drop --length")
+    if (reason := session.model.find_bound()) is not None:
+        raise UsageError(f"windows of --length {length} are impossible: {reason}; drop --length")
+    return shape.model_copy(update={"width": length})
+
+
+def _open_data_set(
+    session: Session, name: str, split: Split, data_dir: str | None, limit: int | None, other: bool
+) -> "Source":
+    from linformer_cli.codec.sources import ArraySource
+
+    from .images import load_images_to_fit
+
+    if other:
+        raise UsageError("--tile and --class are for pictures, not for --data, whose images have a size and classes")
+    shape, classes = session.model.config.image, session.model.config.classes
+    images = load_images_to_fit(name, split, data_dir, shape)
+    labels = images.require_labels(classes)[:limit] if classes else None
+    return ArraySource(images.images[:limit], labels, shape.levels)
+
+
+def _open_paths(
+    session: Session, paths: list[str], shape: "ImageShape", is_bytes: bool, tile: bool, class_name: str | None
+) -> "Source":
+    from linformer_cli.codec.inputs import list_inputs, open_files, open_pictures
+    from linformer_cli.codec.items import Tiling
+
+    chosen, classes = session.choose_classes(class_name), session.model.config.classes
+    if classes and len(chosen) != 1:
+        raise UsageError(f"the model has classes: name the class of the pictures, 0 to {classes - 1}, with --class")
+    label = chosen[0] if chosen else None
+    if is_bytes and tile:
+        raise UsageError("--tile is for pictures, and the model compresses files of any length; drop --tile")
+    if paths.count(STREAM) > 1:
+        raise UsageError("'-' is given twice, and there is only one stdin")
+    inputs = list_inputs(paths, read_stdin, is_bytes)
+    tiling = Tiling(shape, is_bytes)
+    return open_files(inputs, tiling, label) if is_bytes else open_pictures(inputs, tiling, tile, label, complain)
+
+
+@contextlib.contextmanager
+def _open_output(out: str) -> Iterator[BinaryIO]:
+    """A new file that becomes `out` if the context ends without an exception."""
+    if out == STREAM:
+        with tempfile.TemporaryFile() as file:
+            yield file
+            write_stdout(file)
+    else:
+        with open_atomically(Path(out)) as file:
+            yield file
+
+
+def _pack(file: BinaryIO, header: "Header", source: "Source", coder: "Coder", batch: int) -> "Packed":
+    from linformer_cli.codec.pack import write_packed
+
+    with Bar("compressing", source.contents.sequences, "images") as bar:
+        return write_packed(file, header, source, coder, batch, bar.show)
+
+
+def _verify(file: BinaryIO, packed: "Packed", coder: "Coder", batch: int) -> None:
+    """Raise `LintxError` unless the file decodes to the values that were compressed."""
+    from linformer_cli.codec.unpack import PackedFile, digest_values
+
+    found = PackedFile(file)
+    with Bar("verifying", packed.sequences, "images") as bar:
+        blocks = found.read_blocks(coder, range(len(found.header.blocks)), batch, bar.show)
+        digest, _ = digest_values(blocks)
+    if digest != packed.digest:
+        raise LintxError("the file does not decode to the same values, so it was not kept; please report this")
+
+
+def _measure_rivals(source: "Source") -> dict[str, int | None]:
+    import numpy as np
+
+    from linformer_cli.codec.rivals import measure_rivals
+
+    def read() -> Iterator[bytes]:
+        place, contents = 0, source.contents
+        for piece in source.read():
+            lengths = contents.lengths(place, place + len(piece.values))
+            place += len(piece.values)
+            yield piece.values[np.arange(contents.tiling.positions) < lengths[:, None]].astype(np.uint8).tobytes()
+
+    return dict(measure_rivals(read))
+
+
+def _talk_about(result: dict[str, Any], session: Session) -> None:
+    unit = session.checkpoint.info.data.words
+    items = "files" if unit is WINDOWS else "images"
+    talk(
+        f"wrote {'to stdout' if result['file'] == STREAM else result['file']}: {result['items']:,} {items}, "
+        f"{result['bytes']:,} bytes, {result['bits_per_dim']:.4f} {unit.bits}; the model's own "
+        f"{result['model_bits_per_dim']:.4f}, overhead {result['overhead_percent']:.2f} %"
+        + ("" if result["verified"] else "; not verified")
+    )
+    if result["deflated_blocks"]:
+        talk(f"{result['deflated_blocks']:,} blocks were deflated, because the model predicts them badly")
+    if result["rivals"]:
+        sizes = (
+            f"{name} {'not installed' if size is None else f'{size:,}'}" for name, size in result["rivals"].items()
+        )
+        talk(f"of {result['values']:,} bytes; {', '.join(sizes)}")

@@ -1,0 +1,172 @@
+"""`lintx decompress`: the pictures or files of a compressed file."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from linformer_cli.errors import DataError, UsageError
+from linformer_cli.files import is_special
+
+from . import options
+from .compress import Batch
+from .output import complain, print_json, talk
+from .packing import STREAM, Bar, build_coder, read_stdin, require_binary_stdout, write_stdout
+from .session import open_session
+
+if TYPE_CHECKING:
+    from linformer_cli.codec.restore import Outcome
+    from linformer_cli.codec.unpack import PackedFile, Restored
+
+# The damaged blocks that are named one by one.
+_MOST_NAMED = 10
+
+
+def decompress(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of `lintx compress`; '-' is stdin.")],
+    out: Annotated[
+        str,
+        typer.Option(
+            "-o", "--out", help="The folder to write to. '-' writes a single file to stdout.", metavar="FOLDER"
+        ),
+    ] = "",
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            help="The model that the file was compressed with. Not needed for shipped models.",
+            show_default=False,
+            metavar="CHECKPOINT",
+        ),
+    ] = None,
+    batch: Batch = 500,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Write the pictures or files of a compressed file to a folder.
+
+    Needs the model that the file was compressed with. A damaged block is lost alone: everything else is written, what
+    is lost is named, and the exit code is 1. If only a part of an item is lost, the item gets the name damaged-NAME and
+    has zeros in place of the lost part.
+
+    Examples:
+
+    - `lintx decompress digits.lintx -o digits`
+    - `lintx decompress book.lintx --checkpoint runs/text -o books`
+    - `lintx decompress src.tar.lintx --checkpoint runs/text -o - | tar x`
+    """
+    if not out:
+        raise UsageError("name the folder to write to with -o FOLDER; '-o -' writes a single file to stdout")
+    if out == STREAM:
+        require_binary_stdout(json)
+    elif Path(out).exists() and not Path(out).is_dir():
+        raise UsageError(f"'{out}' is a file, not a folder; choose another name")
+    with _open_input(file) as opened, _describe_errors(file):
+        from linformer_cli.codec.unpack import PackedFile
+
+        packed = PackedFile(opened)
+        header = packed.header
+        if out == STREAM and header.contents.count != 1:
+            raise UsageError(f"'{file}' has {header.contents.count:,} items, and '-o -' writes only one; name a folder")
+        if out != STREAM and not force:
+            from linformer_cli.codec.restore import require_free_names
+
+            require_free_names(header, Path(out))
+        session = open_session(_choose_checkpoint(packed, file, checkpoint), "cpu", "int8", "native")
+
+        from linformer_cli.codec.predictor import identify_program
+
+        packed.require_program(identify_program(session.model), session.checkpoint.path.name)
+        coder = build_coder(session)
+        contents = header.contents
+        talk(f"{contents.count:,} items of {contents.values:,} values, in {len(header.blocks):,} blocks")
+        faults: dict[int, str] = {}
+        with Bar("decompressing", contents.sequences, "images") as bar:
+            blocks = packed.read_blocks(coder, range(len(header.blocks)), batch, bar.show)
+            outcome = _write(packed, _note_faults(blocks, faults), out)
+        for index, fault in list(faults.items())[:_MOST_NAMED]:
+            complain(f"block {index} is lost: {fault}")
+        if packed.surplus > 0:
+            complain(f"{packed.surplus:,} bytes after the end of the file are ignored")
+    lost = [*outcome.lost, *outcome.partly_lost]
+    if json:
+        record = {"items": contents.count, "written": outcome.written, "out": out}
+        print_json({**session.record, "file": file, **record, "lost_blocks": faults, **_list_lost(outcome)})
+    talk(f"wrote {outcome.written:,} of {contents.count:,} items to {'stdout' if out == STREAM else out}")
+    if lost:
+        names = ", ".join(lost[:_MOST_NAMED]) + (", ..." if len(lost) > _MOST_NAMED else "")
+        raise DataError(
+            f"'{file}' is damaged: {len(faults):,} of {len(header.blocks):,} blocks and {len(lost):,} of "
+            f"{contents.count:,} items are lost; the others were written. Lost: {names}"
+        )
+    if packed.surplus > 0:
+        raise DataError(f"'{file}' is longer than its header says; all items were written")
+
+
+def _list_lost(outcome: "Outcome") -> dict[str, list[str]]:
+    return {"lost": outcome.lost, "partly_lost": outcome.partly_lost}
+
+
+@contextlib.contextmanager
+def _open_input(file: str) -> Iterator[BinaryIO]:
+    if file == STREAM:
+        with read_stdin() as opened:
+            yield opened
+        return
+    path = Path(file)
+    if is_special(path):
+        raise DataError(f"'{file}' is a pipe or a device; pass its data to '-'")
+    with contextlib.ExitStack() as stack:
+        try:
+            opened = stack.enter_context(open(path, "rb"))
+        except OSError as error:
+            raise DataError(f"cannot read '{file}': {error.strerror or error}") from None
+        yield opened
+
+
+@contextlib.contextmanager
+def _describe_errors(file: str) -> Iterator[None]:
+    """Name the file in its errors."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"'{file}' cannot be decompressed: {error}") from None
+
+
+def _choose_checkpoint(packed: "PackedFile", file: str, wanted: str | None) -> str:
+    """The model to use. Raises `UsageError` if the file does not name a shipped one and the user names none."""
+    from linformer_cli.checkpoint import shipped_checkpoints
+
+    name = packed.header.checkpoint
+    if wanted is not None:
+        return wanted
+    if name in shipped_checkpoints():
+        return str(shipped_checkpoints()[name])
+    asked = f"the model '{name}', which this version does not have" if name else "a model that is not shipped"
+    raise UsageError(f"'{file}' was compressed with {asked}; name it with --checkpoint")
+
+
+def _note_faults(blocks: "Iterator[Restored]", faults: dict[int, str]) -> "Iterator[Restored]":
+    for block in blocks:
+        if block.fault is not None:
+            faults[block.index] = block.fault
+        yield block
+
+
+def _write(packed: "PackedFile", blocks: "Iterator[Restored]", out: str) -> "Outcome":
+    from linformer_cli.codec.restore import Outcome, restore_items
+
+    outcome = Outcome()
+    if out != STREAM:
+        restore_items(packed.header, blocks, Path(out), outcome)
+        return outcome
+    with tempfile.TemporaryDirectory() as folder:
+        restore_items(packed.header, blocks, Path(folder), outcome)
+        if outcome.written:
+            with open(Path(folder, *packed.header.contents.item(0).name.split("/")), "rb") as found:
+                write_stdout(found)
+    return outcome

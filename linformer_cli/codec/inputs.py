@@ -1,0 +1,137 @@
+"""Finds the pictures and files to compress, and refuses those that would not come back as they are."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from PIL import Image
+
+from linformer_cli.errors import DataError, UsageError
+from linformer_cli.files import is_special
+
+from .items import Contents, Item, Tiling, check_names
+from .sources import ByteSource, PictureSource, describe_picture
+
+STDIN = "-"
+# The name of what comes from stdin.
+_STDIN_NAME = "stdin"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file to compress, or the data of stdin, and its name in the compressed file."""
+
+    name: str
+    file: Path | BinaryIO
+
+
+def list_inputs(paths: Sequence[str], stdin: Callable[[], BinaryIO], is_bytes: bool) -> list[Input]:
+    """The files named by `paths`, of which a folder stands for all its files, and `-` for stdin.
+
+    For pictures, only the files in a folder that end like a picture count. Hidden files and folders are left out.
+    Raises `DataError` for a path that does not exist, and `UsageError` if there are no files or two have the same name.
+    """
+    found: list[Input] = []
+    for text in paths:
+        path = Path(text)
+        if text == STDIN:
+            found.append(Input(_STDIN_NAME, stdin()))
+        elif path.is_dir():
+            found += [Input(name, path / name) for name in _list_folder(path, is_bytes)]
+        elif not path.exists():
+            raise DataError(f"'{text}' does not exist")
+        else:
+            found.append(Input(path.name, path))
+    if not found:
+        raise UsageError(f"found no {'files' if is_bytes else 'pictures'} in {', '.join(paths)}")
+    try:
+        check_names([one.name for one in found])
+    except DataError as error:
+        raise UsageError(f"{error}; compress them into several files, or pass the folder that contains them") from None
+    return found
+
+
+def open_files(inputs: Sequence[Input], tiling: Tiling, label: int | None) -> ByteSource:
+    """The source of any files. Raises `DataError` if a file cannot be read."""
+    items = [Item(one.name, 1, _measure(one), 1) for one in inputs]
+    return ByteSource(Contents(tiling, items), [one.file for one in inputs], label)
+
+
+def open_pictures(
+    inputs: Sequence[Input], tiling: Tiling, tile: bool, label: int | None, complain: Callable[[str], None]
+) -> PictureSource:
+    """The source of pictures. Without `tile`, each must have exactly the size of the model's images.
+
+    `complain` is called for each picture that is refused. Raises `DataError` if there are any.
+    """
+    shape = tiling.shape
+    files = [one.file if isinstance(one.file, Path) else one.file.read() for one in inputs]
+    items: list[Item] = []
+    faults: list[str] = []
+    for one, file in zip(inputs, files, strict=True):
+        try:
+            item = describe_picture(file, one.name)
+        except DataError as error:
+            faults.append(str(error))
+            continue
+        if tile or tiling.fits(item):
+            items.append(item)
+        else:
+            kinds = {1: "grey", 2: "grey with alpha", 3: "RGB", 4: "RGB with alpha"}
+            found = f"{item.width} x {item.height} {kinds[item.bands]}"
+            faults.append(f"'{one.name}' is {found}, not {shape.width} x {shape.height} {kinds[shape.channels]}")
+    if len(faults) == 1 == len(inputs):
+        raise DataError(faults[0])
+    for fault in faults:
+        complain(fault)
+    if faults:
+        hint = "" if tile else "; --tile cuts pictures of other sizes into tiles"
+        raise DataError(f"{len(faults):,} of {len(inputs):,} pictures cannot be compressed; nothing is written{hint}")
+    # A picture of any format comes back as a PNG.
+    names = [_end_in_png(item.name) for item in items]
+    try:
+        check_names(names)
+    except DataError as error:
+        raise UsageError(f"as PNGs, {error}") from None
+    named = [Item(name, item.height, item.width, item.bands) for name, item in zip(names, items, strict=True)]
+    contents = Contents(tiling, (), len(named))
+    # Names take bytes, but numbers do not.
+    if any(item != contents.item(index) for index, item in enumerate(named)):
+        contents = Contents(tiling, named)
+    return PictureSource(contents, files, label)
+
+
+def _list_folder(folder: Path, is_bytes: bool) -> list[str]:
+    """The names of the files below `folder`, sorted, relative to it. Links to folders are not followed."""
+    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+
+    def fail(error: OSError) -> None:
+        raise DataError(f"cannot read the folder {error.filename} ({error.strerror or error})")
+
+    found = []
+    for place, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(place, name)
+            wanted = is_bytes or path.suffix.lower() in endings
+            if not name.startswith(".") and wanted and not is_special(path):
+                found.append(path.relative_to(folder).as_posix())
+    return sorted(found)
+
+
+def _measure(one: Input) -> int:
+    if not isinstance(one.file, Path):
+        return one.file.seek(0, os.SEEK_END)
+    try:
+        if is_special(one.file):
+            raise DataError(f"'{one.file}' is a pipe or a device; pass its data to '-'")
+        with open(one.file, "rb") as opened:
+            return os.fstat(opened.fileno()).st_size
+    except OSError as error:
+        raise DataError(f"cannot read {one.file} ({error.strerror or error})") from None
+
+
+def _end_in_png(name: str) -> str:
+    return name if name.lower().endswith(".png") else PurePosixPath(name).with_suffix(".png").as_posix()

@@ -1,0 +1,103 @@
+"""Writes the items of a compressed file to a folder. What damaged blocks held is lost, and the rest is written."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from linformer_cli.errors import UsageError
+from linformer_cli.files import open_atomically, write_file
+
+from .header import Header
+from .items import BANDS, Item, Pixels
+from .unpack import Part, Restored, iter_parts
+
+# A file or picture that is lost in part is written under this name, with zeros in place of what is lost.
+DAMAGED = "damaged-{}"
+
+
+@dataclass
+class Outcome:
+    """How many items were written whole, and the names of those that were lost wholly or in part."""
+
+    written: int = 0
+    lost: list[str] = field(default_factory=list)
+    partly_lost: list[str] = field(default_factory=list)
+
+
+def require_free_names(header: Header, folder: Path) -> None:
+    """Raise `UsageError` if a file would be overwritten."""
+    if not folder.exists():
+        return
+    contents = header.contents
+    for index in range(contents.count):
+        for path in _choose_paths(folder, contents.item(index).name):
+            if path.exists():
+                raise UsageError(f"'{path}' exists already; choose another folder, or overwrite with --force")
+
+
+def restore_items(header: Header, blocks: Iterator[Restored], folder: Path, outcome: Outcome) -> None:
+    """Write all items into `folder`, and count them in `outcome`. Raises `LintxError` if the system refuses."""
+    parts = iter_parts(header, blocks)
+    for part in parts:
+        restore = _restore_file if header.contents.tiling.is_bytes else _restore_picture
+        restore(header, part, parts, folder, outcome)
+
+
+def _restore_file(header: Header, part: Part, parts: Iterator[Part], folder: Path, outcome: Outcome) -> None:
+    """Write the file that begins with `part`, window by window."""
+    item, left, lost, count = part.item, part.item.width, 0, 0
+    whole, damaged = _choose_paths(folder, item.name)
+    with open_atomically(whole, lambda: damaged.name if lost else whole.name, flush=False) as file:
+        while True:
+            data = part.tiles.tobytes()[:left]
+            file.write(data)
+            left -= len(data)
+            lost += int(part.lost.sum())
+            count += len(part.lost)
+            if part.last:
+                break
+            part = next(parts)
+    if lost and lost == count:
+        damaged.unlink()
+    _count(item, lost, count, outcome)
+
+
+def _restore_picture(header: Header, part: Part, parts: Iterator[Part], folder: Path, outcome: Outcome) -> None:
+    """Write the picture that begins with `part`."""
+    found = [part]
+    while not found[-1].last:
+        found.append(next(parts))
+    item, tiling = part.item, header.contents.tiling
+    lost = np.concatenate([each.lost for each in found])
+    if not lost.all():
+        pixels = tiling.join(item, np.concatenate([each.tiles for each in found]))
+        whole, damaged = _choose_paths(folder, item.name)
+        write_file(damaged if lost.any() else whole, encode_picture(pixels), flush=False)
+    _count(item, int(lost.sum()), len(lost), outcome)
+
+
+def _count(item: Item, lost: int, count: int, outcome: Outcome) -> None:
+    if not lost:
+        outcome.written += 1
+    else:
+        (outcome.lost if lost == count else outcome.partly_lost).append(item.name)
+
+
+def _choose_paths(folder: Path, name: str) -> tuple[Path, Path]:
+    """The paths of an item that is whole, and of one that is damaged."""
+    whole = folder.joinpath(*name.split("/"))
+    return whole, whole.with_name(DAMAGED.format(whole.name))
+
+
+def encode_picture(pixels: Pixels) -> bytes:
+    """The PNG of pixels uint8 [H, W, bands]."""
+    modes = {bands: mode for mode, bands in BANDS.items()}
+    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    assert picture.mode == modes[pixels.shape[2]]
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()

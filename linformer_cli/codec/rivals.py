@@ -1,0 +1,53 @@
+"""The sizes that general compressors reach, for comparison."""
+
+import importlib
+import lzma
+import shutil
+import subprocess
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+ZSTD_LEVEL = 19
+
+
+def measure_rivals(read: Callable[[], Iterable[bytes]]) -> Mapping[str, int | None]:
+    """The bytes of gzip -9, xz -9e and zstd -19 for the data in the chunks of `read()`; None if there is no zstd."""
+    deflater = zlib.compressobj(9, wbits=31)
+    packer = lzma.LZMACompressor(preset=9 | lzma.PRESET_EXTREME)
+    return {"gzip": _feed(deflater, read()), "xz": _feed(packer, read()), "zstd": measure_zstd(read)}
+
+
+def measure_zstd(read: Callable[[], Iterable[bytes]]) -> int | None:
+    """The bytes of zstd -19, or None if neither Python nor the system has zstd."""
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        return _feed(module.ZstdCompressor(level=ZSTD_LEVEL), read())
+    program = shutil.which("zstd")
+    return None if program is None else _run(program, read())
+
+
+def _feed(compressor: Any, chunks: Iterable[bytes]) -> int:
+    return sum(map(len, _outputs(compressor, chunks)))
+
+
+def _outputs(compressor: Any, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    for chunk in chunks:
+        yield compressor.compress(chunk)
+    yield compressor.flush()
+
+
+def _run(program: str, chunks: Iterable[bytes]) -> int | None:
+    with tempfile.TemporaryFile() as output:
+        command = [program, f"-{ZSTD_LEVEL}", "-q", "-c"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.DEVNULL) as process:
+            assert process.stdin is not None
+            for chunk in chunks:
+                process.stdin.write(chunk)
+            process.stdin.close()
+            code = process.wait()
+        return None if code else output.seek(0, 2)

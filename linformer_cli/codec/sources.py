@@ -1,0 +1,196 @@
+"""Where the sequences of a compressed file come from: pictures, files of bytes, or a data set."""
+
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from linformer_cli.config import ImageShape
+from linformer_cli.data.byte_windows import ByteWindows
+from linformer_cli.data.sequence import images_to_values, values_to_images
+from linformer_cli.errors import DataError
+from linformer_cli.files import is_special
+
+from .items import BANDS, Contents, Item, Pixels, Tiling
+
+# The most images or windows of a piece.
+_PIECE = 256
+_ORIENTATION = 0x0112
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Adjacent sequences: values int64 [N, T], and the class of each, int64 [N], if the model has classes.
+
+    The values after the end of a sequence are 0; `Contents.lengths` knows the ends.
+    """
+
+    values: NDArray[np.int64]
+    labels: NDArray[np.int64] | None = None
+
+
+class Source(Protocol):
+    """Items in order, and their sequences in pieces of any size. Each call of `read` begins again."""
+
+    @property
+    def contents(self) -> Contents: ...
+
+    def read(self) -> Iterator[Piece]: ...
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """Images uint8 [N, H, W, C] of a data set, which get numbers as names."""
+
+    images: NDArray[np.uint8] | ByteWindows
+    labels: NDArray[np.int64] | None
+    levels: int
+
+    @property
+    def contents(self) -> Contents:
+        count, height, width, channels = self.images.shape
+        shape = ImageShape(height=height, width=width, channels=channels, levels=self.levels)
+        return Contents(Tiling(shape, False), (), count)
+
+    def read(self) -> Iterator[Piece]:
+        for start in range(0, len(self.images), _PIECE):
+            rows = slice(start, start + _PIECE)
+            images = np.asarray(self.images[rows])
+            labels = None if self.labels is None else self.labels[rows]
+            yield Piece(_to_values(images, self.contents.tiling.shape, "the data set"), labels)
+
+
+@dataclass(frozen=True)
+class PictureSource:
+    """Picture files. `label` is the class of all of them, if the model has classes."""
+
+    contents: Contents
+    files: Sequence[Path | bytes]
+    label: int | None = None
+
+    def read(self) -> Iterator[Piece]:
+        tiling = self.contents.tiling
+        for index, file in enumerate(self.files):
+            item = self.contents.item(index)
+            pixels = read_picture(file, item.name)
+            if pixels.shape != (item.height, item.width, item.bands):
+                raise DataError(f"'{item.name}' was changed while it was read; start again")
+            tiles = tiling.cut(pixels)
+            for start in range(0, len(tiles), _PIECE):
+                part = tiles[start : start + _PIECE]
+                labels = None if self.label is None else np.full(len(part), self.label)
+                yield Piece(_to_values(part, tiling.shape, f"'{item.name}'"), labels)
+
+
+@dataclass(frozen=True)
+class ByteSource:
+    """Open files, cut into windows of bytes."""
+
+    contents: Contents
+    files: Sequence[Path | BinaryIO]
+    label: int | None = None
+
+    def read(self) -> Iterator[Piece]:
+        for file, item in zip(self.files, self.contents.items, strict=True):
+            if isinstance(file, Path):
+                try:
+                    with open(file, "rb") as opened:
+                        yield from self._cut(opened, item)
+                except OSError as error:
+                    raise DataError(f"cannot read {file} ({error.strerror or error})") from None
+            else:
+                file.seek(0)
+                yield from self._cut(file, item)
+
+    def _cut(self, file: BinaryIO, item: Item) -> Iterator[Piece]:
+        length, left = self.contents.tiling.positions, item.width
+        while left:
+            data = file.read(min(left, _PIECE * length))
+            if not data or (len(data) % length and len(data) != left):
+                raise DataError(f"'{item.name}' became shorter while it was read; start again")
+            left -= len(data)
+            values = np.zeros(-(-len(data) // length) * length, dtype=np.int64)
+            values[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+            rows = values.reshape(-1, length)
+            yield Piece(rows, None if self.label is None else np.full(len(rows), self.label))
+        if file.read(1):
+            raise DataError(f"'{item.name}' became longer while it was read; start again")
+
+
+def describe_picture(file: Path | bytes, name: str) -> Item:
+    """The size of a picture. Only its header is read. Raises `DataError` as `read_picture` does."""
+    with _opened(file, name) as picture:
+        return Item(name, picture.height, picture.width, BANDS[picture.mode])
+
+
+def read_picture(file: Path | bytes, name: str) -> Pixels:
+    """The pixels of a picture, uint8 [height, width, bands], as they are in the file.
+
+    Raises `DataError` for a file that is missing, broken or too large to open safely, and for a picture that would not
+    come back as it is: with several frames, more than 8 bits, a palette, a transparent colour, or an orientation.
+    """
+    with _opened(file, name) as picture:
+        try:
+            pixels = np.asarray(picture)
+        except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error and more
+            raise DataError(f"'{name}' cannot be read: {_first_line(error)}") from None
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def _opened(file: Path | bytes, name: str) -> Image.Image:
+    try:
+        if isinstance(file, Path) and is_special(file):
+            raise DataError(f"'{name}' is a pipe or a device; save the picture to a file, or pass it as '-'")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            warnings.filterwarnings("ignore", category=UserWarning)
+            picture = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
+        fault = _find_fault(picture)
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"no picture at '{name}'") from None
+    except UnidentifiedImageError:
+        raise DataError(f"'{name}' is not a picture that Pillow can read") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise DataError(f"'{name}' has more pixels than is safe to open ({Image.MAX_IMAGE_PIXELS:,})") from None
+    except Exception as error:
+        raise DataError(f"'{name}' cannot be read: {_first_line(error)}") from None
+    if fault is not None:
+        raise DataError(f"'{name}' {fault}; convert it first")
+    return picture
+
+
+def _find_fault(picture: Image.Image) -> str | None:
+    """Say why the pixels of a picture would not come back as they are, or return None."""
+    frames = getattr(picture, "n_frames", 1)
+    if frames > 1:
+        return f"has {frames} frames, and only single pictures are compressed"
+    # Pillow opens coloured PNGs of 16 bits with 8 bits, and only the raw mode tells.
+    raw = [str(tile[3]) for tile in getattr(picture, "tile", ()) if picture.format == "PNG"]
+    if picture.mode not in BANDS or any("16" in mode for mode in raw):
+        return f"is in mode {raw[0] if raw else picture.mode}, not in grey or RGB (with or without alpha) of 8 bits"
+    if picture.mode in ("L", "RGB") and picture.has_transparency_data:
+        return "has a transparent colour, which would be lost"
+    if picture.getexif().get(_ORIENTATION, 1) != 1:
+        return "is rotated by its EXIF data, which would be lost"
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _to_values(images: Pixels, shape: ImageShape, name: str) -> NDArray[np.int64]:
+    """Values int64 [N, T] of images. Raises `DataError` if they have brightnesses that the model's levels lack."""
+    values = images_to_values(images, shape.levels)
+    if shape.levels < 256 and not np.array_equal(values_to_images(values, shape), images):
+        raise DataError(f"{name} has other brightnesses than the {shape.levels} levels of the model")
+    found: NDArray[np.int64] = values.numpy()
+    return found
