@@ -3,7 +3,8 @@
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -126,21 +127,24 @@ def compress(
     coder = build_coder(session)
     is_bytes = session.checkpoint.info.data.words is WINDOWS
     shape = _choose_shape(session, length, is_bytes, data)
-    if data is not None:
-        source = _open_data_set(session, data, split, data_dir, limit, tile or class_name is not None)
-    else:
-        source = _open_paths(session, images or [], shape, is_bytes, tile, class_name)
-    size = block or choose_block(session.model.state_bytes(1, shape.positions))
-    name = find_shipped_name(session.checkpoint.path)
-    header = Header(identify_program(session.model), name, source.contents, size, ())
-    items = "files" if is_bytes else "images"
-    talk(f"{source.contents.count:,} {items} of {source.contents.values:,} values, in blocks of {size:,}")
-    began = time.perf_counter()
-    with _open_output(out) as file:
-        packed = _pack(file, header, source, coder, batch)
-        seconds = time.perf_counter() - began
-        if verify:
-            _verify(file, packed, coder, batch)
+    with contextlib.ExitStack() as stack:
+        if data is not None:
+            source = _open_data_set(session, data, split, data_dir, limit, tile or class_name is not None)
+        else:
+            paths = _Paths(images or [], lambda: stack.enter_context(read_stdin()), is_bytes, tile)
+            source = _open_paths(session, paths, shape, class_name)
+        size = block or choose_block(session.model.state_bytes(1, shape.positions))
+        name = find_shipped_name(session.checkpoint.path)
+        header = Header(identify_program(session.model), name, source.contents, size, ())
+        items = "files" if is_bytes else "images"
+        talk(f"{source.contents.count:,} {items} of {source.contents.values:,} values, in blocks of {size:,}")
+        began = time.perf_counter()
+        with _open_output(out) as file:
+            packed = _pack(file, header, source, coder, batch)
+            seconds = time.perf_counter() - began
+            if verify:
+                _verify(file, packed, coder, batch)
+        rivals = _measure_rivals(source) if is_bytes else None
     result: dict[str, Any] = {
         **session.record,
         "file": out,
@@ -156,11 +160,21 @@ def compress(
         "program_sha256": header.program.hex(),
         "verified": verify,
         "seconds": seconds,
-        "rivals": _measure_rivals(source) if is_bytes else None,
+        "rivals": rivals,
     }
     if json:
         print_json(result)
     _talk_about(result, session)
+
+
+@dataclass(frozen=True)
+class _Paths:
+    """The arguments of the command, and how to read them."""
+
+    texts: list[str]
+    stdin: Callable[[], BinaryIO]
+    is_bytes: bool
+    tile: bool
 
 
 def _choose_shape(session: Session, length: int | None, is_bytes: bool, data: str | None) -> "ImageShape":
@@ -192,9 +206,7 @@ def _open_data_set(
     return ArraySource(images.images[:limit], labels, shape.levels)
 
 
-def _open_paths(
-    session: Session, paths: list[str], shape: "ImageShape", is_bytes: bool, tile: bool, class_name: str | None
-) -> "Source":
+def _open_paths(session: Session, paths: _Paths, shape: "ImageShape", class_name: str | None) -> "Source":
     from linformer_cli.codec.inputs import list_inputs, open_files, open_pictures
     from linformer_cli.codec.items import Tiling
 
@@ -202,13 +214,15 @@ def _open_paths(
     if classes and len(chosen) != 1:
         raise UsageError(f"the model has classes: name the class of the pictures, 0 to {classes - 1}, with --class")
     label = chosen[0] if chosen else None
-    if is_bytes and tile:
+    if paths.is_bytes and paths.tile:
         raise UsageError("--tile is for pictures, and the model compresses files of any length; drop --tile")
-    if paths.count(STREAM) > 1:
+    if paths.texts.count(STREAM) > 1:
         raise UsageError("'-' is given twice, and there is only one stdin")
-    inputs = list_inputs(paths, read_stdin, is_bytes)
-    tiling = Tiling(shape, is_bytes)
-    return open_files(inputs, tiling, label) if is_bytes else open_pictures(inputs, tiling, tile, label, complain)
+    inputs = list_inputs(paths.texts, paths.stdin, paths.is_bytes)
+    tiling = Tiling(shape, paths.is_bytes)
+    if paths.is_bytes:
+        return open_files(inputs, tiling, label)
+    return open_pictures(inputs, tiling, paths.tile, label, complain)
 
 
 @contextlib.contextmanager

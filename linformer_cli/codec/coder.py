@@ -112,6 +112,8 @@ class Coder:
 
         Damaged data give wrong values, which the caller has to detect. Raises what `encode` raises.
         """
+        if not data:
+            return np.zeros((0, 0), dtype=np.int64)
         decoders = [_Decoder(self._stream.queue, part) for part in data]
         by_position = torch.zeros(lanes.longest, len(lanes.lengths), dtype=torch.int64)
         values = by_position.numpy()

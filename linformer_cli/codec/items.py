@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DataError, shorten
+from linformer_cli.units import printable
 
 Pixels = NDArray[np.uint8]
 
@@ -147,17 +148,21 @@ def check_names(names: Sequence[str]) -> None:
     """Raise `DataError` for a name that could leave the folder it is written to, or that is given twice."""
     for name in names:
         if (fault := _find_fault(name)) is not None:
-            raise DataError(f"the name '{shorten(name, 80)}' {fault}")
+            raise DataError(f"the name '{_show(name)}' {fault}")
     known = set(names)
     if len(known) < len(names):
         seen: set[str] = set()
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise DataError(f"two items have the name '{shorten(twice, 80)}'")
+        raise DataError(f"two items have the name '{_show(twice)}'")
     for name in names:
         parts = name.split("/")
         inside = next(("/".join(parts[:n]) for n in range(1, len(parts)) if "/".join(parts[:n]) in known), None)
         if inside is not None:
-            raise DataError(f"the name '{shorten(inside, 80)}' is also a folder of '{shorten(name, 80)}'")
+            raise DataError(f"the name '{_show(inside)}' is also a folder of '{_show(name)}'")
+
+
+def _show(name: str) -> str:
+    return printable(shorten(name, 80))
 
 
 def _find_fault(name: str) -> str | None:

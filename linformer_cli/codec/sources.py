@@ -1,5 +1,6 @@
 """Where the sequences of a compressed file come from: pictures, files of bytes, or a data set."""
 
+import contextlib
 import io
 import warnings
 from collections.abc import Iterator, Sequence
@@ -143,7 +144,9 @@ def read_picture(file: Path | bytes, name: str) -> Pixels:
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
-def _opened(file: Path | bytes, name: str) -> Image.Image:
+@contextlib.contextmanager
+def _opened(file: Path | bytes, name: str) -> Iterator[Image.Image]:
+    """An open picture whose pixels would come back as they are. Raises `DataError` for any other."""
     try:
         if isinstance(file, Path) and is_special(file):
             raise DataError(f"'{name}' is a pipe or a device; save the picture to a file, or pass it as '-'")
@@ -151,7 +154,6 @@ def _opened(file: Path | bytes, name: str) -> Image.Image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             warnings.filterwarnings("ignore", category=UserWarning)
             picture = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
-        fault = _find_fault(picture)
     except DataError:
         raise
     except FileNotFoundError:
@@ -162,9 +164,14 @@ def _opened(file: Path | bytes, name: str) -> Image.Image:
         raise DataError(f"'{name}' has more pixels than is safe to open ({Image.MAX_IMAGE_PIXELS:,})") from None
     except Exception as error:
         raise DataError(f"'{name}' cannot be read: {_first_line(error)}") from None
-    if fault is not None:
-        raise DataError(f"'{name}' {fault}; convert it first")
-    return picture
+    with picture:
+        try:
+            fault = _find_fault(picture)
+        except Exception as error:  # for example, from damaged EXIF data
+            raise DataError(f"'{name}' cannot be read: {_first_line(error)}") from None
+        if fault is not None:
+            raise DataError(f"'{name}' {fault}; convert it first")
+        yield picture
 
 
 def _find_fault(picture: Image.Image) -> str | None:

@@ -1,0 +1,316 @@
+"""Tests of `lintx compress` and `lintx decompress` with tiny models."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from machine import HAS_LIBRARY, NO_LIBRARY
+from PIL import Image
+
+from linformer_cli.checkpoint import load_model, save_checkpoint
+from linformer_cli.config import ImageShape
+from linformer_cli.sampling.decode import Sampler
+
+pytest.importorskip("constriction")
+pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+
+
+@pytest.fixture(scope="module")
+def build_checkpoint(build_tiny_model, tiny_info, tmp_path_factory):
+    """Provides `build_checkpoint(name, data, **changes)`, a checkpoint folder of a tiny model."""
+
+    def build(name: str, data: str = "glyphs", **changes: object) -> Path:
+        folder = tmp_path_factory.mktemp("models") / name
+        model = build_tiny_model(**changes)
+        data_summary = tiny_info.data.model_copy(update={"name": data})
+        save_checkpoint(folder, model, tiny_info.model_copy(update={"model": model.config, "data": data_summary}))
+        return folder
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def grey(build_checkpoint) -> Path:
+    return build_checkpoint("grey", image=ImageShape(height=8, width=8))
+
+
+@pytest.fixture(scope="module")
+def colour(build_checkpoint) -> Path:
+    return build_checkpoint("colour", image=ImageShape(height=4, width=4, channels=3))
+
+
+@pytest.fixture(scope="module")
+def text(build_checkpoint) -> Path:
+    image = ImageShape(height=1, width=16)
+    return build_checkpoint("text", "bytes:book", image=image, embedding="none", context="recent")
+
+
+def draw(path: Path, size: tuple[int, int], mode: str = "L", seed: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    bands = len(Image.new(mode, (1, 1)).getbands())
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], bands), dtype=np.uint8)
+    Image.fromarray(pixels[:, :, 0] if bands == 1 else pixels).save(path)
+
+
+def pixels_of(folder: Path) -> dict[str, tuple[str, bytes]]:
+    found = {}
+    for path in sorted(folder.rglob("*.png")):
+        with Image.open(path) as picture:
+            found[path.relative_to(folder).as_posix()] = picture.mode, np.asarray(picture).tobytes()
+    return found
+
+
+def draw_typical(checkpoint: Path, count: int) -> np.ndarray:
+    """Images that the model finds likely, uint8 [count, H, W, C]. Random pixels would be deflated."""
+    return Sampler(load_model(checkpoint), engine="native", products=torch.int8).sample_images(count)
+
+
+@pytest.fixture
+def folder(grey, tmp_path: Path) -> Path:
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    for name, image in zip(("b.png", "a/ä 1.png", "a/2.png", "z.png"), draw_typical(grey, 4), strict=True):
+        Image.fromarray(image[:, :, 0]).save(tmp_path / "in" / name)
+    return tmp_path / "in"
+
+
+def test_a_folder_comes_back(lintx, grey, folder, tmp_path) -> None:
+    (folder / "notes.txt").write_text("no picture")
+    (folder / ".hidden.png").write_text("hidden")
+    found = lintx("compress", folder, "-o", tmp_path / "x.lintx", "--checkpoint", grey, "--json")
+    assert found.code == 0, found.stderr
+    result = found.document
+    assert (result["items"], result["verified"], result["values"], result["deflated_blocks"]) == (4, True, 256, 0)
+    assert result["bytes"] == (tmp_path / "x.lintx").stat().st_size
+    assert result["bits_per_dim"] == pytest.approx(8 * result["bytes"] / 256)
+    assert "4 images" in found.stderr and "overhead" in found.stderr
+    found = lintx("decompress", tmp_path / "x.lintx", "-o", tmp_path / "out", "--checkpoint", grey)
+    assert found.code == 0, found.stderr
+    (folder / ".hidden.png").unlink()
+    assert pixels_of(tmp_path / "out") == pixels_of(folder)
+
+
+def test_a_data_set_comes_back_in_order(lintx, build_checkpoint, tmp_path) -> None:
+    model = build_checkpoint("classes", image=ImageShape(height=8, width=8), classes=3)
+    images, labels = draw_typical(model, 11), np.arange(11) % 3
+    for name in ("train", "test"):
+        np.save(tmp_path / f"{name}-images.npy", images)
+        np.save(tmp_path / f"{name}-labels.npy", labels)
+    options = ("--data", f"array:{tmp_path}", "--block", 4, "--batch", 8, "--limit", 10, "--checkpoint", model)
+    assert lintx("compress", *options, "-o", tmp_path / "x.lintx", "--json").document["deflated_blocks"] == 0
+    decompress = ("decompress", tmp_path / "x.lintx", "--checkpoint", model, "--batch")
+    for batch in (1, 100):
+        out = tmp_path / str(batch)
+        assert lintx(*decompress, batch, "-o", out).code == 0
+        found = [np.asarray(Image.open(out / f"{index:05d}.png")) for index in range(10)]
+        np.testing.assert_array_equal(np.stack(found), images[:10, ..., 0])
+        assert len(list(out.iterdir())) == 10
+
+
+def test_a_class_is_needed_for_pictures_of_a_model_with_classes(lintx, build_checkpoint, folder, tmp_path) -> None:
+    model = build_checkpoint("labels", image=ImageShape(height=8, width=8), classes=3)
+    command = ("compress", folder, "-o", tmp_path / "x.lintx", "--checkpoint", model)
+    assert lintx(*command).code == 2
+    assert lintx(*command, "--class", "2").code == 0
+    assert lintx("decompress", tmp_path / "x.lintx", "-o", tmp_path / "out", "--checkpoint", model).code == 0
+    assert pixels_of(tmp_path / "out") == pixels_of(folder)
+
+
+@pytest.mark.parametrize("kind", ["grey", "colour"])
+def test_tiles_bring_back_pictures_of_any_size_and_bands(lintx, kind, request, tmp_path) -> None:
+    model = request.getfixturevalue(kind)
+    for index, (mode, size) in enumerate(
+        [("LA", (9, 1)), ("L", (20, 9)), ("RGB", (8, 8)), ("RGBA", (1, 13)), ("RGB", (4, 4))]
+    ):
+        draw(tmp_path / "in" / f"{index}.png", size, mode, index)
+    command = ("compress", tmp_path / "in", "-o", tmp_path / "x.lintx", "--checkpoint", model)
+    refused = lintx(*command)
+    assert refused.code == 1 and "--tile" in refused.stderr and "'0.png'" in refused.stderr
+    assert lintx(*command, "--tile", "--block", 3).code == 0
+    assert lintx("decompress", tmp_path / "x.lintx", "-o", tmp_path / "out", "--checkpoint", model).code == 0
+    assert pixels_of(tmp_path / "out") == pixels_of(tmp_path / "in")
+
+
+def test_flat_tiles_are_deflated_if_the_model_is_worse(lintx, grey, tmp_path) -> None:
+    Image.new("L", (800, 80), 77).save(tmp_path / "flat.png")
+    command = ("compress", tmp_path / "flat.png", "--tile", "-o", tmp_path / "x.lintx", "--checkpoint", grey, "--json")
+    result = lintx(*command).document
+    assert result["deflated_blocks"] == 2 and result["bytes"] < 1000
+    assert lintx("decompress", tmp_path / "x.lintx", "-o", tmp_path / "out", "--checkpoint", grey).code == 0
+    assert np.asarray(Image.open(tmp_path / "out" / "flat.png")).tolist() == [[77] * 800] * 80
+
+
+@pytest.mark.parametrize("length", [(), ("--length", 64)])
+def test_any_files_come_back_from_a_model_of_bytes(lintx, text, length, tmp_path) -> None:
+    files = {"empty": b"", "one": b"x", "sub/even": bytes(range(64)), "odd": b"lintx " * 31 + b"\r\n\0"}
+    for name, data in files.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(data)
+    command = ("compress", tmp_path / "in", "-o", tmp_path / "x.lintx", "--checkpoint", text, "--block", 3, *length)
+    result = lintx(*command, "--json").document
+    assert result["items"] == 4 and result["values"] == sum(map(len, files.values()))
+    assert result["rivals"]["gzip"] > 0 and result["rivals"]["xz"] > 0
+    assert lintx("decompress", tmp_path / "x.lintx", "-o", tmp_path / "out", "--checkpoint", text).code == 0
+    for name, data in files.items():
+        assert (tmp_path / "out" / name).read_bytes() == data
+
+
+def run_process(*arguments: object, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "linformer_cli", *map(str, arguments)]
+    return subprocess.run(command, input=data, capture_output=True, timeout=100)
+
+
+def test_data_go_through_stdin_and_stdout(text) -> None:
+    data = b"lintx packs and unpacks" * 20
+    packed = run_process("compress", "-", "-o", "-", "--checkpoint", text, data=data)
+    assert packed.returncode == 0 and packed.stdout.startswith(b"LINTXPAK"), packed.stderr
+    found = run_process("decompress", "-", "-o", "-", "--checkpoint", text, "--batch", 2, data=packed.stdout)
+    assert found.stdout == data, found.stderr
+
+
+def test_a_picture_goes_through_stdin(lintx, grey, tmp_path, monkeypatch) -> None:
+    draw(tmp_path / "a.png", (8, 8))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "a.png").read_bytes())))
+    assert lintx("compress", "-", "-o", tmp_path / "x.lintx", "--checkpoint", grey).code == 0
+    assert lintx("decompress", tmp_path / "x.lintx", "-o", tmp_path / "out", "--checkpoint", grey).code == 0
+    assert [*pixels_of(tmp_path / "out").values()] == [pixels_of(tmp_path)["a.png"]]
+
+
+def test_nothing_is_overwritten_without_force(lintx, grey, folder, tmp_path) -> None:
+    command = ("compress", folder, "-o", tmp_path / "x.lintx", "--checkpoint", grey)
+    decompress = ("decompress", tmp_path / "x.lintx", "-o", tmp_path / "out", "--checkpoint", grey)
+    (tmp_path / "x.lintx").write_text("mine")
+    refused = lintx(*command)
+    assert refused.code == 2 and "--force" in refused.stderr and (tmp_path / "x.lintx").read_text() == "mine"
+    assert lintx(*command, "--force").code == 0
+    draw(tmp_path / "out" / "z.png", (3, 3))
+    before = (tmp_path / "out" / "z.png").read_bytes()
+    refused = lintx(*decompress)
+    assert refused.code == 2 and "--force" in refused.stderr
+    assert (tmp_path / "out" / "z.png").read_bytes() == before and not (tmp_path / "out" / "b.png").exists()
+    assert lintx(*decompress, "--force").code == 0
+    assert pixels_of(tmp_path / "out") == pixels_of(folder)
+
+
+def make_palette(path: Path) -> None:
+    Image.new("P", (8, 8)).save(path)
+
+
+def make_deep(path: Path) -> None:
+    Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16)).save(path)
+
+
+def make_transparent(path: Path) -> None:
+    Image.new("L", (8, 8)).save(path, transparency=0)
+
+
+def make_animated(path: Path) -> None:
+    Image.new("L", (8, 8)).save(path, save_all=True, append_images=[Image.new("L", (8, 8), 9)])
+
+
+def make_deep_colour(path: Path) -> None:
+    """A PNG with 16 bits per channel, which Pillow opens with 8 bits."""
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)
+    rows = zlib.compress(b"".join(b"\0" + bytes(range(48)) for _ in range(8)))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+
+
+def make_rotated(path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("L", (8, 8)).save(path, exif=exif)
+
+
+@pytest.mark.parametrize(
+    "make", [make_palette, make_deep, make_transparent, make_animated, make_deep_colour, make_rotated]
+)
+@pytest.mark.parametrize("tile", [(), ("--tile",)])
+def test_pictures_that_would_not_come_back_are_refused_by_name(lintx, grey, make, tile, tmp_path) -> None:
+    make(tmp_path / "odd.png")
+    found = lintx("compress", tmp_path / "odd.png", "-o", tmp_path / "x.lintx", "--checkpoint", grey, *tile)
+    assert found.code == 1 and "'odd.png'" in found.stderr and found.stderr.count("Error") == 1
+    assert not (tmp_path / "x.lintx").exists()
+
+
+def test_one_bad_picture_of_several_stops_the_work(lintx, grey, folder, tmp_path) -> None:
+    (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nxxx")
+    draw(folder / "large.png", (9, 9))
+    found = lintx("compress", folder, "-o", tmp_path / "x.lintx", "--checkpoint", grey)
+    assert found.code == 1 and not (tmp_path / "x.lintx").exists()
+    assert "broken.png" in found.stderr and "large.png" in found.stderr and "2 of 6" in found.stderr
+
+
+def test_pictures_of_other_formats_come_back_as_png(lintx, grey, tmp_path) -> None:
+    draw(tmp_path / "in" / "a.bmp", (8, 8))
+    assert lintx("compress", tmp_path / "in", "-o", tmp_path / "x.lintx", "--checkpoint", grey).code == 0
+    assert lintx("decompress", tmp_path / "x.lintx", "-o", tmp_path / "out", "--checkpoint", grey).code == 0
+    with Image.open(tmp_path / "in" / "a.bmp") as before, Image.open(tmp_path / "out" / "a.png") as after:
+        np.testing.assert_array_equal(np.asarray(before), np.asarray(after))
+
+
+def test_another_model_is_refused(lintx, grey, build_checkpoint, folder, tmp_path) -> None:
+    assert lintx("compress", folder, "-o", tmp_path / "x.lintx", "--checkpoint", grey, "--no-verify").code == 0
+    other = build_checkpoint("other", image=ImageShape(height=8, width=8), seed=1)
+    found = lintx("decompress", tmp_path / "x.lintx", "-o", tmp_path / "out", "--checkpoint", other)
+    assert found.code == 1 and "another model" in found.stderr and not (tmp_path / "out").exists()
+    found = lintx("decompress", tmp_path / "x.lintx", "-o", tmp_path / "out")
+    assert found.code == 2 and "--checkpoint" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ((), 2),
+        (("-o", "x.lintx"), 2),
+        (("missing.png", "-o", "x.lintx"), 1),
+        (("a.png",), 2),
+        (("a.png", "--data", "glyphs", "-o", "x.lintx"), 2),
+        (("--data", "glyphs", "--tile", "-o", "x.lintx"), 2),
+        (("--data", "mnist2", "-o", "x.lintx"), 2),
+        (("a.png", "a.png", "-o", "x.lintx"), 2),
+        (("a.png", "--length", "16", "-o", "x.lintx"), 2),
+        (("a.png", "--class", "1", "-o", "x.lintx"), 2),
+        (("empty", "-o", "x.lintx"), 2),
+        (("a.png", "-o", "empty"), 2),
+        (("a.png", "-o", "a.png/x.lintx"), 1),
+        (("a.png", "-o", "-", "--json"), 2),
+        (("-", "-", "-o", "x.lintx"), 2),
+        (("a.png", "-o", "x.lintx", "--block", "0"), 2),
+    ],
+)
+def test_wrong_command_lines_give_one_line(lintx, grey, arguments, code, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    draw(tmp_path / "a.png", (8, 8))
+    found = lintx("compress", *arguments, "--checkpoint", grey)
+    assert found.code == code and found.stderr.count("Error") == 1 and "Traceback" not in found.stderr
+    assert not (tmp_path / "x.lintx").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"LINTXPRG" + bytes(100), b"LINTXPAK", b"\x89PNG", bytes(1000)])
+def test_other_files_are_refused_in_one_line(lintx, content, tmp_path) -> None:
+    (tmp_path / "x.lintx").write_bytes(content)
+    found = lintx("decompress", tmp_path / "x.lintx", "-o", tmp_path / "out")
+    assert found.code == 1 and found.stderr.startswith("Error") and found.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_a_missing_file_and_a_file_as_folder_are_refused(lintx, tmp_path) -> None:
+    (tmp_path / "file").write_text("x")
+    for arguments, code in (
+        ((tmp_path, "-o", tmp_path / "out"), 1),
+        ((tmp_path / "no", "-o", tmp_path / "out"), 1),
+        ((tmp_path / "file", "-o", tmp_path / "file"), 2),
+        ((tmp_path / "file",), 2),
+    ):
+        found = lintx("decompress", *arguments)
+        assert found.code == code and found.stderr.count("\n") == 1, found.stderr
