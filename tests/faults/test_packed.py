@@ -1,6 +1,7 @@
 """Tests that a damaged compressed file never gives a wrong image without a word, and never a traceback."""
 
 import io
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class Sample:
         """The first byte of each block, and the byte after its last."""
         header = PackedFile(io.BytesIO(self.data)).header
         ends = len(encode_header(header)) + np.cumsum([0, *(block.size for block in header.blocks)])
-        return [(int(start), int(end)) for start, end in zip(ends, ends[1:], strict=False)]
+        return [(int(start), int(end)) for start, end in itertools.pairwise(ends)]
 
 
 @pytest.fixture(scope="module")
