@@ -5,6 +5,7 @@ import typer
 from . import (
     bench_approximation,
     bench_attention,
+    bench_codec,
     bench_copy,
     bench_gpu,
     bench_paper,
@@ -24,6 +25,7 @@ app = typer.Typer(
     - `lintx bench sample --checkpoint runs/first --batch 1,64`
     - `lintx bench train --preset mnist-paper`
     - `lintx bench attention --positions 1024,4096`
+    - `lintx bench codec --picture bits.png`
     - `lintx bench copy --budget 10m --plot copy.png`
     - `lintx bench approximation --plot errors.svg`
     - `lintx bench paper --budget 10m`
@@ -37,6 +39,7 @@ app = typer.Typer(
 app.command("sample")(bench_sample.sample)
 app.command("train")(bench_train.train)
 app.command("attention")(bench_attention.attention)
+app.command("codec")(bench_codec.codec)
 app.command("copy")(bench_copy.copy)
 app.command("paper")(bench_paper.paper)
 app.command("speech")(bench_speech.speech)

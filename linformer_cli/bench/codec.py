@@ -1,0 +1,266 @@
+"""`lintx bench codec`: sizes and speeds of compressed images, beside general formats and published figures."""
+
+import importlib.util
+import io
+import lzma
+import time
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from linformer_cli.codec.coder import Coder
+from linformer_cli.codec.header import Header
+from linformer_cli.codec.pack import Packed, encode_values, write_packed
+from linformer_cli.codec.predictor import PredictorCache, identify_program
+from linformer_cli.codec.rivals import measure_zstd
+from linformer_cli.codec.sources import ArraySource
+from linformer_cli.codec.unpack import PackedFile
+from linformer_cli.data.sequence import values_to_images
+from linformer_cli.errors import DisagreementError, Interrupted
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.sampling.decode import Sampler
+from linformer_cli.sampling.engines import NATIVE
+from linformer_cli.system.environment import describe_environment
+
+from .measure.timing import Check, Timing, compare_turns, never_stop
+from .published import PublishedSize, find_published_sizes
+
+Pixels = NDArray[np.uint8]
+Quartiles = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class CodecSettings:
+    """`images` images are coded, `batch` at once. Speeds are medians over `repeats` interleaved rounds."""
+
+    images: int
+    batch: int
+    repeats: int
+    block: int
+    together: str = "gzip, xz and zstd compress the pixels of all images together; pictures are one file each"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecRow:
+    """One format. Speeds are in images per second, with quartiles; None if they were not measured.
+
+    A share is a speed relative to drawing images with the same engine, as the median ratio over the rounds.
+    """
+
+    name: str
+    bytes: int | None
+    bits_per_dim: float | None
+    encoded_per_second: float | None = None
+    encoded_quartiles: Quartiles | None = None
+    decoded_per_second: float | None = None
+    decoded_quartiles: Quartiles | None = None
+    encoding_share: float | None = None
+    decoding_share: float | None = None
+    left_out: str | None = None
+
+
+@dataclass(frozen=True)
+class CodecReport:
+    """All rows, the published sizes for the same data set, and the conditions."""
+
+    rows: Sequence[CodecRow]
+    published: Sequence[PublishedSize]
+    model_bits_per_dim: float | None
+    drawn_per_second: float | None
+    drawn_quartiles: Quartiles | None
+    ended: Literal["finished", "interrupted"]
+    settings: CodecSettings
+    environment: dict[str, Any] = field(default_factory=describe_environment)
+
+
+class Format(ABC):
+    """A way of storing images uint8 [N, H, W, C]."""
+
+    name: str
+
+    @abstractmethod
+    def encode(self, images: Pixels) -> Sequence[bytes]:
+        """The files for `images`."""
+
+    @abstractmethod
+    def decode(self, files: Sequence[bytes], shape: tuple[int, ...]) -> Pixels:
+        """The images [N, H, W, C] in `files`."""
+
+
+class PictureFormat(Format):
+    """A format of Pillow, with one file for each image."""
+
+    def __init__(self, name: str, kind: str, **options: Any) -> None:
+        self.name, self._kind, self._options = name, kind, options
+
+    def encode(self, images: Pixels) -> Sequence[bytes]:
+        return [self._encode_one(image) for image in images]
+
+    def _encode_one(self, image: Pixels) -> bytes:
+        buffer = io.BytesIO()
+        Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(buffer, self._kind, **self._options)
+        return buffer.getvalue()
+
+    def decode(self, files: Sequence[bytes], shape: tuple[int, ...]) -> Pixels:
+        mode = "L" if shape[3] == 1 else "RGB"
+        found = []
+        for file in files:
+            with Image.open(io.BytesIO(file)) as picture:
+                found.append(np.asarray(picture.convert(mode)).reshape(shape[1:]))
+        return np.stack(found)
+
+
+class StreamFormat(Format):
+    """A general compressor over the raw pixels of all images together."""
+
+    def __init__(self, name: str, compress: Callable[[bytes], bytes], expand: Callable[[bytes], bytes]) -> None:
+        self.name, self._compress, self._expand = name, compress, expand
+
+    def encode(self, images: Pixels) -> Sequence[bytes]:
+        return [self._compress(images.tobytes())]
+
+    def decode(self, files: Sequence[bytes], shape: tuple[int, ...]) -> Pixels:
+        return np.frombuffer(self._expand(files[0]), dtype=np.uint8).reshape(shape)
+
+
+class LintxFormat(Format):
+    """The model under test."""
+
+    name = "lintx"
+
+    def __init__(self, model: PixelModel, labels: NDArray[np.int64] | None, settings: CodecSettings, check: Check):
+        self._coder, self._settings, self._labels = Coder(PredictorCache(model), check), settings, labels
+        self._program = identify_program(model)
+        self.packed: Packed | None = None
+
+    def encode(self, images: Pixels) -> Sequence[bytes]:
+        source, file = ArraySource(images, self._labels, self._coder.predictors.model.head.levels), io.BytesIO()
+        header = Header(self._program, "", source.contents, self._settings.block, ())
+        self.packed = write_packed(file, header, source, self._coder, self._settings.batch, lambda done: None)
+        return [file.getvalue()]
+
+    def decode(self, files: Sequence[bytes], shape: tuple[int, ...]) -> Pixels:
+        packed = PackedFile(io.BytesIO(files[0]))
+        blocks = packed.read_blocks(
+            self._coder, range(len(packed.header.blocks)), self._settings.batch, lambda done: None
+        )
+        values = b"".join(encode_values(block.values) for block in blocks)
+        found = torch.frombuffer(bytearray(values), dtype=torch.uint8).reshape(shape[0], -1)
+        return values_to_images(found, packed.header.contents.tiling.shape)
+
+
+def list_formats() -> list[Format]:
+    """The formats of other programs that are available here."""
+    formats: list[Format] = [
+        PictureFormat("PNG, optimised", "PNG", optimize=True),
+        PictureFormat("WebP, lossless", "WEBP", lossless=True, quality=100, method=6, exact=True),
+    ]
+    if importlib.util.find_spec("pillow_jxl") is not None:
+        importlib.import_module("pillow_jxl")
+        formats.append(PictureFormat("JPEG XL, lossless", "JXL", lossless=True, effort=9))
+    return [
+        *formats,
+        StreamFormat("gzip -9", lambda data: zlib.compress(data, 9, wbits=31), lambda data: zlib.decompress(data, 31)),
+        StreamFormat("xz -9e", lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME), lzma.decompress),
+    ]
+
+
+def run_codec_bench(
+    model: PixelModel,
+    name: str,
+    images: Pixels,
+    labels: NDArray[np.int64] | None,
+    settings: CodecSettings,
+    check: Check = never_stop,
+) -> CodecReport:
+    """Store and read `images` uint8 [N, H, W, C] of data set `name` in every format.
+
+    `check` is called between steps; if it raises `Interrupted`, the rounds so far are kept. Raises `DisagreementError`
+    if a format does not give the same pixels back.
+    """
+    own = LintxFormat(model, labels, settings, check)
+    timed = [_Timed(own), *map(_Timed, list_formats())]
+    sampler, drawn = Sampler(model, engine=NATIVE, products=torch.int8), list[float]()
+    ended: Literal["finished", "interrupted"] = "finished"
+    try:
+        for number in range(settings.repeats):
+            for one in timed:
+                check()
+                one.measure(images)
+            indices = range(number * settings.batch, (number + 1) * settings.batch)
+            # A check in every step, as in coding.
+            drawn.append(sampler.sample(indices, before_step=check).seconds / len(indices))
+    except Interrupted:
+        ended = "interrupted"
+    rows = [_plain_row("raw pixels", images.nbytes, images)]
+    rows += [one.row(images, drawn) for one in timed if one.decoded]
+    zstd = measure_zstd(lambda: [images.tobytes()])
+    rows.append(_plain_row("zstd -19", zstd, images, "zstd is not installed" if zstd is None else None))
+    if importlib.util.find_spec("pillow_jxl") is None:
+        reason = "the package pillow-jxl-plugin is not installed"
+        rows.append(_plain_row("JPEG XL, lossless", None, images, reason))
+    bits = own.packed.own_bits_per_dim if own.packed else None
+    speed = Timing(drawn) if drawn else None
+    return CodecReport(
+        rows,
+        find_published_sizes(name),
+        bits,
+        None if speed is None else speed.rate(1),
+        None if speed is None else speed.rate_quartiles(1),
+        ended,
+        settings,
+    )
+
+
+class _Timed:
+    """A format, and the seconds for each image in every round."""
+
+    def __init__(self, kind: Format) -> None:
+        self._format, self.size = kind, 0
+        self.encoded: list[float] = []
+        self.decoded: list[float] = []
+
+    def measure(self, images: Pixels) -> None:
+        began = time.perf_counter()
+        files = self._format.encode(images)
+        stored = time.perf_counter()
+        found = self._format.decode(files, images.shape)
+        read = time.perf_counter()
+        if not np.array_equal(found, images):
+            raise DisagreementError(f"{self._format.name} does not give the same pixels back")
+        self.size = sum(map(len, files))
+        self.encoded.append((stored - began) / len(images))
+        self.decoded.append((read - stored) / len(images))
+
+    def row(self, images: Pixels, drawn: Sequence[float]) -> CodecRow:
+        encoded, decoded = Timing(self.encoded), Timing(self.decoded)
+        compared = isinstance(self._format, LintxFormat) and drawn
+
+        def compare(coded: Timing) -> float | None:
+            other = Timing(drawn)
+            return compare_turns(coded.rate(1), coded.samples, other.rate(1), drawn) if compared else None
+
+        return CodecRow(
+            name=self._format.name,
+            bytes=self.size,
+            bits_per_dim=8 * self.size / images.size,
+            encoded_per_second=encoded.rate(1),
+            encoded_quartiles=encoded.rate_quartiles(1),
+            decoded_per_second=decoded.rate(1),
+            decoded_quartiles=decoded.rate_quartiles(1),
+            encoding_share=compare(encoded),
+            decoding_share=compare(decoded),
+        )
+
+
+def _plain_row(name: str, size: int | None, images: Pixels, left_out: str | None = None) -> CodecRow:
+    """A row without speeds."""
+    bits = None if size is None else 8 * size / images.size
+    return CodecRow(name=name, bytes=size, bits_per_dim=bits, left_out=left_out)

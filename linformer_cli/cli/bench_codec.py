@@ -1,0 +1,119 @@
+"""`lintx bench codec`: sizes and speeds of compressed images."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from linformer_cli.data import Split
+from linformer_cli.errors import UsageError
+from linformer_cli.report.codec import CODEC_COLUMNS, CODEC_FILE_COLUMNS, PUBLISHED_COLUMNS
+from linformer_cli.units import WINDOWS
+
+from . import options
+from .images import load_images_to_fit
+from .output import print_json, print_records, talk
+from .session import Session, open_session
+
+if TYPE_CHECKING:
+    from linformer_cli.bench.codec import CodecReport
+
+_SHOWN = 12
+
+
+def codec(
+    checkpoint: options.CheckpointOption = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data", help="Data set. Default: the model's training data set.", show_default=False, metavar="NAME"
+        ),
+    ] = None,
+    split: Annotated[Split, typer.Option("--split", help="The split of the data set.")] = "test",
+    data_dir: options.DataDir = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Use only the first N images of the split.")] = 1000,
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, max=2**16, help="Images coded at once, and images of a block.")
+    ] = 256,
+    repeats: options.Repeats = 3,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--picture", help="Also draw where the bits go, to a .png file.", show_default=False),
+    ] = None,
+    style: options.Style = "table",
+    json: options.Json = False,
+) -> None:
+    """Measure the size of compressed images, and the speed both ways.
+
+    The same images are stored as by `lintx compress`, as optimised PNGs, as lossless WebP and JPEG XL (if its plugin
+    is installed), and all together with gzip, xz and zstd. Every format must give the same pixels back. Speeds are
+    medians over interleaved rounds; those of lintx are also shown relative to drawing images with the same engine and
+    batch size. Published figures for the same data set follow.
+
+    Examples:
+
+    - `lintx bench codec`
+    - `lintx bench codec --checkpoint fashion-wide --limit 256 --picture bits.png`
+    """
+    options.require_output("--picture", picture, ".png")
+    session = open_session(checkpoint, "cpu", "int8", "native")
+    if session.checkpoint.info.data.words is WINDOWS:
+        raise UsageError("bench codec is for models of images; 'lintx compress' compares a model of bytes with others")
+
+    from linformer_cli.bench.codec import CodecSettings, run_codec_bench
+    from linformer_cli.system.signals import catch_signals
+
+    name, model = data or session.checkpoint.info.data.name, session.model
+    found = load_images_to_fit(name, split, data_dir, model.config.image)
+    classes = model.config.classes
+    labels = found.require_labels(classes)[:limit] if classes else None
+    images = found.images[:limit]
+    talk(f"{len(images):,} of {len(found):,} {split} images of {name}")
+    settings = CodecSettings(len(images), batch, repeats, batch)
+    with catch_signals() as stop:
+        report = run_codec_bench(model, name, images, labels, settings, stop.raise_if_set)
+    if picture is not None and report.ended == "finished":
+        _draw(picture, session, images[:_SHOWN], labels)
+    if json:
+        print_json({**session.record, "data": name, "split": split, "picture": picture, **vars(report)})
+    else:
+        _print(report, style)
+    stop.raise_if_set(options.STOPPED)
+
+
+def _print(report: "CodecReport", style: Any) -> None:
+    if style == "csv":
+        print_records(report.rows, CODEC_FILE_COLUMNS, style)
+        return
+    print_records(report.rows, CODEC_COLUMNS, style)
+    if report.published:
+        print()
+        print_records(report.published, PUBLISHED_COLUMNS, style)
+    if report.model_bits_per_dim is not None and report.drawn_per_second is not None:
+        talk(
+            f"the model's own {report.model_bits_per_dim:.4f} bits/dim; drawing: {report.drawn_per_second:.3g} images/s"
+        )
+    machine = report.environment
+    talk(f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
+
+
+def _draw(path: Path, session: Session, images: Any, labels: Any) -> None:
+    """Write a picture of the bits of each pixel."""
+    import math
+
+    import torch
+
+    from linformer_cli.data.sequence import images_to_values
+    from linformer_cli.evaluation.bits import stepped_nats
+    from linformer_cli.files import write_file
+    from linformer_cli.report.codec import render_bits
+    from linformer_cli.report.grids import encode_png
+    from linformer_cli.sampling.engines import EngineCache
+
+    model = session.model
+    engines = EngineCache(session.engine, model, products=session.products)
+    given = None if labels is None else torch.from_numpy(labels[: len(images)])
+    nats = stepped_nats(engines, images_to_values(images, model.head.levels), given)
+    bits = nats.double().numpy().reshape(images.shape) / math.log(2)
+    write_file(path, encode_png(render_bits(images, bits), session.record))
+    talk(f"wrote {path}")

@@ -1,0 +1,68 @@
+"""Tests of `lintx bench codec`: every format gives the same pixels back, and sizes and shares are consistent."""
+
+import numpy as np
+import pytest
+import torch
+from machine import HAS_LIBRARY, NO_LIBRARY
+
+from linformer_cli.bench.codec import CodecSettings, Format, list_formats, run_codec_bench
+from linformer_cli.bench.published import find_published_sizes
+from linformer_cli.config import ImageShape
+from linformer_cli.errors import Interrupted
+from linformer_cli.report.codec import render_bits
+from linformer_cli.sampling.decode import Sampler
+
+pytest.importorskip("constriction")
+pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kind", list_formats(), ids=lambda kind: kind.name)
+def test_every_format_gives_the_same_pixels_back(kind: Format, channels) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (3, 5, 7, channels), dtype=np.uint8)
+    files = kind.encode(images)
+    np.testing.assert_array_equal(kind.decode(files, images.shape), images)
+
+
+def test_the_rows_have_sizes_and_speeds(build_tiny_model) -> None:
+    model = build_tiny_model(image=ImageShape(height=8, width=8))
+    images = Sampler(model, engine="native", products=torch.int8).sample_images(5)
+    report = run_codec_bench(model, "mnist", images, None, CodecSettings(5, 2, 2, 2))
+    assert report.ended == "finished" and [each.method for each in report.published][0] == "Sparse PC"
+    rows = {row.name: row for row in report.rows}
+    assert rows["raw pixels"].bytes == 5 * 64 and rows["raw pixels"].bits_per_dim == 8
+    own = rows["lintx"]
+    assert own.bytes and own.bits_per_dim == 8 * own.bytes / 320
+    assert report.model_bits_per_dim is not None and own.bits_per_dim > report.model_bits_per_dim
+    assert own.encoding_share and own.decoding_share and own.encoded_per_second
+    for row in report.rows:
+        assert (row.bytes is None) == (row.left_out is not None)
+        assert row.name == "lintx" or row.encoding_share is None
+
+
+def test_an_interruption_keeps_the_rounds_so_far(build_tiny_model) -> None:
+    model, steps = build_tiny_model(image=ImageShape(height=4, width=4)), iter(range(60))
+
+    def stop() -> None:
+        if next(steps, None) is None:
+            raise Interrupted("Stopped", 2)
+
+    images = np.zeros((2, 4, 4, 1), dtype=np.uint8)
+    report = run_codec_bench(model, "own", images, None, CodecSettings(2, 2, 9, 2), stop)
+    assert report.ended == "interrupted" and "lintx" in [row.name for row in report.rows]
+    assert not report.published
+
+
+def test_published_sizes_are_sorted() -> None:
+    for data in ("mnist", "fashion-mnist", "cifar10"):
+        sizes = [each.bits_per_dim for each in find_published_sizes(data)]
+        assert sizes and sizes == sorted(sizes)
+
+
+def test_the_picture_shows_where_the_bits_go() -> None:
+    images = np.full((2, 4, 4, 1), 255, dtype=np.uint8)
+    bits = np.zeros((2, 4, 4, 1))
+    bits[1, 2, 3] = 5.0
+    picture = np.asarray(render_bits(images, bits, scale=1))
+    assert picture[-4:, :4].max() == 0
+    assert picture[-4:, -4:].tolist()[2] == [0, 0, 0, 255]
