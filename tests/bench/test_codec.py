@@ -28,7 +28,7 @@ def test_the_rows_have_sizes_and_speeds(build_tiny_model) -> None:
     model = build_tiny_model(image=ImageShape(height=8, width=8))
     images = Sampler(model, engine="native", products=torch.int8).sample_images(5)
     report = run_codec_bench(model, "mnist", images, None, CodecSettings(5, 2, 2, 2))
-    assert report.ended == "finished" and [each.method for each in report.published][0] == "Sparse PC"
+    assert report.ended == "finished" and report.published[0].method == "Sparse PC"
     rows = {row.name: row for row in report.rows}
     assert rows["raw pixels"].bytes == 5 * 64 and rows["raw pixels"].bits_per_dim == 8
     own = rows["lintx"]

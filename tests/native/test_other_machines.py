@@ -103,6 +103,23 @@ def test_other_machines_draw_the_same_images(machine, cases, tmp_path: Path) -> 
         assert drawn[-len(case.pixels) :] == case.pixels, name
 
 
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_other_machines_compute_the_same_frequencies(machine, tmp_path: Path) -> None:
+    """Compressed files depend on these integers."""
+    here = build.find_system_compiler()
+    if machine.missing is not None or here is None:
+        pytest.skip(f"there is no {machine.missing or 'compiler'}")
+    options = (*build.OPTIONS, build.EXACT, *definitions(), "-I", str(build.PACKAGE / "native"), "-pthread")
+    found = []
+    for compiler, emulator in ((here.command, ()), (machine.compiler, (machine.emulator,))):
+        main = str(Path(__file__).with_name("frequencies_main.cpp"))
+        subprocess.run([*compiler, *options, main, "-o", tmp_path / "main.exe"], check=True)
+        with (tmp_path / "found").open("wb") as output:
+            subprocess.run([*emulator, "./main.exe"], cwd=tmp_path, check=True, stdout=output)
+        found.append((tmp_path / "found").read_bytes())
+    assert found[0] == found[1] and len(found[0]) == 2 * 6 * 50 * 256 * 4
+
+
 @needs_node
 def test_webassembly_draws_the_same_images(cases, tmp_path: Path) -> None:
     drawn = Node(tmp_path).run(DRAW, [case.program for case in cases.values()])

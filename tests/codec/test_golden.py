@@ -1,0 +1,54 @@
+"""Tests that files of earlier versions and of other machines decode to the same images."""
+
+import base64
+import hashlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from machine import HAS_LIBRARY, NO_LIBRARY
+from PIL import Image
+
+from linformer_cli.checkpoint import load_model
+from linformer_cli.codec.coder import Coder
+from linformer_cli.codec.predictor import PredictorCache, identify_program
+from linformer_cli.codec.unpack import PackedFile, digest_values
+from linformer_cli.native.build import this_machine
+from linformer_cli.native.library import VARIABLE
+
+pytest.importorskip("constriction")
+pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+# Three images that mnist-deep drew, in two blocks. If this file no longer decodes, the engine's results or the format
+# have changed: increase SEMANTICS or FORMAT, and replace the file. A new checkpoint mnist-deep needs a new file, too.
+GOLDEN = """
+TElOVFhQQUsBAVIAAACsufMjgqzZPKINEE+lUZxJByBsCkHeUHcMDsFMeN+bZwABHByAAgIDCgBtbmlzdC1kZWVw8AGFMd1SgAF+
+nG3ZZDz2Jruya+ch/581IbRC0l9T6EjOiYrv3jQMvIu8k+Aqy48Z9VxUvrY13OkOixnWCFu1AqL9bBIW82FgZTm3dsQtma3ssYD+
+S9nHFXP7DmpataI0gSOekpprcN9JbTGZ1PPTXSA57hbkidJbYmcALTrIslbfhic7dW6F2e33MfeRS5/uW9Q0IPbmQKGqsPsq1zDf
+b8cZcpCWhnWXc/lw45DJg8PicQ3wpHw/o8zG6OdDxmO8TQH+BT9LTao=
+"""
+VALUES = "377919694fcb3be02e583f51d45b5c2f72f01714f259f67a323f2b8d726bb373"
+
+
+def test_a_file_of_an_earlier_version_decodes() -> None:
+    model = load_model("mnist-deep")
+    packed = PackedFile(io.BytesIO(base64.b64decode(GOLDEN)))
+    packed.require_program(identify_program(model), "mnist-deep")
+    coder = Coder(PredictorCache(model))
+    digest, damaged = digest_values(packed.read_blocks(coder, range(2), 500, lambda done: None))
+    assert digest.hex() == VALUES and not damaged
+
+
+@pytest.mark.parametrize("instruction_set", [one.name for one in this_machine().instruction_sets], indirect=True)
+def test_another_process_decodes_it_with_other_settings(instruction_set, tmp_path: Path) -> None:
+    """The process knows the file and the model. Its instruction set, threads and batch size differ."""
+    (tmp_path / "x.lintx").write_bytes(base64.b64decode(GOLDEN))
+    command = [sys.executable, "-m", "linformer_cli", "decompress", "x.lintx", "-o", "out", "--batch", "1000"]
+    environment = os.environ | {"OMP_NUM_THREADS": "3", VARIABLE: instruction_set}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=300)
+    images = [np.asarray(Image.open(tmp_path / "out" / f"{index:05d}.png")) for index in range(3)]
+    assert hashlib.sha256(np.stack(images).tobytes()).hexdigest() == VALUES
