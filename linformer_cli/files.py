@@ -5,6 +5,7 @@ import errno
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -60,7 +61,8 @@ def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) ->
     """
     try:
         if is_special(Path(path)):
-            _write_directly(path, data)
+            with _open_directly(path) as opened:
+                opened.write(data)
         else:
             _write_then_rename(Path(os.path.realpath(path)), data, flush)
     except OSError as error:
@@ -76,6 +78,12 @@ def open_atomically(path: Path, name: Callable[[], str] | None = None, flush: bo
     """
     target = Path(os.path.realpath(path))
     try:
+        if is_special(path):
+            with tempfile.TemporaryFile() as waiting, _open_directly(path) as device:
+                yield waiting
+                waiting.seek(0)
+                shutil.copyfileobj(waiting, device)
+            return
         with _rename_later(target.parent, lambda: target.with_name(name()) if name else target, flush) as opened:
             yield opened
     except OSError as error:
@@ -157,13 +165,14 @@ def flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _write_directly(path: str | os.PathLike[str], data: bytes) -> None:
+@contextlib.contextmanager
+def _open_directly(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     # Without O_NONBLOCK, opening a pipe would wait for a reader. With it, a pipe without a reader is an error.
     handle = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
     with open(handle, "wb") as opened:
         if hasattr(os, "O_NONBLOCK"):
             os.set_blocking(handle, True)
-        opened.write(data)
+        yield opened
 
 
 def _write_then_rename(target: Path, data: bytes, flush: bool) -> None:

@@ -69,6 +69,11 @@ def format_count(count: float) -> str:
     return _with_prefix(count, 1000, ("", "k", "M", "G", "T", "P"))
 
 
+def count_words(count: int, word: str) -> str:
+    """A number with its noun: '1 image', '2,000 images'."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
 def format_percent(share: float) -> str:
     """A share as a percentage rounded to about three digits: '0.123 %', '45 %'."""
     return f"{100 * share:.3g} %"

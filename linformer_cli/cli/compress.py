@@ -1,6 +1,7 @@
 """`lintx compress`: pictures, data sets and files as compressed files."""
 
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import typer
 from linformer_cli.data import Split
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.files import open_atomically, require_writable
-from linformer_cli.units import WINDOWS
+from linformer_cli.units import WINDOWS, count_words
 
 from . import options
 from .output import complain, print_json, talk
@@ -114,7 +115,7 @@ def compress(
         raise UsageError("name the file to write with -o FILE; '-o -' writes to stdout")
     if out == STREAM:
         require_binary_stdout(json)
-    elif Path(out).exists() and not force:
+    elif Path(out).is_file() and not force:
         raise UsageError(f"'{out}' exists already; choose another file, or overwrite it with --force")
     else:
         require_writable(out)
@@ -131,13 +132,15 @@ def compress(
         if data is not None:
             source = _open_data_set(session, data, split, data_dir, limit, tile or class_name is not None)
         else:
-            paths = _Paths(images or [], lambda: stack.enter_context(read_stdin()), is_bytes, tile)
+            paths = _Paths(
+                images or [], os.path.realpath(out), lambda: stack.enter_context(read_stdin()), is_bytes, tile
+            )
             source = _open_paths(session, paths, shape, class_name)
         size = block or choose_block(session.model.state_bytes(1, shape.positions))
         name = find_shipped_name(session.checkpoint.path)
         header = Header(identify_program(session.model), name, source.contents, size, ())
-        items = "files" if is_bytes else "images"
-        talk(f"{source.contents.count:,} {items} of {source.contents.values:,} values, in blocks of {size:,}")
+        items = count_words(source.contents.count, "file" if is_bytes else "image")
+        talk(f"{items} of {source.contents.values:,} values, in blocks of {size:,}")
         began = time.perf_counter()
         with _open_output(out) as file:
             packed = _pack(file, header, source, coder, batch)
@@ -169,9 +172,10 @@ def compress(
 
 @dataclass(frozen=True)
 class _Paths:
-    """The arguments of the command, and how to read them."""
+    """The arguments of the command, how to read them, and the path of the output."""
 
     texts: list[str]
+    out: str
     stdin: Callable[[], BinaryIO]
     is_bytes: bool
     tile: bool
@@ -219,6 +223,8 @@ def _open_paths(session: Session, paths: _Paths, shape: "ImageShape", class_name
     if paths.texts.count(STREAM) > 1:
         raise UsageError("'-' is given twice, and there is only one stdin")
     inputs = list_inputs(paths.texts, paths.stdin, paths.is_bytes)
+    if any(isinstance(one.file, Path) and os.path.realpath(one.file) == paths.out for one in inputs):
+        raise UsageError(f"'{paths.out}' is one of the files to compress and would be replaced; choose another FILE")
     tiling = Tiling(shape, paths.is_bytes)
     if paths.is_bytes:
         return open_files(inputs, tiling, label)
@@ -273,15 +279,15 @@ def _measure_rivals(source: "Source") -> dict[str, int | None]:
 
 def _talk_about(result: dict[str, Any], session: Session) -> None:
     unit = session.checkpoint.info.data.words
-    items = "files" if unit is WINDOWS else "images"
+    items = count_words(result["items"], "file" if unit is WINDOWS else "image")
     talk(
-        f"wrote {'to stdout' if result['file'] == STREAM else result['file']}: {result['items']:,} {items}, "
+        f"wrote {'to stdout' if result['file'] == STREAM else result['file']}: {items}, "
         f"{result['bytes']:,} bytes, {result['bits_per_dim']:.4f} {unit.bits}; the model's own "
         f"{result['model_bits_per_dim']:.4f}, overhead {result['overhead_percent']:.2f} %"
         + ("" if result["verified"] else "; not verified")
     )
     if result["deflated_blocks"]:
-        talk(f"{result['deflated_blocks']:,} blocks were deflated, because the model predicts them badly")
+        talk(f"{count_words(result['deflated_blocks'], 'block')} deflated, because the model predicts them badly")
     if result["rivals"]:
         sizes = (
             f"{name} {'not installed' if size is None else f'{size:,}'}" for name, size in result["rivals"].items()

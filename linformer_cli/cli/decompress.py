@@ -10,6 +10,7 @@ import typer
 
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.files import is_special
+from linformer_cli.units import count_words
 
 from . import options
 from .compress import Batch
@@ -83,7 +84,8 @@ def decompress(
         packed.require_program(identify_program(session.model), session.checkpoint.path.name)
         coder = build_coder(session)
         contents = header.contents
-        talk(f"{contents.count:,} items of {contents.values:,} values, in {len(header.blocks):,} blocks")
+        items, parts = count_words(contents.count, "item"), count_words(len(header.blocks), "block")
+        talk(f"{items} of {contents.values:,} values, in {parts}")
         faults: dict[int, str] = {}
         with Bar("decompressing", contents.sequences, "images") as bar:
             blocks = packed.read_blocks(coder, range(len(header.blocks)), batch, bar.show)
@@ -96,12 +98,12 @@ def decompress(
     if json:
         record = {"items": contents.count, "written": outcome.written, "out": out}
         print_json({**session.record, "file": file, **record, "lost_blocks": faults, **_list_lost(outcome)})
-    talk(f"wrote {outcome.written:,} of {contents.count:,} items to {'stdout' if out == STREAM else out}")
+    talk(f"wrote {outcome.written:,} of {items} to {'stdout' if out == STREAM else out}")
     if lost:
         names = ", ".join(lost[:_MOST_NAMED]) + (", ..." if len(lost) > _MOST_NAMED else "")
+        others = "; the others were written" if outcome.written else ""
         raise DataError(
-            f"'{file}' is damaged: {len(faults):,} of {len(header.blocks):,} blocks and {len(lost):,} of "
-            f"{contents.count:,} items are lost; the others were written. Lost: {names}"
+            f"'{file}' is damaged: {len(faults):,} of {parts} and {len(lost):,} of {items} lost{others}. Lost: {names}"
         )
     if packed.surplus > 0:
         raise DataError(f"'{file}' is longer than its header says; all items were written")

@@ -1,8 +1,11 @@
 """Tests of `lintx compress` and `lintx decompress` with tiny models."""
 
 import io
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -280,7 +283,7 @@ def test_another_model_is_refused(lintx, grey, build_checkpoint, folder, tmp_pat
         (("a.png", "--length", "16", "-o", "x.lintx"), 2),
         (("a.png", "--class", "1", "-o", "x.lintx"), 2),
         (("empty", "-o", "x.lintx"), 2),
-        (("a.png", "-o", "empty"), 2),
+        (("a.png", "-o", "empty"), 1),
         (("a.png", "-o", "a.png/x.lintx"), 1),
         (("a.png", "-o", "-", "--json"), 2),
         (("-", "-", "-o", "x.lintx"), 2),
@@ -314,3 +317,38 @@ def test_a_folder_a_missing_file_and_a_file_as_folder_are_refused(lintx, tmp_pat
     ):
         found = lintx("decompress", *arguments)
         assert found.code == code and found.stderr.count("\n") == 1, found.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for other processes")
+def test_ctrl_c_leaves_no_file(grey, tmp_path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (100_000, 8, 8, 1), dtype=np.uint8)
+    np.save(tmp_path / "test-images.npy", images)
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-m", "linformer_cli", "compress", "--data", f"array:{tmp_path}", "--block", "50"]
+    command += ["-o", str(tmp_path / "out" / "x.lintx"), "--checkpoint", str(grey)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if b"in blocks" in line:
+                break
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(60) == 130 and b"Traceback" not in rest and b"Stopped" in rest
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_device_is_written_to_and_not_replaced(grey, folder, tmp_path) -> None:
+    """A pipe stands for a device: the file goes into it."""
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE) as reader:
+        found = run_process("compress", folder, "-o", tmp_path / "pipe", "--checkpoint", grey)
+        assert found.returncode == 0, found.stderr
+        assert reader.stdout is not None and reader.stdout.read().startswith(b"LINTXPAK")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_the_output_is_none_of_the_inputs(lintx, grey, folder) -> None:
+    before = (folder / "b.png").read_bytes()
+    found = lintx("compress", folder, "-o", folder / "b.png", "--checkpoint", grey, "--force")
+    assert found.code == 2 and (folder / "b.png").read_bytes() == before
