@@ -287,9 +287,11 @@ def _talk_about(result: dict[str, Any], session: Session) -> None:
         + ("" if result["verified"] else "; not verified")
     )
     if result["deflated_blocks"]:
-        talk(f"{count_words(result['deflated_blocks'], 'block')} deflated, because the model predicts them badly")
+        talk(
+            f"{count_words(result['deflated_blocks'], 'block')} deflated, which is smaller than coding with this model"
+        )
     if result["rivals"]:
         sizes = (
             f"{name} {'not installed' if size is None else f'{size:,}'}" for name, size in result["rivals"].items()
         )
-        talk(f"of {result['values']:,} bytes; {', '.join(sizes)}")
+        talk(f"for comparison, of {result['values']:,} bytes: {', '.join(sizes)}")
