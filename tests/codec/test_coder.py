@@ -74,6 +74,14 @@ def test_sequences_may_end_early(build_tiny_model) -> None:
     assert nats[3] == 0 and nats[1] < nats[4] < nats[0]
 
 
+def test_nothing_is_stored_after_the_end_of_a_sequence(build_tiny_model) -> None:
+    model = build_tiny_model(**CHANGES["bytes"])
+    coder, values = Coder(PredictorCache(model)), draw_values(model, 3)
+    values[1:] = 0
+    alone, _ = coder.encode(Lanes(np.array([40]), [1]), values[:1])
+    assert coder.encode(Lanes(np.array([40, 0, 0]), [3]), values)[0] == alone
+
+
 def test_models_without_positions_code_longer_sequences_than_in_training(build_tiny_model) -> None:
     model = build_tiny_model(**CHANGES["bytes"])
     values = np.random.default_rng(0).integers(0, 256, (2, 100))
