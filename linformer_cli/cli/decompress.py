@@ -141,7 +141,7 @@ def _describe_errors(file: str) -> Iterator[None]:
 
 def _choose_checkpoint(packed: "PackedFile", file: str, wanted: str | None) -> str:
     """The model to use. Raises `UsageError` if the file does not name a shipped one and the user names none."""
-    from linformer_cli.checkpoint import shipped_checkpoints
+    from linformer_cli.checkpoint_folders import shipped_checkpoints
 
     name = packed.header.checkpoint
     if wanted is not None:

@@ -33,7 +33,7 @@ def build_coder(session: "Session") -> "Coder":
 
 def find_shipped_name(path: Path) -> str:
     """The name of the shipped checkpoint in folder `path`, or ""."""
-    from linformer_cli.checkpoint import shipped_checkpoints
+    from linformer_cli.checkpoint_folders import shipped_checkpoints
 
     return next((name for name, folder in shipped_checkpoints().items() if folder == path), "")
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from linformer_cli.config import ImageShape, parse_config
-from linformer_cli.documents import parse_json
+from linformer_cli.config import ImageShape
+from linformer_cli.documents import parse_config, parse_json
 from linformer_cli.errors import DataError, UsageError, shorten
 
 from .items import BANDS, LARGEST_PICTURE, Contents, Item, Tiling, check_names
