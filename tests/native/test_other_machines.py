@@ -112,8 +112,8 @@ def test_other_machines_compute_the_same_frequencies(machine, tmp_path: Path) ->
     options = (*build.OPTIONS, build.EXACT, *definitions(), "-I", str(build.PACKAGE / "native"), "-pthread")
     found = []
     for compiler, emulator in ((here.command, ()), (machine.compiler, (machine.emulator,))):
-        main = str(Path(__file__).with_name("frequencies_main.cpp"))
-        subprocess.run([*compiler, *options, main, "-o", tmp_path / "main.exe"], check=True)
+        files = (str(Path(__file__).with_name("frequencies_main.cpp")), str(build.PACKAGE / "native" / "threads.cpp"))
+        subprocess.run([*compiler, *options, *files, "-o", tmp_path / "main.exe"], check=True)
         with (tmp_path / "found").open("wb") as output:
             subprocess.run([*emulator, "./main.exe"], cwd=tmp_path, check=True, stdout=output)
         found.append((tmp_path / "found").read_bytes())
