@@ -81,18 +81,18 @@ def read_toml(file: Path) -> dict[str, Any]:
     return document
 
 
-def _check(document: Any, any_text: bool = False) -> None:
-    waiting = [(document, 0)]
-    while waiting:
-        value, depth = waiting.pop()
-        if depth > DEEPEST:
-            raise _too_deep()
-        if isinstance(value, dict):
-            waiting += [(part, depth + 1) for pair in value.items() for part in pair]
-        elif isinstance(value, list):
-            waiting += [(part, depth + 1) for part in value]
-        elif isinstance(value, str) and not any_text:
-            value.encode()  # raises a ValueError for lone surrogates
+def _check(value: Any, any_text: bool = False, depth: int = 0) -> None:
+    if depth > DEEPEST:
+        raise _too_deep()
+    if isinstance(value, dict):
+        for pair in value.items():
+            for part in pair:
+                _check(part, any_text, depth + 1)
+    elif isinstance(value, list):
+        for part in value:
+            _check(part, any_text, depth + 1)
+    elif isinstance(value, str) and not any_text:
+        value.encode()  # raises a ValueError for lone surrogates
 
 
 def _too_deep() -> ValueError:

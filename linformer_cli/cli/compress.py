@@ -55,7 +55,7 @@ def compress(
     ] = None,
     tile: Annotated[
         bool,
-        typer.Option("--tile", help="Cut pictures of any size into tiles of the model's size. Edges are filled up."),
+        typer.Option("--tile", help="Cut pictures of any size into tiles of the model's size. Edges are padded."),
     ] = False,
     class_name: Annotated[
         str | None,
@@ -111,6 +111,8 @@ def compress(
     """
     if bool(images) == (data is not None):
         raise UsageError("name pictures to compress, or a data set with --data; not both")
+    if data is None and (limit is not None or data_dir is not None):
+        raise UsageError("--limit and --data-dir are for --data; drop them")
     if not out:
         raise UsageError("name the file to write with -o FILE; '-o -' writes to stdout")
     if out == STREAM:

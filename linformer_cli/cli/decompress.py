@@ -16,9 +16,10 @@ from . import options
 from .compress import Batch
 from .output import complain, print_json, talk
 from .packing import STREAM, Bar, build_coder, read_stdin, require_binary_stdout, write_stdout
-from .session import open_session
+from .session import Session, open_session
 
 if TYPE_CHECKING:
+    from linformer_cli.codec.header import Header
     from linformer_cli.codec.restore import Outcome
     from linformer_cli.codec.unpack import PackedFile, Restored
 
@@ -82,6 +83,7 @@ def decompress(
         from linformer_cli.codec.predictor import identify_program
 
         packed.require_program(identify_program(session.model), session.checkpoint.path.name)
+        _require_shape(session, header)
         coder = build_coder(session)
         contents = header.contents
         items, parts = count_words(contents.count, "item"), count_words(len(header.blocks), "block")
@@ -107,6 +109,14 @@ def decompress(
         )
     if packed.surplus > 0:
         raise DataError(f"'{file}' is longer than its header says; all items were written")
+
+
+def _require_shape(session: Session, header: "Header") -> None:
+    """Raise `DataError` unless the model can predict the file's sequences; a forged header may have any size."""
+    own, shape = session.model.config.image, header.contents.tiling.shape
+    longer = shape.width != own.width and header.contents.tiling.is_bytes and session.model.find_bound() is None
+    if shape != (own.model_copy(update={"width": shape.width}) if longer else own):
+        raise DataError("the size of its images is not that of the model")
 
 
 def _list_lost(outcome: "Outcome") -> dict[str, list[str]]:

@@ -35,7 +35,7 @@ def find_shipped_name(path: Path) -> str:
     """The name of the shipped checkpoint in folder `path`, or ""."""
     from linformer_cli.checkpoint_folders import shipped_checkpoints
 
-    return next((name for name, folder in shipped_checkpoints().items() if folder == path), "")
+    return next((name for name, folder in shipped_checkpoints().items() if folder == path.resolve()), "")
 
 
 def read_stdin() -> BinaryIO:

@@ -25,7 +25,7 @@ MAGIC, FORMAT = b"LINTXPAK", 1
 CODED, DEFLATED = 0, 1
 LARGEST_BLOCK = 2**16
 # The largest list of names: about a million of them.
-_MOST_TEXT = 2**26
+_MOST_TEXT = 2**24
 # Deflate shrinks its input at most by this factor.
 DEFLATE_FACTOR = 1032
 # Magic, format, semantics, size of the header, SHA-256 of the program.
@@ -160,7 +160,7 @@ def _encode_items(contents: Contents) -> bytes:
         document = [[item.name, item.height, item.width, item.bands] for item in contents.items]
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     if len(text) > _MOST_TEXT:
-        raise UsageError(f"the names of {len(contents.items):,} items are too much for one file; write several files")
+        raise UsageError(f"the names of {len(contents.items):,} items are too long for one file; split them")
     return zlib.compress(text, 9)
 
 

@@ -1,6 +1,7 @@
 """What a compressed file contains: pictures or files with their names, cut into sequences of the model's size."""
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,8 @@ Pixels = NDArray[np.uint8]
 # Bounds of names in UTF-8: of a whole path, and of each of its parts. Most systems allow 255 bytes in a part, and
 # damaged files get longer names.
 _LONGEST_PATH, _LONGEST_PART = 1024, 240
+# A file or picture that is lost in part is written under this name, with zeros in place of what is lost.
+DAMAGED = "damaged-{}"
 # The most pixels of a picture. Pillow refuses to open larger ones.
 LARGEST_PICTURE = 2**27
 # The modes of pictures that are kept as they are, and their bands.
@@ -155,6 +158,9 @@ def check_names(names: Sequence[str]) -> None:
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise DataError(f"two items have the name '{_show(twice)}'")
     for name in names:
+        folder, slash, own = name.rpartition("/")
+        if (damaged := folder + slash + DAMAGED.format(own)) in known:
+            raise DataError(f"the name '{_show(damaged)}' is kept for what may be left of '{_show(name)}'")
         parts = name.split("/")
         inside = next(("/".join(parts[:n]) for n in range(1, len(parts)) if "/".join(parts[:n]) in known), None)
         if inside is not None:
@@ -172,9 +178,9 @@ def _find_fault(name: str) -> str | None:
         return "is not UTF-8"
     parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts):
-        return "is not a relative path without '.' and '..'"
+        return "must be a relative path without '.' or '..'"
     # A backslash and a colon separate parts of a path on Windows.
-    if any(sign in "\\:" or not sign.isprintable() for sign in name):
+    if any(sign in "\\:" or unicodedata.category(sign) == "Cc" for sign in name):
         return "has a backslash, a colon or a control character"
     if len(encoded) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_PART for part in parts):
         return f"is longer than {_LONGEST_PART} bytes in a part or {_LONGEST_PATH} in all"

@@ -25,6 +25,8 @@ Progress = Callable[[int], None]
 _BLOCK_BYTES, _DEFAULT_BLOCK = 2**29, 500
 # The work of a step needs some memory besides the state.
 _STATE_MARGIN = 1.2
+# A value is held as int64 twice, as int32, and once more while the parts of a batch are joined.
+_BYTES_PER_VALUE = 28
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,10 @@ def choose_block(state_bytes: int) -> int:
     return max(1, min(_DEFAULT_BLOCK, _BLOCK_BYTES // max(1, state_bytes)))
 
 
-def require_memory(coder: Coder, batch: int) -> None:
-    """Raise `LintxError` if the states of `batch` sequences do not fit in the free memory."""
-    needed, free = _STATE_MARGIN * coder.predictors.model.state_bytes(batch), measure_free_memory("cpu")
+def require_memory(coder: Coder, batch: int, positions: int) -> None:
+    """Raise `LintxError` if `batch` sequences of `positions` values, with their states, do not fit in free memory."""
+    states = _STATE_MARGIN * coder.predictors.model.state_bytes(batch)
+    needed, free = states + _BYTES_PER_VALUE * batch * positions, measure_free_memory("cpu")
     if free is not None and needed > free:
         raise LintxError(
             f"{batch:,} sequences at once need {format_bytes(int(needed))}, and {format_bytes(free)} are free"
@@ -78,7 +81,7 @@ def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, b
     """
     contents, size = header.contents, header.block
     batch = max(1, batch // size) * size
-    require_memory(coder, min(batch, contents.sequences))
+    require_memory(coder, min(batch, contents.sequences), contents.tiling.positions)
     blocks: list[Block] = []
     nats, digest, done = 0.0, hashlib.sha256(), 0
     # The header comes first and contains the sizes of all blocks, so the blocks wait in a file without a name.

@@ -12,11 +12,8 @@ from linformer_cli.errors import UsageError
 from linformer_cli.files import open_atomically, write_file
 
 from .header import Header
-from .items import BANDS, Item, Pixels
+from .items import DAMAGED, Item, Pixels
 from .unpack import Part, Restored, iter_parts
-
-# A file or picture that is lost in part is written under this name, with zeros in place of what is lost.
-DAMAGED = "damaged-{}"
 
 
 @dataclass
@@ -95,9 +92,7 @@ def _choose_paths(folder: Path, name: str) -> tuple[Path, Path]:
 
 def encode_picture(pixels: Pixels) -> bytes:
     """The PNG of pixels uint8 [H, W, bands]."""
-    modes = {bands: mode for mode, bands in BANDS.items()}
     picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    assert picture.mode == modes[pixels.shape[2]]
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     return buffer.getvalue()

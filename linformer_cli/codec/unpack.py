@@ -67,7 +67,8 @@ class PackedFile:
         header, done = self.header, 0
         at_once = max(1, batch // header.block)
         if blocks:
-            require_memory(coder, min(at_once * header.block, header.contents.sequences))
+            at_most = min(at_once * header.block, header.contents.sequences)
+            require_memory(coder, at_most, header.contents.tiling.positions)
         for start in range(blocks.start, blocks.stop, at_once):
             part = range(start, min(start + at_once, blocks.stop))
             for restored in self._read_batch(coder, part):

@@ -1,4 +1,4 @@
-// Distributions as integers, for the entropy coder of `lintx compress`; codec/frequencies.py calls it.
+// Distributions as integers, for the entropy coder of `lintx compress`; codec/predictor.py calls it.
 //
 // Every value gets a frequency of at least 1, and the frequencies of a distribution add up to 2^24. The shares of the
 // values are float64 in a fixed order of operations, as in sampling. They are rounded to 31 bits, and everything after

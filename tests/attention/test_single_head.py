@@ -15,6 +15,7 @@ from linformer_cli.attention.single_head import SingleHeadAttention
 from linformer_cli.bench.measure.costs import list_products
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.blocks import TransformerBlock
+from linformer_cli.model.linear_layers import Linear
 from linformer_cli.model.mixers import build_attention, build_blocks, parse_options
 
 
@@ -56,7 +57,7 @@ def test_only_queries_have_a_matrix(norm: str) -> None:
     if norm == "post":
         expected = block.feed_forward_norm(block.attention_norm(expected))
     assert_agree(block.attend(x, None)[0], expected, FLOAT64)
-    matrices = [part for part in block.attention.modules() if type(part) is nn.Linear]
+    matrices = [part for part in block.attention.modules() if type(part) in (nn.Linear, Linear)]
     assert matrices == [layer.input]
 
 

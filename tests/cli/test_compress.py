@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,9 @@ from machine import HAS_LIBRARY, NO_LIBRARY
 from PIL import Image
 
 from linformer_cli.checkpoint import load_model, save_checkpoint
+from linformer_cli.codec.header import encode_header
+from linformer_cli.codec.items import Contents, Tiling
+from linformer_cli.codec.unpack import PackedFile
 from linformer_cli.config import ImageShape
 from linformer_cli.sampling.decode import Sampler
 
@@ -120,6 +124,18 @@ def test_a_class_is_needed_for_pictures_of_a_model_with_classes(lintx, build_che
     assert lintx(*command, "--class", "2").code == 0
     assert lintx("decompress", tmp_path / "x.lintx", "-o", tmp_path / "out", "--checkpoint", model).code == 0
     assert pixels_of(tmp_path / "out") == pixels_of(folder)
+
+
+def test_a_forged_size_is_refused(lintx, grey, folder, tmp_path) -> None:
+    file = tmp_path / "x.lintx"
+    assert lintx("compress", folder, "-o", file, "--checkpoint", grey).code == 0
+    packed = PackedFile(io.BytesIO(file.read_bytes()))
+    contents = Contents(Tiling(ImageShape(height=8, width=9), False), (), packed.header.contents.count)
+    blocks = file.read_bytes()[len(encode_header(packed.header)) :]
+    file.write_bytes(encode_header(replace(packed.header, contents=contents)) + blocks)
+    found = lintx("decompress", file, "-o", tmp_path / "out", "--checkpoint", grey)
+    assert found.code == 1 and "size of its images is not that of the model" in found.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kind", ["grey", "colour"])
@@ -277,6 +293,7 @@ def test_another_model_is_refused(lintx, grey, build_checkpoint, folder, tmp_pat
         (("missing.png", "-o", "x.lintx"), 1),
         (("a.png",), 2),
         (("a.png", "--data", "glyphs", "-o", "x.lintx"), 2),
+        (("a.png", "--limit", "5", "-o", "x.lintx"), 2),
         (("--data", "glyphs", "--tile", "-o", "x.lintx"), 2),
         (("--data", "mnist2", "-o", "x.lintx"), 2),
         (("a.png", "a.png", "-o", "x.lintx"), 2),

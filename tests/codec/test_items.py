@@ -58,6 +58,8 @@ def test_only_the_last_window_of_a_file_is_short() -> None:
         ["a", "a"],
         ["a", "a/b"],
         ["a/b/c", "a"],
+        ["damaged-a", "a"],
+        ["x/a", "x/damaged-a"],
     ],
 )
 def test_dangerous_names_are_refused(names, raises_one_line) -> None:
@@ -66,4 +68,4 @@ def test_dangerous_names_are_refused(names, raises_one_line) -> None:
 
 
 def test_other_names_are_allowed() -> None:
-    check_names(["a", "b/a", "b/ä €.png", "..c", "d..", "e f", "x" * 240])
+    check_names(["a", "b/a", "b/ä €.png", "..c", "d..", "e f", "1.23\u202fPM", "damaged-c", "x" * 240])
