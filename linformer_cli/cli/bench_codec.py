@@ -69,7 +69,8 @@ def codec(
     labels = found.require_labels(classes)[:limit] if classes else None
     images = found.images[:limit]
     talk(f"{len(images):,} of {len(found):,} {split} images of {name}")
-    settings = CodecSettings(len(images), batch, repeats, batch)
+    at_once = min(batch, len(images))
+    settings = CodecSettings(len(images), at_once, repeats, at_once)
     with catch_signals() as stop:
         report = run_codec_bench(model, name, images, labels, settings, stop.raise_if_set)
     if picture is not None and report.ended == "finished":
