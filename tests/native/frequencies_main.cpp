@@ -5,7 +5,15 @@
 
 #include "frequencies.cpp"
 
+#ifdef _WIN32
+#include <fcntl.h>
+#include <io.h>
+#endif
+
 int main() {
+#ifdef _WIN32
+    _setmode(_fileno(stdout), _O_BINARY);  // in text mode, a byte of 10 would become two bytes
+#endif
     const int64_t rows = 50, levels = 256, K = 10;
     uint64_t state = 1;
     for (int mixtures = 0; mixtures < 2; mixtures++) {
