@@ -248,7 +248,7 @@ def _open_output(out: str) -> Iterator[BinaryIO]:
 def _pack(file: BinaryIO, header: "Header", source: "Source", coder: "Coder", batch: int) -> "Packed":
     from linformer_cli.codec.pack import write_packed
 
-    with Bar("compressing", source.contents.sequences, "images") as bar:
+    with Bar("compressing", source.contents.sequences, source.contents.unit) as bar:
         return write_packed(file, header, source, coder, batch, bar.show)
 
 
@@ -257,7 +257,7 @@ def _verify(file: BinaryIO, packed: "Packed", coder: "Coder", batch: int) -> Non
     from linformer_cli.codec.unpack import PackedFile, digest_values
 
     found = PackedFile(file)
-    with Bar("verifying", packed.sequences, "images") as bar:
+    with Bar("verifying", packed.sequences, found.header.contents.unit) as bar:
         blocks = found.read_blocks(coder, range(len(found.header.blocks)), batch, bar.show)
         digest, _ = digest_values(blocks)
     if digest != packed.digest:

@@ -89,7 +89,7 @@ def decompress(
         items, parts = count_words(contents.count, "item"), count_words(len(header.blocks), "block")
         talk(f"{items} of {contents.values:,} values, in {parts}")
         faults: dict[int, str] = {}
-        with Bar("decompressing", contents.sequences, "images") as bar:
+        with Bar("decompressing", contents.sequences, contents.unit) as bar:
             blocks = packed.read_blocks(coder, range(len(header.blocks)), batch, bar.show)
             outcome = _write(packed, _note_faults(blocks, faults), out)
         for index, fault in list(faults.items())[:_MOST_NAMED]:

@@ -135,6 +135,13 @@ class Contents:
             return index, index + 1
         return int(self._ends[index - 1]) if index else 0, int(self._ends[index])
 
+    @property
+    def unit(self) -> str:
+        """What the sequences are called in messages."""
+        if self.tiling.is_bytes:
+            return "windows"
+        return "images" if self.sequences == self.count else "tiles"
+
     def lengths(self, start: int, stop: int) -> NDArray[np.int64]:
         """The number of values of the sequences `start` to `stop - 1`, int64."""
         found = np.full(stop - start, self.tiling.positions, dtype=np.int64)

@@ -30,7 +30,7 @@ def test_only_the_last_window_of_a_file_is_short() -> None:
     tiling = Tiling(ImageShape(height=1, width=10), True)
     contents = Contents(tiling, [Item(str(size), 1, size, 1) for size in (25, 0, 10, 3, 0)])
     expected = [10, 10, 5, 10, 3]
-    assert contents.sequences == 5 and contents.values == 38
+    assert contents.sequences == 5 and contents.values == 38 and contents.unit == "windows"
     assert contents.lengths(0, 5).tolist() == expected
     for start in range(6):
         for stop in range(start, 6):
