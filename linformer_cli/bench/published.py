@@ -110,7 +110,7 @@ PUBLISHED_SIZES: dict[str, tuple[PublishedSize, ...]] = {
         PublishedSize("BB-ANS", 1.39, _CIRCUITS),
         PublishedSize("IDF", 1.90, _CIRCUITS),
     ),
-    "fashion-mnist": (PublishedSize("Sparse PC", 3.27, _CIRCUITS), PublishedSize("Bit-Swap", 3.28, _CIRCUITS)),
+    "fashion-mnist": (PublishedSize("Sparse PC", 3.27, _CIRCUITS),),
     "cifar10": (PublishedSize("NeLLoC", 3.22, "Zhang 2021, arXiv 2109.02639"),),
 }
 

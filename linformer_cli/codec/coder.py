@@ -15,7 +15,7 @@ from torch import Tensor
 
 from linformer_cli.errors import UsageError
 
-from .predictor import PredictorCache
+from .predictor import Predictor, PredictorCache
 
 Integers = NDArray[np.int64]
 Rows = slice | Integers
@@ -103,7 +103,7 @@ class Coder:
         if self._uniform is not None and labels is not None:
             for encoder, rows in lanes.pair(encoders):
                 encoder.encode(labels[rows].astype(np.int32), self._uniform)
-        self._run(lanes, labels, exchange)
+        self._run(predictor, lanes, labels, exchange)
         return [encoder.get_compressed().astype("<u4").tobytes() for encoder in encoders], nats
 
     @torch.no_grad()
@@ -128,16 +128,18 @@ class Coder:
             counted = lanes.pair(decoders)
             parts = [decoder.decode(rows.stop - rows.start, self._uniform, None) for decoder, rows in counted]
             labels = np.concatenate(parts).astype(np.int64)
-        self._run(lanes, labels, exchange)
+        self._run(self.predictors.start(len(lanes.lengths)), lanes, labels, exchange)
         return values.T
 
     def _run(
-        self, lanes: Lanes, labels: Integers | None, exchange: Callable[[int, NDArray[np.float64]], Tensor]
+        self,
+        predictor: Predictor,
+        lanes: Lanes,
+        labels: Integers | None,
+        exchange: Callable[[int, NDArray[np.float64]], Tensor],
     ) -> None:
         """Predict the values of all positions. `exchange` turns frequencies [B, levels] into the values int64 [B]."""
-        batch = len(lanes.lengths)
-        predictor = self.predictors.start(batch)
-        tokens = predictor.model.start_tokens(batch, None if labels is None else torch.from_numpy(labels))
+        tokens = predictor.model.start_tokens(len(lanes.lengths), None if labels is None else torch.from_numpy(labels))
         for position in range(lanes.longest):
             self._before_step()
             tokens = exchange(position, predictor.predict(tokens))

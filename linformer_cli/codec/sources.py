@@ -1,8 +1,6 @@
 """Where the sequences of a compressed file come from: pictures, files of bytes, or a data set."""
 
 import contextlib
-import io
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +8,13 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from linformer_cli.config import ImageShape
 from linformer_cli.data.byte_windows import ByteWindows
+from linformer_cli.data.pictures import open_picture
 from linformer_cli.data.sequence import images_to_values, values_to_images
 from linformer_cli.errors import DataError
-from linformer_cli.files import is_special
 
 from .items import BANDS, Contents, Item, Pixels, Tiling
 
@@ -137,39 +135,15 @@ def read_picture(file: Path | bytes, name: str) -> Pixels:
     come back as it is: with several frames, more than 8 bits, a palette, a transparent colour, or an orientation.
     """
     with _opened(file, name) as picture:
-        try:
-            pixels = np.asarray(picture)
-        except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error and more
-            raise DataError(f"'{name}' cannot be read: {_first_line(error)}") from None
+        pixels = np.asarray(picture)
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
 @contextlib.contextmanager
 def _opened(file: Path | bytes, name: str) -> Iterator[Image.Image]:
     """An open picture whose pixels would come back as they are. Raises `DataError` for any other."""
-    try:
-        if isinstance(file, Path) and is_special(file):
-            raise DataError(f"'{name}' is a pipe or a device; save the picture to a file, or pass it as '-'")
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            warnings.filterwarnings("ignore", category=UserWarning)
-            picture = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
-    except DataError:
-        raise
-    except FileNotFoundError:
-        raise DataError(f"no picture at '{name}'") from None
-    except UnidentifiedImageError:
-        raise DataError(f"'{name}' is not a picture that Pillow can read") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise DataError(f"'{name}' has more pixels than is safe to open ({Image.MAX_IMAGE_PIXELS:,})") from None
-    except Exception as error:
-        raise DataError(f"'{name}' cannot be read: {_first_line(error)}") from None
-    with picture:
-        try:
-            fault = _find_fault(picture)
-        except Exception as error:  # for example, from damaged EXIF data
-            raise DataError(f"'{name}' cannot be read: {_first_line(error)}") from None
-        if fault is not None:
+    with open_picture(file, name) as picture:
+        if (fault := _find_fault(picture)) is not None:
             raise DataError(f"'{name}' {fault}; convert it first")
         yield picture
 
@@ -188,10 +162,6 @@ def _find_fault(picture: Image.Image) -> str | None:
     if picture.getexif().get(_ORIENTATION, 1) != 1:
         return "is rotated by its EXIF data, which would be lost"
     return None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _to_values(images: Pixels, shape: ImageShape, name: str) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -167,11 +167,9 @@ def _empty(index: int, item: Item, tiles: Pixels) -> Part:
     return Part(index, item, 0, tiles[:0], np.zeros(0, bool), True)
 
 
-def digest_values(blocks: Iterator[Restored]) -> tuple[bytes, Sequence[Restored]]:
-    """The SHA-256 of the values of all blocks, and the first damaged block, if any."""
-    digest, damaged = hashlib.sha256(), []
+def digest_values(blocks: Iterator[Restored]) -> bytes:
+    """The SHA-256 of the values of all blocks."""
+    digest = hashlib.sha256()
     for block in blocks:
         digest.update(encode_values(block.values))
-        if block.fault is not None:
-            damaged.append(block)
-    return digest.digest(), damaged
+    return digest.digest()

@@ -1,6 +1,9 @@
 """A user's own image files, converted to the size and the channels of a model."""
 
+import contextlib
+import io
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +33,39 @@ class Picture:
     unframed: NDArray[np.uint8] | None = None
 
 
+@contextlib.contextmanager
+def open_picture(file: Path | bytes, name: str) -> Iterator[Image.Image]:
+    """A context with the open picture of a file or its data. `name` is its name in messages.
+
+    Raises `DataError` for a file that is missing, broken or too large to open safely, also if this shows only when the
+    pixels are read in the context.
+    """
+    try:
+        if isinstance(file, Path) and is_special(file):
+            raise DataError(f"'{name}' is a pipe or a device, and images are read from files only; save it to a file")
+        with warnings.catch_warnings():
+            # Between its size limit and twice this limit, Pillow only warns of a decompression bomb. The warning is
+            # raised as an error, because a small model needs no image of this size.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            warnings.filterwarnings("ignore", category=UserWarning)
+            with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as opened:
+                yield opened
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"no image at '{name}'") from None
+    except IsADirectoryError:
+        raise DataError(f"'{name}' is a folder, not an image") from None
+    except UnidentifiedImageError:
+        raise DataError(f"'{name}' is not an image that Pillow can read") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise DataError(f"'{name}' has more pixels than is safe to open ({Image.MAX_IMAGE_PIXELS:,})") from None
+    except Exception as error:
+        # Pillow's decoders raise OSError, SyntaxError, struct.error, IndexError and more.
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise DataError(f"'{name}' cannot be read: {reason}") from None
+
+
 def load_picture(
     path: str | Path, shape: ImageShape, fit: Fit = "crop", invert: bool = False, frame: Frame | None = None
 ) -> Picture:
@@ -44,31 +80,9 @@ def load_picture(
     too large to open safely.
     """
     path = Path(path)
-    try:
-        if is_special(path):
-            raise DataError(f"'{path}' is a pipe or a device, and images are read from files only; save it to a file")
-        with warnings.catch_warnings():
-            # Between its size limit and twice this limit, Pillow only warns of a decompression bomb. The warning is
-            # raised as an error, because a small model needs no image of this size.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            warnings.filterwarnings("ignore", category=UserWarning)
-            with Image.open(path) as opened:
-                frames = getattr(opened, "n_frames", 1)
-                picture = _flatten(ImageOps.exif_transpose(opened))
-    except DataError:
-        raise
-    except FileNotFoundError:
-        raise DataError(f"no image at '{path}'") from None
-    except IsADirectoryError:
-        raise DataError(f"'{path}' is a folder, not an image") from None
-    except UnidentifiedImageError:
-        raise DataError(f"'{path}' is not an image that Pillow can read") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise DataError(f"'{path}' has more pixels than is safe to open ({Image.MAX_IMAGE_PIXELS:,})") from None
-    except Exception as error:
-        # Pillow's decoders raise OSError, SyntaxError, struct.error, IndexError and more.
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise DataError(f"'{path}' cannot be read: {reason}") from None
+    with open_picture(path, str(path)) as opened:
+        frames = getattr(opened, "n_frames", 1)
+        picture = _flatten(ImageOps.exif_transpose(opened))
     notes = [f"has {frames} frames; only the first is used"] if frames > 1 else []
     picture = picture.convert("L" if shape.channels == 1 else "RGB")
     if picture.size != (shape.width, shape.height):
