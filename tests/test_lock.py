@@ -16,7 +16,9 @@ def test_the_lock_has_the_requirements_of_the_project() -> None:
     found = {(one["name"] + one["specifier"], one.get("marker", "")) for one in locked["metadata"]["requires-dist"]}
     extras = PROJECT["optional-dependencies"].items()
     expected = {(one, "") for one in PROJECT["dependencies"]}
-    expected |= {(one, f"extra == '{extra}'") for extra, requirements in extras for one in requirements}
+    for extra, requirements in extras:
+        for requirement, semicolon, marker in (one.partition("; ") for one in requirements):
+            expected.add((requirement, f"{marker}{' and ' if semicolon else ''}extra == '{extra}'"))
     assert found == expected, "the requirements have changed: run 'uv lock'"
     assert lock["requires-python"] == PROJECT["requires-python"]
 

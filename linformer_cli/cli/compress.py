@@ -48,7 +48,9 @@ def compress(
         str | None,
         typer.Option("--data", help="Compress a data set instead of files.", show_default=False, metavar="NAME"),
     ] = None,
-    split: Annotated[Split, typer.Option("--split", help="The split of the data set.")] = "test",
+    split: Annotated[
+        Split | None, typer.Option("--split", help="The split of the data set. Default: test.", show_default=False)
+    ] = None,
     data_dir: options.DataDir = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.", show_default=False)
@@ -111,8 +113,8 @@ def compress(
     """
     if bool(images) == (data is not None):
         raise UsageError("name pictures to compress, or a data set with --data; not both")
-    if data is None and (limit is not None or data_dir is not None):
-        raise UsageError("--limit and --data-dir are for --data; drop them")
+    if data is None and any(option is not None for option in (split, limit, data_dir)):
+        raise UsageError("--split, --limit and --data-dir are for --data; drop them")
     if not out:
         raise UsageError("name the file to write with -o FILE; '-o -' writes to stdout")
     if out == STREAM:
@@ -132,7 +134,7 @@ def compress(
     shape = _choose_shape(session, length, is_bytes, data)
     with contextlib.ExitStack() as stack:
         if data is not None:
-            source = _open_data_set(session, data, split, data_dir, limit, tile or class_name is not None)
+            source = _open_data_set(session, data, split or "test", data_dir, limit, tile or class_name is not None)
         else:
             paths = _Paths(
                 images or [], os.path.realpath(out), lambda: stack.enter_context(read_stdin()), is_bytes, tile

@@ -74,10 +74,12 @@ def decompress(
         header = packed.header
         if out == STREAM and header.contents.count != 1:
             raise UsageError(f"'{file}' has {header.contents.count:,} items, and '-o -' writes only one; name a folder")
-        if out != STREAM and not force:
-            from linformer_cli.codec.restore import require_free_names
+        if out != STREAM:
+            from linformer_cli.codec.restore import require_distinct_names, require_free_names
 
-            require_free_names(header, Path(out))
+            require_distinct_names(header)
+            if not force:
+                require_free_names(header, Path(out))
         session = open_session(_choose_checkpoint(packed, file, checkpoint), "cpu", "int8", "native")
 
         from linformer_cli.codec.predictor import identify_program

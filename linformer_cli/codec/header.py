@@ -30,6 +30,10 @@ _MOST_TEXT = 2**24
 DEFLATE_FACTOR = 1032
 # Magic, format, semantics, size of the header, SHA-256 of the program.
 _FIXED, _CHECKSUM = struct.Struct("<8sBBI32s"), struct.Struct("<I")
+# The entry of a block: twice the size of its data plus its method, and its checksum.
+_ENTRY = struct.Struct("<II")
+# The largest data of a block.
+LARGEST_DATA = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,10 @@ def count_blocks(contents: Contents, block: int) -> int:
 
 
 def encode_header(header: Header) -> bytes:
-    """The bytes of a header. Raises `UsageError` if there are too many names."""
+    """The bytes of a header. Their number does not depend on the blocks' entries.
+
+    Raises `UsageError` if there are too many names.
+    """
     tiling, name, text = header.contents.tiling, header.checkpoint.encode(), _encode_items(header.contents)
     shape = tiling.shape
     numbers = (
@@ -73,9 +80,7 @@ def encode_header(header: Header) -> bytes:
         *(shape.channels, shape.height, shape.width, shape.levels),
         *(header.block, header.contents.count, len(name), len(text)),
     )
-    entries = (
-        _encode_numbers([block.size << 1 | block.method]) + _CHECKSUM.pack(block.checksum) for block in header.blocks
-    )
+    entries = (_ENTRY.pack(block.size << 1 | block.method, block.checksum) for block in header.blocks)
     body = b"".join((_encode_numbers(numbers), name, text, *entries))
     size = _FIXED.size + len(body) + _CHECKSUM.size
     start = _FIXED.pack(MAGIC, FORMAT, SEMANTICS, size, header.program) + body
@@ -126,8 +131,8 @@ def _parse(program: bytes, reader: "_Reader") -> Header:
     for _ in range(count_blocks(contents, block)):
         if not reader.left:
             raise ValueError(f"it promises {contents.sequences:,} images, and has {len(blocks):,} blocks of {block:,}")
-        number = reader.number()
-        blocks.append(Block(number & 1, number >> 1, *_CHECKSUM.unpack(reader.take(_CHECKSUM.size))))
+        number, checksum = _ENTRY.unpack(reader.take(_ENTRY.size))
+        blocks.append(Block(number & 1, number >> 1, checksum))
     if reader.left:
         raise ValueError(f"{reader.left:,} bytes are left over")
     return Header(program, checkpoint, contents, block, blocks)

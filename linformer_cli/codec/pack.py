@@ -2,8 +2,6 @@
 
 import hashlib
 import math
-import shutil
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,12 +10,12 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from linformer_cli.errors import DataError, LintxError
+from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.system.memory import measure_free_memory
 from linformer_cli.units import format_bytes
 
 from .coder import Coder, Lanes
-from .header import CODED, DEFLATED, Block, Header, encode_header
+from .header import CODED, DEFLATED, LARGEST_DATA, Block, Header, count_blocks, encode_header
 from .sources import Piece, Source
 
 Progress = Callable[[int], None]
@@ -73,7 +71,7 @@ def require_memory(coder: Coder, batch: int, positions: int) -> None:
 
 
 def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, batch: int, report: Progress) -> Packed:
-    """Write `header`, whose blocks are still missing, and the blocks of `source` to an empty file.
+    """Write `header`, whose blocks are still missing, and the blocks of `source` to an empty file that can seek.
 
     About `batch` sequences are coded at once, but at least one block. `report` is called with the number of sequences
     that are done. Memory does not depend on the number of sequences, except for their names and the entries of the
@@ -84,31 +82,33 @@ def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, b
     require_memory(coder, min(batch, contents.sequences), contents.tiling.positions)
     blocks: list[Block] = []
     nats, digest, done = 0.0, hashlib.sha256(), 0
-    # The header comes first and contains the sizes of all blocks, so the blocks wait in a file without a name.
-    with tempfile.TemporaryFile() as waiting:
-        for piece in _regroup(source.read(), batch):
-            stop = min(done + batch, contents.sequences)
-            if done + len(piece.values) != stop:
-                raise DataError("the images were changed while they were read; start again")
-            lanes = Lanes(contents.lengths(done, stop), _split(stop - done, size))
-            coded, own = coder.encode(lanes, piece.values, piece.labels)
-            nats += float(own.sum())
-            for data, (_, rows) in zip(coded, lanes.pair(coded), strict=True):
-                values = encode_values(piece.values[rows])
-                digest.update(values)
-                deflated = zlib.compress(values, 6)
-                method, data = (CODED, data) if len(data) <= len(deflated) else (DEFLATED, deflated)
-                blocks.append(Block(method, len(data), zlib.crc32(values, zlib.crc32(data))))
-                waiting.write(data)
-            done = stop
-            report(done)
-        if done != contents.sequences:
+    # The header comes first and contains the sizes of all blocks, so it is written last.
+    empty = Block(CODED, 0, 0)
+    file.write(encode_header(replace(header, blocks=[empty] * count_blocks(contents, size))))
+    for piece in _regroup(source.read(), batch):
+        stop = min(done + batch, contents.sequences)
+        if done + len(piece.values) != stop:
             raise DataError("the images were changed while they were read; start again")
-        written = file.write(encode_header(replace(header, blocks=blocks)))
-        waiting.seek(0)
-        shutil.copyfileobj(waiting, file)
+        lanes = Lanes(contents.lengths(done, stop), _split(stop - done, size))
+        coded, own = coder.encode(lanes, piece.values, piece.labels)
+        nats += float(own.sum())
+        for data, (_, rows) in zip(coded, lanes.pair(coded), strict=True):
+            values = encode_values(piece.values[rows])
+            digest.update(values)
+            deflated = zlib.compress(values, 6)
+            method, data = (CODED, data) if len(data) <= len(deflated) else (DEFLATED, deflated)
+            if len(data) > LARGEST_DATA:
+                raise UsageError("a block is larger than 2 GiB; choose a smaller --block")
+            blocks.append(Block(method, len(data), zlib.crc32(values, zlib.crc32(data))))
+            file.write(data)
+        done = stop
+        report(done)
+    if done != contents.sequences:
+        raise DataError("the images were changed while they were read; start again")
+    total = file.tell()
+    file.seek(0)
+    file.write(encode_header(replace(header, blocks=blocks)))
     classes = max(1, coder.predictors.model.config.classes)
-    total = written + sum(block.size for block in blocks)
     nats += done * math.log(classes)
     return Packed(done, contents.values, total, nats, sum(block.method for block in blocks), digest.digest())
 

@@ -1,6 +1,7 @@
 """Writes the items of a compressed file to a folder. What damaged blocks held is lost, and the rest is written."""
 
 import io
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,17 @@ def require_free_names(header: Header, folder: Path) -> None:
         for path in _choose_paths(folder, contents.item(index).name):
             if path.exists():
                 raise UsageError(f"'{path}' exists already; choose another folder, or overwrite with --force")
+
+
+def require_distinct_names(header: Header) -> None:
+    """Raise `UsageError` if two items would be the same file: macOS and Windows ignore the case of names."""
+    if sys.platform not in ("darwin", "win32"):
+        return
+    seen: dict[str, str] = {}
+    for item in header.contents.items:
+        other = seen.setdefault(item.name.casefold(), item.name)
+        if other != item.name:
+            raise UsageError(f"'{other}' and '{item.name}' are the same file on this system; decompress on Linux")
 
 
 def restore_items(header: Header, blocks: Iterator[Restored], folder: Path, outcome: Outcome) -> None:

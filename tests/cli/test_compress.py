@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -182,6 +183,21 @@ def run_process(*arguments: object, data: bytes = b"") -> subprocess.CompletedPr
     return subprocess.run(command, input=data, capture_output=True, timeout=100)
 
 
+@pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
+def test_names_that_differ_only_in_case_are_refused_where_case_is_ignored(lintx, text, system, tmp_path, monkeypatch):
+    for name in ("Read", "read"):
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(name.encode())
+    lintx("compress", tmp_path / "in", "--checkpoint", text, "-o", tmp_path / "x.lintx")
+    monkeypatch.setattr("linformer_cli.codec.restore.sys", SimpleNamespace(platform=system))
+    command = ("decompress", tmp_path / "x.lintx", "--checkpoint", text, "-o", tmp_path / "out", "--force")
+    result = lintx(*command)
+    if system == "linux":
+        assert [(tmp_path / "out" / name).read_bytes() for name in ("Read", "read")] == [b"Read", b"read"]
+    else:
+        assert result.code == 2 and "'Read' and 'read' are the same file" in result.stderr
+
+
 def test_data_go_through_stdin_and_stdout(text) -> None:
     data = b"lintx packs and unpacks" * 20
     packed = run_process("compress", "-", "-o", "-", "--checkpoint", text, data=data)
@@ -294,6 +310,7 @@ def test_another_model_is_refused(lintx, grey, build_checkpoint, folder, tmp_pat
         (("a.png",), 2),
         (("a.png", "--data", "glyphs", "-o", "x.lintx"), 2),
         (("a.png", "--limit", "5", "-o", "x.lintx"), 2),
+        (("a.png", "--split", "train", "-o", "x.lintx"), 2),
         (("--data", "glyphs", "--tile", "-o", "x.lintx"), 2),
         (("--data", "mnist2", "-o", "x.lintx"), 2),
         (("a.png", "a.png", "-o", "x.lintx"), 2),

@@ -25,10 +25,10 @@ pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 # Three images that mnist-deep drew, in two blocks. If this file no longer decodes, the engine's results or the format
 # have changed: increase SEMANTICS or FORMAT, and replace the file. A new checkpoint mnist-deep needs a new file, too.
 GOLDEN = """
-TElOVFhQQUsBAVIAAACsufMjgqzZPKINEE+lUZxJByBsCkHeUHcMDsFMeN+bZwABHByAAgIDCgBtbmlzdC1kZWVw8AGFMd1SgAF+
-nG3ZZDz2Jruya+ch/581IbRC0l9T6EjOiYrv3jQMvIu8k+Aqy48Z9VxUvrY13OkOixnWCFu1AqL9bBIW82FgZTm3dsQtma3ssYD+
-S9nHFXP7DmpataI0gSOekpprcN9JbTGZ1PPTXSA57hbkidJbYmcALTrIslbfhic7dW6F2e33MfeRS5/uW9Q0IPbmQKGqsPsq1zDf
-b8cZcpCWhnWXc/lw45DJg8PicQ3wpHw/o8zG6OdDxmO8TQH+BT9LTao=
+TElOVFhQQUsBAVYAAACsufMjgqzZPKINEE+lUZxJByBsCkHeUHcMDsFMeN+bZwABHByAAgIDCgBtbmlzdC1kZWVw8AAAAIUx3VKAAAAA
+fpxt2ZkUJ8+7smvnIf+fNSG0QtJfU+hIzomK7940DLyLvJPgKsuPGfVcVL62NdzpDosZ1ghbtQKi/WwSFvNhYGU5t3bELZmt7LGA/kvZ
+xxVz+w5qWrWiNIEjnpKaa3DfSW0xmdTz010gOe4W5InSW2JnAC06yLJW34YnO3Vuhdnt9zH3kUuf7lvUNCD25kChqrD7Ktcw32/HGXKQ
+loZ1l3P5cOOQyYPD4nEN8KR8P6PMxujnQ8ZjvE0B/gU/S02q
 """
 VALUES = "377919694fcb3be02e583f51d45b5c2f72f01714f259f67a323f2b8d726bb373"
 
