@@ -79,20 +79,31 @@ struct Elementwise {
     }
 };
 
-// out_t <- x_t W for `count` rows: x [count, step], W [inner, width], out [count, width]; rows are whole vectors.
-template <int P, class A>
-void multiply_rows(const A* x, int64_t step, int64_t inner, const A* W, int64_t width, A* out) {
+// out_t <- x_t W for P rows and the columns in J vectors from m on.
+template <int P, int J, class A>
+void multiply_columns(const A* x, int64_t step, int64_t inner, const A* W, int64_t width, int64_t m, A* out) {
     using L = Lanes<A>;
-    for (int64_t m = 0; m < width; m += L::count) {
-        typename L::type sums[P] = {};
-        for (int64_t n = 0; n < inner; n++) {
-            const typename L::type row = L::load(W + n * width + m);
-            for (int p = 0; p < P; p++) sums[p] += x[p * step + n] * row;
-        }
-        for (int p = 0; p < P; p++) L::store(out + p * width + m, sums[p]);
+    typename L::type sums[P][J] = {};
+    for (int64_t n = 0; n < inner; n++) {
+        typename L::type row[J];
+        for (int j = 0; j < J; j++) row[j] = L::load(W + n * width + m + j * L::count);
+        for (int p = 0; p < P; p++)
+            for (int j = 0; j < J; j++) sums[p][j] += x[p * step + n] * row[j];
     }
+    for (int p = 0; p < P; p++)
+        for (int j = 0; j < J; j++) L::store(out + p * width + m + j * L::count, sums[p][j]);
 }
 
+template <int P, class A>
+void multiply_rows(const A* x, int64_t step, int64_t inner, const A* W, int64_t width, A* out) {
+    constexpr int J = REGISTERS / 16;  // the sums must fit into the registers
+    int64_t m = 0;
+    for (; m + J * Lanes<A>::count <= width; m += J * Lanes<A>::count)
+        multiply_columns<P, J>(x, step, inner, W, width, m, out);
+    for (; m < width; m += Lanes<A>::count) multiply_columns<P, 1>(x, step, inner, W, width, m, out);
+}
+
+// out_t <- x_t W for `count` rows: x [count, step], W [inner, width], out [count, width]; rows are whole vectors.
 template <class A>
 void multiply(int64_t count, const A* x, int64_t step, int64_t inner, const A* W, int64_t width, A* out) {
     int64_t t = 0;

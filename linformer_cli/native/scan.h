@@ -188,17 +188,22 @@ template <int TOGETHER, Decay D, class A, int P, int WRITES, int READS>
             if (D == COLUMNS) factors[p][c] = L::load(at.decay[p] + place);
         }
     A* rows = S.rows.data() + m;
+    // All vectors are stored at the end, since the compiler loads a and o again after a store.
     for (int64_t n = 0; n < S.N; n++) {
-        for (int c = 0; c < TOGETHER; c++) {
-            typename L::type row = L::load(rows + n * stride + c * L::count);
-            for (int p = 0; p < P; p++) {
+        typename L::type row[TOGETHER];
+        for (int c = 0; c < TOGETHER; c++) row[c] = L::load(rows + n * stride + c * L::count);
+        for (int p = 0; p < P; p++) {
+            for (int c = 0; c < TOGETHER; c++) {
                 typename L::type added = at.a[0][p][n] * values[0][p][c];
                 for (int w = 1; w < WRITES; w++) added += at.a[w][p][n] * values[w][p][c];
-                row = D == KEEP ? row + added : D == ROWS ? row * at.decay[p][n] + added : row * factors[p][c] + added;
-                for (int r = 0; r < READS; r++) sums[r][p][c] += at.o[r][p][n] * row;
+                row[c] = D == KEEP   ? row[c] + added
+                         : D == ROWS ? row[c] * at.decay[p][n] + added
+                                     : row[c] * factors[p][c] + added;
             }
-            L::store(rows + n * stride + c * L::count, row);
+            for (int r = 0; r < READS; r++)
+                for (int c = 0; c < TOGETHER; c++) sums[r][p][c] += at.o[r][p][n] * row[c];
         }
+        for (int c = 0; c < TOGETHER; c++) L::store(rows + n * stride + c * L::count, row[c]);
     }
     for (int r = 0; r < READS; r++)
         for (int p = 0; p < P; p++)
