@@ -164,12 +164,6 @@ class ModelConfig(NetworkConfig):
     classes: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = 0
     optional_class: bool = False
 
-    @model_validator(mode="after")
-    def _optional_class_needs_classes(self) -> Self:
-        if self.optional_class and not self.classes:
-            raise ValueError("optional_class needs classes, found 0")
-        return self
-
     @property
     def required_classes(self) -> int:
         """The number of classes if every image needs one, or 0 if images need no class."""
@@ -230,11 +224,7 @@ class TrainConfig(Config):
     batch: Images = Field(16, description="Images in a batch.")
     accumulation: Images = Field(1, description="Batches whose gradients are summed for one step.")
     shift: CountOrZero = Field(0, description="Randomly shift each training image by up to N pixels along each axis.")
-    hide_class: Fraction = Field(
-        0.0,
-        description="With --classes: share of training images whose class is hidden, such as 0.1. The model then works "
-        "with and without a class.",
-    )
+    hide_class: Fraction = Field(0.0, description="With --classes: share of images trained on without their class.")
     optimizer: Literal["adamw", "radam", "muon"] = Field(
         "adamw", description="muon trains the matrices of hidden layers and leaves the rest to AdamW."
     )
@@ -297,16 +287,12 @@ class RunConfig(Config):
     train: TrainConfig
 
     @model_validator(mode="after")
-    def _shift_leaves_something(self) -> Self:
+    def _training_fits_the_model(self) -> Self:
         side = min(self.model.image.height, self.model.image.width)
         if self.train.shift >= side:
             raise ValueError(
                 f"train.shift must be less than an image's shorter side ({side} pixels), found {self.train.shift}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _hidden_classes_are_optional(self) -> Self:
         if self.train.hide_class and not self.model.optional_class:
             raise ValueError("train.hide_class hides classes, and the model has none; give --classes, or hide_class 0")
         return self

@@ -90,10 +90,8 @@ def test_images_have_no_class_by_default(trained: PixelModel) -> None:
     assert trained.embedding.classes is not None and trained.embedding.classes.num_embeddings == CLASSES + 1
 
 
-def test_an_optional_class_needs_classes_and_old_configurations_have_none(trained: PixelModel) -> None:
+def test_old_configurations_have_no_optional_class(trained: PixelModel) -> None:
     config = trained.config
     assert (config.required_classes, config.label_count, config.default_label) == (0, 4, 3)
-    with pytest.raises(ValueError, match="optional_class needs classes"):
-        ModelConfig.model_validate({**config.model_dump(), "classes": 0})
     old = ModelConfig.model_validate(config.model_dump(exclude={"optional_class"}))
     assert (old.required_classes, old.label_count, old.default_label) == (3, 3, 0)
