@@ -156,17 +156,35 @@ class NetworkConfig(Config):
 class ModelConfig(NetworkConfig):
     """A whole model: the network and its images. A model can be rebuilt from this configuration.
 
-    A model with `classes` is conditioned on the class of each image. 0 means unconditional.
+    A model with `classes` is conditioned on the class of each image. 0 means unconditional. With `optional_class`, it
+    also models images without a class, and does so by default.
     """
 
     image: ImageShape
     classes: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = 0
+    optional_class: bool = False
+
+    @property
+    def required_classes(self) -> int:
+        """The number of classes if every image needs one, or 0 if images need no class."""
+        return 0 if self.optional_class else self.classes
+
+    @property
+    def label_count(self) -> int:
+        """The number of labels. They are the classes and, if the class is optional, one more label for no class."""
+        return self.classes + self.optional_class
+
+    @property
+    def default_label(self) -> int:
+        """The label of an image without a class."""
+        return self.classes if self.optional_class else 0
 
     @property
     def class_bits_per_dim(self) -> float:
         """The bits/dim that encoding an image's class adds: log2(classes) bits per T values, for uniform classes.
 
-        Add them before comparing with an unconditional model: -log2 p(image) <= -log2 p(image | class) - log2 p(class).
+        Add them to bits/dim given the class before comparing with bits/dim without a class:
+        -log2 p(image) <= -log2 p(image | class) - log2 p(class).
         """
         return math.log2(self.classes) / self.image.positions if self.classes else 0.0
 
@@ -206,6 +224,7 @@ class TrainConfig(Config):
     batch: Images = Field(16, description="Images in a batch.")
     accumulation: Images = Field(1, description="Batches whose gradients are summed for one step.")
     shift: CountOrZero = Field(0, description="Randomly shift each training image by up to N pixels along each axis.")
+    hide_class: Fraction = Field(0.0, description="With --classes: share of images trained on without their class.")
     optimizer: Literal["adamw", "radam", "muon"] = Field(
         "adamw", description="muon trains the matrices of hidden layers and leaves the rest to AdamW."
     )
@@ -268,10 +287,12 @@ class RunConfig(Config):
     train: TrainConfig
 
     @model_validator(mode="after")
-    def _shift_leaves_something(self) -> Self:
+    def _training_fits_the_model(self) -> Self:
         side = min(self.model.image.height, self.model.image.width)
         if self.train.shift >= side:
             raise ValueError(
                 f"train.shift must be less than an image's shorter side ({side} pixels), found {self.train.shift}"
             )
+        if self.train.hide_class and not self.model.optional_class:
+            raise ValueError("train.hide_class hides classes, and the model has none; give --classes, or hide_class 0")
         return self

@@ -50,7 +50,10 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quality:
-    """The validation bits/dim of a trained run with the row's model. Without such a run, all fields are None."""
+    """The validation bits/dim of a trained run with the row's model. Without such a run, all fields are None.
+
+    Bits/dim are given the class if `classes` is not 0.
+    """
 
     run: Path | None = None
     data: str | None = None

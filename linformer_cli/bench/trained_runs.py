@@ -36,7 +36,7 @@ class TrainedRun:
         return Quality(
             run=self.path,
             data=self.data,
-            classes=self.model.classes,
+            classes=self.model.required_classes,
             images_seen=self.images_seen,
             bits_per_dim=self.bits_per_dim,
             bits_per_dim_standard_error=self.standard_error,

@@ -65,7 +65,7 @@ def codec(
 
     name, model = data or session.checkpoint.info.data.name, session.model
     found = load_images_to_fit(name, split, data_dir, model.config.image)
-    classes = model.config.classes
+    classes = model.config.required_classes
     labels = found.require_labels(classes)[:limit] if classes else None
     images = found.images[:limit]
     talk(f"{len(images):,} of {len(found):,} {split} images of {name}")

@@ -112,7 +112,7 @@ def complete(
 
     filters = Filters(temperature, top_k, top_p)
     known = parse_keep(keep, session.model.config.image)
-    label = _choose_class(session, class_name)
+    label = session.choose_class(class_name, "images")
     asked = {"seed": seed, "batch": count, "keep": keep, "invert": invert, **vars(filters), "class": label}
     settings = {**session.record, **asked}
     sampler = Sampler(session.model, seed, filters, session.engine, session.products)
@@ -219,14 +219,6 @@ def _write_pictures(
         frames = [stack_rows([_render(session, *pair, scale, rows) for pair in done]) for rows in shown]
         write_file(gif, encode_gif(frames, record))
         talk(f"wrote {gif}")
-
-
-def _choose_class(session: Session, wanted: str | None) -> int | None:
-    """Return the class of the images, or None if the model has none. Raises `UsageError` unless one class is named."""
-    chosen, classes = session.choose_classes(wanted), session.model.config.classes
-    if classes and len(chosen) != 1:
-        raise UsageError(f"the model has classes: name the class of the images, 0 to {classes - 1}, with --class")
-    return chosen[0] if chosen else None
 
 
 def _render(

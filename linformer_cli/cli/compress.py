@@ -61,7 +61,7 @@ def compress(
     ] = False,
     class_name: Annotated[
         str | None,
-        typer.Option("--class", help="The class of all pictures, for a model with classes.", show_default=False),
+        typer.Option("--class", help="The class of all pictures, for a model that needs a class.", show_default=False),
     ] = None,
     length: Annotated[
         int | None,
@@ -208,7 +208,7 @@ def _open_data_set(
 
     if other:
         raise UsageError("--tile and --class are for pictures, not for --data, whose images have a size and classes")
-    shape, classes = session.model.config.image, session.model.config.classes
+    shape, classes = session.model.config.image, session.model.config.required_classes
     images = load_images_to_fit(name, split, data_dir, shape)
     labels = images.require_labels(classes)[:limit] if classes else None
     return ArraySource(images.images[:limit], labels, shape.levels)
@@ -218,10 +218,9 @@ def _open_paths(session: Session, paths: _Paths, shape: "ImageShape", class_name
     from linformer_cli.codec.inputs import list_inputs, open_files, open_pictures
     from linformer_cli.codec.items import Tiling
 
-    chosen, classes = session.choose_classes(class_name), session.model.config.classes
-    if classes and len(chosen) != 1:
-        raise UsageError(f"the model has classes: name the class of the pictures, 0 to {classes - 1}, with --class")
-    label = chosen[0] if chosen else None
+    label = session.choose_class(class_name, "pictures")
+    if label is not None and session.model.config.optional_class:
+        raise UsageError("the class is optional, and the file is coded without it; drop --class")
     if paths.is_bytes and paths.tile:
         raise UsageError("--tile is for pictures, and the model compresses files of any length; drop --tile")
     if paths.texts.count(STREAM) > 1:

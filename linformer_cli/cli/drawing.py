@@ -20,24 +20,29 @@ _BLOCK = 2**16
 class ImageNumbers:
     """The numbers of the images to draw, counted from `first`: `each` images of every class in `chosen`.
 
-    Without `chosen`, there are `each` images in total, which rotate through all `classes` if the model has classes.
+    Without `chosen`, there are `each` images in total, which rotate through the classes 0 to `turns` - 1, or have no
+    class if `turns` is 0.
     """
 
     first: int
     each: int
     chosen: Sequence[int]
-    classes: int
+    turns: int
 
     @property
     def all(self) -> range:
         return range(self.first, self.first + self.each * max(1, len(self.chosen)))
 
+    @property
+    def have_class(self) -> bool:
+        return bool(self.chosen) or self.turns > 0
+
     def class_of(self, index: int) -> int | None:
-        """Return the class of image number `index`, or None if the model has no classes."""
-        return self[index] if self.classes else None
+        """Return the class of image number `index`, or None if it has none."""
+        return self[index] if self.have_class else None
 
     def __getitem__(self, index: int, /) -> int:
-        return self.chosen[(index - self.first) // self.each] if self.chosen else index % max(1, self.classes)
+        return self.chosen[(index - self.first) // self.each] if self.chosen else index % self.turns
 
 
 @dataclass
@@ -108,7 +113,7 @@ class Drawing:
     def _draw_block(
         self, sampler: Sampler, indices: Sequence[int], drawn: Drawn, on_halve: Callable[[int], None]
     ) -> None:
-        labels = self.numbers if self.numbers.classes else None
+        labels = self.numbers if self.numbers.have_class else None
         for part in sampler.iter_batches(indices, self.batch, labels, on_halve=on_halve):
             drawn.state_bytes = max(drawn.state_bytes, part.state_bytes)
             drawn.passes += part.passes * len(part.indices)

@@ -61,6 +61,12 @@ def evaluate(
             metavar="CHECKPOINT",
         ),
     ] = None,
+    given_class: Annotated[
+        bool,
+        typer.Option(
+            "--given-class", help="Measure a model trained with --hide-class with the class of each image, not without."
+        ),
+    ] = False,
     by_position: Annotated[
         bool, typer.Option("--by-position", help="Also show bits/dim for each of the positions 0, 1, 2-3, 4-7, ...")
     ] = False,
@@ -81,8 +87,9 @@ def evaluate(
     Bits/dim is the number of bits that the model needs per value, shown with the standard error over images. Every
     value counts: nats are summed over all values of all images, then divided by ln 2 and by the number of values. The
     second figure leaves out the first value of each image, as the code of Katharopoulos 2020 does. Compare it only with
-    figures of that paper. A model with classes receives the label of each image. A third figure then adds the cost of
-    the label, log2(classes) bits per image, for comparison with models without classes.
+    figures of that paper. A model with classes receives the label of each image, unless it was trained with
+    --hide-class. A third figure then adds the cost of the label, log2(classes) bits per image, for comparison with
+    models without classes.
 
     For a model of bytes, an image is a window of bytes, and the result is in bits/byte. If the model needs no
     positions, --length can be larger than in training.
@@ -120,7 +127,7 @@ def evaluate(
         wanted = wanted.model_copy(update={"width": length})
     _require_size(session, wanted)
     images = load_images_to_fit(name, split, data_dir, wanted)
-    classes = session.model.config.classes
+    classes = _count_classes(session, given_class)
     labels = images.require_labels(classes) if classes else None
     parallel: SamplingPrecision = "fp32" if precision in ("int8", "auto") else precision
     other = None if against is None else open_session(against, device, parallel)
@@ -134,27 +141,29 @@ def evaluate(
         nats = functools.partial(stepped_nats, EngineCache(session.engine, session.model, products=session.products))
     measured = measure_nats(session.model, chosen, batch, nats=nats, labels=labels)
     bits, positions = measured.describe(), measured.describe_positions()
-    with_class = bits.bits_per_dim + session.model.config.class_bits_per_dim
+    class_bits = session.model.config.class_bits_per_dim if classes else 0.0
+    with_class = bits.bits_per_dim + class_bits
     result = {
         **session.record,
         "data": name,
         "split": split,
         "images_in_split": len(images),
         **dataclasses.asdict(bits),
-        "classes": classes,
+        "classes": session.model.config.classes,
+        "given_class": classes > 0,
         "bits_per_dim_with_class": with_class if classes else None,
         "by_position": positions,
         "plot": plot,
         "seconds": time.perf_counter() - began,
     }
     if other is not None:
-        other_classes = other.model.config.classes
+        other_classes = _count_classes(other, given_class and other.model.config.classes > 0)
         other_labels = images.require_labels(other_classes) if other_classes else None
         rival = measure_nats(
             other.model, chosen, batch, nats=functools.partial(block_nats, other.model), labels=other_labels
         )
         difference, error = measured.measure_difference(rival)
-        difference += session.model.config.class_bits_per_dim - other.model.config.class_bits_per_dim
+        difference += class_bits - (other.model.config.class_bits_per_dim if other_classes else 0.0)
         result["against"] = {
             **other.record,
             "bits_per_dim": rival.describe().bits_per_dim,
@@ -187,6 +196,14 @@ def evaluate(
     if by_position:
         columns = (Column("place", "position"), Column("bits", words.bits))
         print_records(positions, columns, "table")
+
+
+def _count_classes(session: Session, given_class: bool) -> int:
+    """Return the number of classes if the model is measured given the class, or else 0."""
+    config = session.model.config
+    if given_class and not config.classes:
+        raise UsageError(f"'{session.checkpoint.path}' was trained without --classes; drop --given-class")
+    return config.classes if given_class else config.required_classes
 
 
 def _require_size(session: Session, wanted: "ImageShape") -> None:

@@ -34,7 +34,9 @@ def info(
         f"{network.feed_forward_kind} feed-forward {network.feed_forward}, {network.norm}-norm, "
         f"{network.context} context, {network.head} head",
         words.items: f"{image.positions:,} bytes" if words is WINDOWS else size,
-        "classes": f"{network.classes}, the model is conditional" if network.classes else "none",
+        "classes": f"{network.classes}, {'optional' if network.optional_class else 'the model is conditional'}"
+        if network.classes
+        else "none",
         "parameters": f"{sizes['parameters']:,}",
         "state": f"{format_bytes(sizes['state_bytes'])} per {words.item} after {image.positions} positions",
         "trained on": f"{details.data.name}, {training.images_seen:,} {words.items} in {training.step:,} steps, "
@@ -44,6 +46,6 @@ def info(
     if training.validation_bits_per_dim is not None:
         facts["validation"] = (
             f"{format_bits(training.validation_bits_per_dim, training.validation_standard_error)} {words.bits}, "
-            f"{training.validation_images} {words.items}{', given the class' if network.classes else ''}"
+            f"{training.validation_images} {words.items}{', given the class' if network.required_classes else ''}"
         )
     print_facts(facts)

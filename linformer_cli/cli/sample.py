@@ -65,7 +65,8 @@ def sample(
         typer.Option(
             "--class",
             help="For a model with classes: the classes to draw, separated by commas (for example '1,7'), or 'all'. "
-            "Draws -n images of each class, one row per class. Default: -n images, all classes in turn.",
+            "Draws -n images of each class, one row per class. Default: -n images, without a class if the model was "
+            "trained with --hide-class, or else all classes in turn.",
             show_default=False,
             metavar="CLASS",
         ),
@@ -156,9 +157,10 @@ def sample(
         from .drawing import Drawing, ImageNumbers, add_up
 
         count = _IMAGES if count is None else count
-        numbers = ImageNumbers(first, count, session.choose_classes(class_name), session.model.config.classes)
-        if numbers.classes and not numbers.chosen:
-            talk(f"classes 0 to {numbers.classes - 1} in turn; select with --class")
+        numbers = ImageNumbers(first, count, session.choose_classes(class_name), session.model.config.required_classes)
+        if session.model.config.classes and not numbers.chosen:
+            drawn_as = f"classes 0 to {numbers.turns - 1} in turn" if numbers.turns else "images without a class"
+            talk(f"{drawn_as}; select with --class")
         asked = {"seed": seed, "batch": batch, **vars(filters), "class": class_name}
         settings = {**session.record, **asked}
 

@@ -68,6 +68,18 @@ class Session:
             )
         return [number for number in chosen if number is not None]
 
+    def choose_class(self, wanted: str | None, items: str) -> int | None:
+        """Return the one class in the value of `--class`, or None if the `items` have none.
+
+        Raises `UsageError` for several classes, for none if the model needs one, and as `choose_classes` does.
+        """
+        chosen, config = self.choose_classes(wanted), self.model.config
+        if len(chosen) > 1 or (config.required_classes and not chosen):
+            raise UsageError(
+                f"the model has classes: name the class of the {items}, 0 to {config.classes - 1}, with --class"
+            )
+        return chosen[0] if chosen else None
+
 
 def open_session(
     name: str | None, device: str, precision: "SamplingPrecision", engine: str | None = None, team: Team = ALONE

@@ -198,7 +198,12 @@ def _build_trainer(
         talk(f"{team.count} processes, each with its share of every {settings.train.batch} {settings.data.words.items}")
     if trainer.model.is_compiled(torch_dtype(precision.value)):
         talk("attention uses compiled kernels")
-    if settings.model.classes:
+    if settings.model.optional_class:
+        talk(
+            f"{settings.model.classes} classes, hidden for {settings.train.hide_class:.3g} of the training images: "
+            "validation measures bits/dim without a class"
+        )
+    elif settings.model.classes:
         talk(
             f"conditioned on {settings.model.classes} classes: bits/dim assume that the class is known; add "
             f"{settings.model.class_bits_per_dim:.4f} to compare with an unconditional model"

@@ -77,15 +77,16 @@ class Coder:
         # Without `perfect`, constriction multiplies by 2^24 - levels, divides by the sum of the given numbers, rounds
         # down and adds 1. The numbers of `Predictor.predict` have exactly this sum, so they become the frequencies.
         self._family = self._stream.model.Categorical(perfect=False)
-        classes = predictors.model.config.classes
+        classes = predictors.model.config.required_classes
         self._uniform = self._stream.model.Uniform(classes) if classes > 1 else None
 
     @torch.no_grad()
     def encode(self, lanes: Lanes, values: Integers, labels: Integers | None = None) -> tuple[list[bytes], Tensor]:
         """Return the data of each block of values [B, T], and the model's own nats of each sequence, float64 [B].
 
-        `labels` int64 [B] are the classes, if the model has any. `before_step` is called before every step and may
-        raise to stop. Raises `LintxError` if the model predicts NaN or infinity.
+        `labels` int64 [B] are the classes, if every sequence needs one; a model with an optional class codes without
+        it. `before_step` is called before every step and may raise to stop. Raises `LintxError` if the model predicts
+        NaN or infinity.
         """
         encoders = [self._stream.queue.RangeEncoder() for _ in lanes.blocks]
         predictor = self.predictors.start(len(values))
@@ -100,7 +101,8 @@ class Coder:
             nats.add_(predictor.nats(by_position[position]) * (counted > position))
             return by_position[position]
 
-        if self._uniform is not None and labels is not None:
+        labels = None if self._uniform is None else labels
+        if labels is not None:
             for encoder, rows in lanes.pair(encoders):
                 encoder.encode(labels[rows].astype(np.int32), self._uniform)
         self._run(predictor, lanes, labels, exchange)

@@ -29,7 +29,7 @@ _BYTES_PER_VALUE = 28
 
 @dataclass(frozen=True)
 class Packed:
-    """What was written: `size` bytes. `nats` are the model's own, with the classes.
+    """What was written: `size` bytes. `nats` are the model's own, with the classes if they are stored.
 
     `digest` is the SHA-256 of all values.
     """
@@ -108,7 +108,7 @@ def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, b
     total = file.tell()
     file.seek(0)
     file.write(encode_header(replace(header, blocks=blocks)))
-    classes = max(1, coder.predictors.model.config.classes)
+    classes = max(1, coder.predictors.model.config.required_classes)
     nats += done * math.log(classes)
     return Packed(done, contents.values, total, nats, sum(block.method for block in blocks), digest.digest())
 

@@ -46,7 +46,7 @@ class Predictor:
         self._parameters = torch.empty(0)
 
     def start(self) -> None:
-        """Begin new sequences. The first tokens are the classes, or 0."""
+        """Begin new sequences. The first tokens are those of `PixelModel.start_tokens`."""
         self._engine.start()
 
     def predict(self, tokens: Tensor) -> NDArray[np.float64]:

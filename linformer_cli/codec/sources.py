@@ -25,7 +25,7 @@ _ORIENTATION = 0x0112
 
 @dataclass(frozen=True)
 class Piece:
-    """Adjacent sequences: values int64 [N, T], and the class of each, int64 [N], if the model has classes.
+    """Adjacent sequences: values int64 [N, T], and the class of each, int64 [N], if each needs one.
 
     The values after the end of a sequence are 0; `Contents.lengths` knows the ends.
     """
@@ -67,7 +67,7 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class PictureSource:
-    """Picture files. `label` is the class of all of them, if the model has classes."""
+    """Picture files. `label` is the class of all of them, if the model needs it."""
 
     contents: Contents
     files: Sequence[Path | bytes]

@@ -1,13 +1,13 @@
-"""The order of the training images and their random shifts, both fixed by the seed, so that a run can be resumed."""
+"""The order, shifts and hidden classes of the training images, fixed by the seed, so that a run can be resumed."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 # A batch rarely touches more than two epochs; older permutations are dropped.
 _EPOCHS_KEPT = 2
-# For permutations, the second word of the random key is the epoch. For shifts, it is this number, which no epoch
-# reaches.
-_SHIFTS = 2**64 - 1
+# For permutations, the second word of the random key is the epoch. For shifts and for hidden classes, it is one of
+# these numbers, which no epoch reaches.
+_SHIFTS, _CLASSES = 2**64 - 1, 2**64 - 2
 _WORDS_PER_COUNT = 4
 
 
@@ -46,12 +46,24 @@ class Batches:
 
         Each shift is uniform over -most .. most and depends only on the seed and the place in the stream.
         """
-        # The place in the stream is the generator's counter. Each counter yields four words; two are used. The
-        # remainder of a 64-bit word is uniform to within (2 * most + 1) / 2**64.
-        key = np.array([self.seed, _SHIFTS], dtype=np.uint64)
-        words = np.random.Philox(key=key, counter=start).random_raw(size * _WORDS_PER_COUNT)
-        chosen = words.reshape(size, _WORDS_PER_COUNT)[:, :2] % np.uint64(2 * most + 1)
+        # The remainder of a 64-bit word is uniform to within (2 * most + 1) / 2**64.
+        chosen = self._draw(_SHIFTS, start, size)[:, :2] % np.uint64(2 * most + 1)
         return chosen.astype(np.int64) - most
+
+    def hidden_classes(self, start: int, size: int, share: float) -> NDArray[np.bool_]:
+        """Whether to hide the classes of the images that `batch` returns for `start` and `size`, bool [size].
+
+        A class is hidden with probability `share`, which depends only on the seed and the place in the stream.
+        """
+        hidden: NDArray[np.bool_] = self._draw(_CLASSES, start, size)[:, 0] / 2.0**64 < share
+        return hidden
+
+    def _draw(self, purpose: int, start: int, size: int) -> NDArray[np.uint64]:
+        """Return random words [size, 4] for the places start .. start + size - 1 of the stream."""
+        # The place in the stream is the generator's counter, which yields four words.
+        key = np.array([self.seed, purpose], dtype=np.uint64)
+        words = np.random.Philox(key=key, counter=start).random_raw(size * _WORDS_PER_COUNT)
+        return words.reshape(size, _WORDS_PER_COUNT)
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._permutations:

@@ -37,7 +37,8 @@ export class Runner {
     this.#check(this.engine.lintx_filter(this.runner, temperature, 0n, 0));
   }
 
-  /** Begins images number `first`, first + 1 and so on, all of class `label`, or of the classes in turn. */
+  /** Begins images number `first`, first + 1 and so on, all of class `label`. Without it, images have no class if the
+   * class is optional, or else the classes in turn. */
   start(seed, first = 0, label = null) {
     const labels = label === null ? 0 : this.#array(BigInt64Array, this.batch).fill(BigInt(label)).byteOffset;
     this.#check(this.engine.lintx_start(this.runner, BigInt(seed), BigInt(first), labels));

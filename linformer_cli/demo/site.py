@@ -48,6 +48,7 @@ class Description:
     bits_unit: str
     text: bool  # the model draws bytes, and the page shows only its state
     weights_sha256: str
+    optional_class: bool
     frame: dict[str, object] | None  # see `summaries.Frame`
     states: tuple[str, ...]
     rival: str | None  # the attention of the second program
@@ -77,6 +78,7 @@ def build_site(checkpoint: "Checkpoint") -> dict[str, File]:
         bits_unit=info.data.words.bits,
         text=info.data.words is WINDOWS,
         weights_sha256=checkpoint.digest,
+        optional_class=network.optional_class,
         frame=info.data.frame.model_dump() if info.data.frame else None,
         states=("s", "z") if network.attention == "linear" else (),
         rival=models[1].name if len(models) > 1 else None,

@@ -2,7 +2,8 @@
 
 The tokens are a start token followed by the values of an image in raster order, with channels innermost. Token 0 is the
 start token. For i > 0, token i holds value i - 1. At token i the model predicts value i, so a position may read values
-0 .. i - 1. In a model with classes, the start token is the image's class, which every position reads.
+0 .. i - 1. In a model with classes, the start token is the image's class, which every position reads. If the class is
+optional, the number of classes is the start token of an image without a class.
 """
 
 import math
@@ -156,7 +157,8 @@ class PixelEmbedding(nn.Module):
             for table in (self.row, self.column, self.channel):
                 nn.init.normal_(table.weight, std=0.5)
         self.tables = NeighbourTables(config.width, image.channels) if config.context == "hashed" else None
-        self.classes = nn.Embedding(config.classes, config.width) if config.classes else None
+        self.classes = nn.Embedding(config.label_count, config.width) if config.classes else None
+        self.default_label = config.default_label
         if self.classes is not None:
             nn.init.normal_(self.classes.weight, std=0.5)
         self.image = image
@@ -204,7 +206,7 @@ class PixelEmbedding(nn.Module):
         """
         ring = self.reach + builder.window - 1
         recent = builder.state(ring, dtype=torch.int16)
-        label = -1 if self.classes is None else builder.state(1, dtype=torch.int64)
+        label = -1 if self.classes is None else builder.state(1, self.default_label, torch.int64)
         # Without positions, the slots repeat after the first positions, and the table has only one period of them.
         period = ring if self.last_values else 0
         sources = self._find_sources(0, self.last_values + period) if period else self.sources

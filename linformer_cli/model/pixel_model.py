@@ -23,7 +23,7 @@ class PixelState(NamedTuple):
 
 
 class PixelModel(nn.Module):
-    """p(x) = product over t of p(x_t | x_0 .. x_{t-1}) for the T values of an image, given its class if there is one.
+    """p(x) = product over t of p(x_t | x_0 .. x_{t-1}) for the T values of an image, given its class if it has one.
 
     Like an attention mechanism, the model has the methods `attend`, `step` and `init_state`. The tokens are a start
     token followed by values (see `shift_values`). The output at token i is the distribution of value i, as parameters
@@ -71,12 +71,13 @@ class PixelModel(nn.Module):
     def start_tokens(self, batch: int, labels: Tensor | None = None) -> Tensor:
         """The start token of every image, int64 [B]. This is the token of the first step.
 
-        The start token is the image's class, given by `labels` int64 [B] and 0 by default. A model without classes
-        ignores the value of the start token. Raises `ValueError` for a class that the model does not have.
+        The start token is the image's class, given by `labels` int64 [B]. The default is no class, if the class is
+        optional, or else class 0. A model without classes ignores the value of the start token. Raises `ValueError` for
+        a class that the model does not have.
         """
         if labels is None:
-            return torch.zeros(batch, dtype=torch.int64, device=self.device)
-        most = max(1, self.config.classes) - 1
+            return torch.full((batch,), self.config.default_label, device=self.device)
+        most = max(1, self.config.label_count) - 1
         if labels.shape != (batch,) or int(labels.min()) < 0 or int(labels.max()) > most:
             raise ValueError(f"labels must be {batch} classes from 0 to {most}, found {labels.tolist()}")
         return labels.to(self.device, torch.int64)
@@ -84,14 +85,18 @@ class PixelModel(nn.Module):
     def shift_values(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
         """Tokens [B, T] for values int64 [B, T]: the start token, and then all values except the last.
 
-        The start token is the class, given by `labels` int64 [B], or 0.
+        `start_tokens` explains `labels`, which are not checked here.
         """
-        first = torch.zeros_like(values[:, :1]) if labels is None else labels.unsqueeze(1)
-        return torch.cat([first, values[:, :-1]], dim=1)
+        unclassed = torch.full_like(values[:, :1], self.config.default_label)
+        return torch.cat([unclassed if labels is None else labels.unsqueeze(1), values[:, :-1]], dim=1)
 
     def take_turns(self, indices: Sequence[int]) -> Tensor:
-        """Classes int64 [B] on the CPU for images number `indices`, in rotation; all 0 in a model without classes."""
-        return torch.tensor(indices, dtype=torch.int64, device="cpu") % max(1, self.config.classes)
+        """Labels int64 [B] on the CPU for images number `indices`: classes in rotation if every image needs a class.
+
+        Otherwise, they are all the label of an image without a class.
+        """
+        turns = torch.tensor(indices, dtype=torch.int64, device="cpu") % max(1, self.config.required_classes)
+        return turns + self.config.default_label
 
     def attend(self, tokens: Tensor, state: PixelState | None = None) -> tuple[Tensor, PixelState]:
         """Head parameters [B, T, P] at tokens int64 [B, T] that follow the tokens in `state`, and the new state.
@@ -136,9 +141,9 @@ class PixelModel(nn.Module):
     def nats(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
         """Negative log-likelihood [B, T] in nats of each value, for values int64 [B, T].
 
-        A model with classes needs `labels` int64 [B] and raises `ValueError` without them.
+        Without `labels` int64 [B], these are nats without a class. Raises `ValueError` if every image needs a class.
         """
-        if labels is None and self.config.classes:
+        if labels is None and self.config.required_classes:
             raise ValueError("a model with classes needs labels to compute a likelihood")
         parameters, _ = self.attend(self.shift_values(values, labels))
         return -self.head.log_likelihood(parameters, values)

@@ -22,7 +22,7 @@ void check_embed(Rules& r) {
     r.constant(3, sources * (levels + 1) * D);
     if (r.has(4)) r.constant(4, r.T * D);
     r.need(r.op.buffer[5] == r.file.label);
-    if (r.has(5)) r.constant(6, static_cast<double>(r.file.classes) * D);
+    if (r.has(5)) r.constant(6, static_cast<double>(r.file.classes + r.file.is_class_optional()) * D);
 }
 
 void check_look_around(Rules& r) {

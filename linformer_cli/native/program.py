@@ -64,7 +64,8 @@ class Program:
     """The step of a model, for up to `window` positions. Inputs and weights of matrix products have type `products`.
 
     Three buffers have names: `recent` is the ring of recent values, `label` the image's class (-1: no classes), and
-    `output` the head's parameters. The states of layer i are the buffers `states[i]`.
+    `output` the head's parameters. If the class is optional, `label` starts as the number of classes, which is the
+    label of an image without a class; otherwise, it starts as 0. The states of layer i are the buffers `states[i]`.
     """
 
     products: torch.dtype

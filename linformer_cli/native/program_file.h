@@ -44,6 +44,9 @@ struct FileProgram {
     std::vector<FileOperation> operations;
 
     int64_t values() const { return channels * height * width; }
+
+    // Whether an image needs no class. The initial label is then `classes`, and the table of classes has a row for it.
+    bool is_class_optional() const { return classes && buffers[label].initial == classes; }
 };
 
 // Takes words of eight bytes from the file. After the first fault, `sound` is false and every word is 0.
@@ -96,13 +99,14 @@ inline uint32_t checksum(const char* data, int64_t bytes) {
     return ~crc;
 }
 
-inline FileBuffer read_buffer(Words& words, const char* data, int64_t bytes) {
+// Reads a buffer of integers that start as 0, as -1 where this stands for no position, or as `initial`; or of floats.
+inline FileBuffer read_buffer(Words& words, const char* data, int64_t bytes, int64_t initial) {
     const int64_t kind = words.integer(SHARED, SCRATCH);
     const Type type = static_cast<Type>(words.integer(0, static_cast<int64_t>(Type::INT64)));
     FileBuffer found{kind, type, words.integer(0, LARGEST_SIZE), words.take<double>(), nullptr};
     const int64_t offset = words.integer(0, bytes);
-    // Integers start as 0, or as -1 where this stands for no position.
-    words.sound = words.sound && (type <= Type::BFLOAT16 || found.initial == 0 || found.initial == -1);
+    const bool known = found.initial == 0 || found.initial == -1 || found.initial == initial;
+    words.sound = words.sound && (type <= Type::BFLOAT16 || known);
     if (kind == SHARED) {
         words.sound = words.sound && offset % ALIGNMENT == 0 && found.bytes() <= bytes - offset;
         found.data = data + offset;
@@ -155,7 +159,10 @@ inline std::string read_program(const char* data, int64_t bytes, FileProgram& pr
         if (!words.sound) break;
     }
     const int64_t buffers = words.integer(0, bytes / 8);
-    for (int64_t n = 0; n < buffers && words.sound; n++) program.buffers.push_back(read_buffer(words, data, bytes));
+    for (int64_t n = 0; n < buffers && words.sound; n++) {
+        const int64_t initial = n == program.label ? program.classes : 0;
+        program.buffers.push_back(read_buffer(words, data, bytes, initial));
+    }
     const int64_t operations = words.integer(0, bytes / 8);
     for (int64_t n = 0; n < operations && words.sound; n++)
         program.operations.push_back(read_operation(words, buffers));

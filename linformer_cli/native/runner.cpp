@@ -196,8 +196,9 @@ int64_t lintx_filter(lintx_runner* runner, double temperature, int64_t top_k, do
 
 int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const int64_t* labels) {
     const FileProgram& file = runner->file;
+    const bool optional = file.is_class_optional();
     for (int64_t image = 0; labels && file.classes && image < runner->batch(); image++)
-        if (labels[image] < 0 || labels[image] >= file.classes)
+        if (labels[image] < 0 || labels[image] >= file.classes + optional)
             return fail("classes are 0 to " + std::to_string(file.classes - 1));
     for (size_t n = 0; n < file.buffers.size(); n++) {
         const FileBuffer& buffer = file.buffers[n];
@@ -213,7 +214,7 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
     }
     for (int64_t image = 0; file.classes && image < runner->batch(); image++)
         *runner->memory<int64_t>(file.label, image) =
-            labels ? labels[image] : static_cast<int64_t>((first + image) % file.classes);
+            labels ? labels[image] : optional ? file.classes : static_cast<int64_t>((first + image) % file.classes);
     runner->seed = seed;
     runner->first = first;
     runner->known = runner->drawn = 0;

@@ -38,8 +38,9 @@ void lintx_use_threads(lintx_runner* runner, int64_t threads);
  * `lintx sample` do. At first they are 1, 0 and 0, which change nothing. Returns 0. */
 int64_t lintx_filter(lintx_runner* runner, double temperature, int64_t top_k, double top_p);
 
-/* Begins images number first, first + 1 and so on. `labels` [batch] holds their classes; without it, image n has class
- * n modulo the number of classes. Returns 0. */
+/* Begins images number first, first + 1 and so on. `labels` [batch] holds their classes. If the class is optional, the
+ * label `classes` stands for no class, and this is the default. Otherwise, image n has class n modulo the number of
+ * classes by default. Returns 0. */
 int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const int64_t* labels);
 
 /* Lets every image of a runner continue where the first image of `other` is, whose program must be the same: a

@@ -15,7 +15,8 @@ def render_card(name: str, info: CheckpointInfo, parameters: int, mixing: str) -
         "",
         f"A lintx {'byte' if words is WINDOWS else 'pixel'} model: {mixing}, {model.layers} layers of width "
         f"{model.width}, {parameters:,} parameters, {words.items} of {size}"
-        f"{f', conditional on one of {model.classes} classes' if model.classes else ''}.",
+        f"{f', conditional on one of {model.classes} classes' if model.classes else ''}"
+        f"{' or on none' if model.optional_class else ''}.",
         "",
         f"- Trained on {info.data.name}: {training.images_seen:,} {words.items} in {training.step:,} steps, "
         f"{training.elapsed_seconds:,.0f} seconds.",
@@ -29,6 +30,6 @@ def render_card(name: str, info: CheckpointInfo, parameters: int, mixing: str) -
         lines.append(
             f"- Validation: {format_bits(training.validation_bits_per_dim, training.validation_standard_error)} "
             f"{words.bits} over {training.validation_images} {words.items}, including the first value of each "
-            f"{words.item}{', given the class' if model.classes else ''}."
+            f"{words.item}{', given the class' if model.required_classes else ''}."
         )
     return "\n".join([*lines, f"- Written by lintx {info.lintx_version}.", ""])

@@ -62,7 +62,8 @@ class Sampler:
     ) -> SampledBatch:
         """Draw the images `indices` as one batch.
 
-        `labels[i]` is the class of image i. By default, images rotate through all classes of the model.
+        `labels[i]` is the class of image i. By default, images have no class if the class is optional, or else they
+        rotate through all classes of the model.
         `Engine.draw_values` explains `before_step`. Raises `LintxError` if the model predicts NaN or infinity.
         """
         began = time.perf_counter()
@@ -113,5 +114,5 @@ def sample_images(
     engine: str = AUTO,
     labels: Sequence[int] | None = None,
 ) -> NDArray[np.uint8]:
-    """Return `count` images, uint8 [count, H, W, C]. `labels` holds one class per image; by default, classes rotate."""
+    """Return `count` images, uint8 [count, H, W, C]. `Sampler.sample` explains `labels`."""
     return Sampler(model, seed, filters, engine).sample_images(count, batch, labels)

@@ -5,6 +5,7 @@ import math
 import time
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -127,9 +128,13 @@ class Learner:
         if settings.shift:
             images = shift_images(images, self.batches.shifts(start, len(self.own_batch), settings.shift))
         values = images_to_values(images, self.config.model.image.levels).to(self.device)
-        labels = None if self.labels is None else torch.from_numpy(self.labels[indices]).to(self.device)
+        labels = None if self.labels is None else self.labels[indices]
+        if labels is not None and settings.hide_class:
+            hidden = self.batches.hidden_classes(start, len(self.own_batch), settings.hide_class)
+            labels = np.where(hidden, self.config.model.default_label, labels)
+        given = None if labels is None else torch.from_numpy(labels).to(self.device)
         with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=self.autocast):
-            mean: Tensor = self.likelihood(values, labels).mean()
+            mean: Tensor = self.likelihood(values, given).mean()
             return mean
 
     def describe_batch(self, progress: Progress) -> str:

@@ -54,7 +54,7 @@ class Trainer(Learner):
         settings = config.train.model_copy(update={"precision": precision})
         training, self.validation = images
         super().__init__(config.model_copy(update={"train": settings}), training, device, precision, team)
-        classes = config.model.classes
+        classes = config.model.required_classes
         self.validation_labels = self.validation.require_labels(classes) if classes else None
         self.folder = folder
         self.progress = Progress()

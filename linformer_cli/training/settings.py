@@ -26,8 +26,8 @@ from linformer_cli.presets import BYTES_PRESET, DEFAULT_PRESET, RECIPES, complet
 
 _TABLES = ("model", "data", "train")
 _INIT_FROM = "init_from"
-# The keys of a model's configuration that the data determine.
-_OF_THE_DATA = {"image", "classes"}
+# The keys of a model's configuration that data and training determine.
+_DERIVED = {"image", "classes", "optional_class"}
 # A resumed run may change these settings, its length and its data folder.
 _FREE = ("device", "precision")
 # Options whose names differ from their keys.
@@ -73,7 +73,8 @@ class Settings:
     def build(self, image: ImageShape, classes: int = 0) -> RunConfig:
         """Return the whole configuration for images of this shape, with attention options filled in and checked.
 
-        With `[data] labels`, the model gets `classes` classes. Raises `UsageError` if `classes` is then 0.
+        With `[data] labels`, the model gets `classes` classes, which are optional if training hides some. Raises
+        `UsageError` if `classes` is then 0.
         """
         if self.source is not None and image != self.source.info.model.image:
             raise UsageError(
@@ -84,7 +85,9 @@ class Settings:
             raise UsageError(
                 f"--classes needs images with labels, and '{self.data_config.name}' has none; give --no-classes"
             )
-        known = {"image": image.model_dump(), "classes": classes if self.data_config.labels else 0}
+        classes = classes if self.data_config.labels else 0
+        hides = parse_config(TrainConfig, self.train, "train").hide_class > 0
+        known = {"image": image.model_dump(), "classes": classes, "optional_class": classes > 0 and hides}
         model = parse_config(ModelConfig, {**self._parse_network(), **known}, "model")
         tables = {"model": model.model_dump(), "data": self.data, "train": self.train}
         start = None if self.source is None else describe_source(self.source).model_dump()
@@ -149,14 +152,17 @@ def merge_settings(
         network = find_preset(name).model_dump()
         data = data if "name" in data else {"name": find_preset_data(name), **data}
     else:
-        network = find_preset(name).model_dump() if name else source.info.model.model_dump(exclude=_OF_THE_DATA)
+        network = find_preset(name).model_dump() if name else source.info.model.model_dump(exclude=_DERIVED)
         name = name or source.info.training.preset or DEFAULT_PRESET
         data = {"name": source.info.data.name, "labels": source.info.model.classes > 0, **data}
         data = {**fit_size(str(data["name"]), source.info.model.image), **data}
-    # A run's own config.toml holds these keys too, but their values come from the data.
-    from_file = {key: value for key, value in document.get("model", {}).items() if key not in _OF_THE_DATA}
+    # A run's own config.toml holds these keys too, but their values come from the data and from other settings.
+    from_file = {key: value for key, value in document.get("model", {}).items() if key not in _DERIVED}
     model = _merge_model(network, from_file, given.model)
-    train = _merge_training(name, document.get("train", {}), given.train)
+    from_file = document.get("train", {})
+    if source is not None and data["labels"]:
+        from_file = {"hide_class": source.info.training.settings.hide_class, **from_file}
+    train = _merge_training(name, from_file, given.train)
     return Settings(name, model, data, train, source)
 
 

@@ -84,7 +84,8 @@ def split_projections(
     One Linear projects to queries, keys, values, the extra scalars of a mechanism and the output gate. If the two
     models have different layouts, the tensor is split into `name[q]`, `name[k]`, `name[v]`, `name[qk]` (shared by
     queries and keys), `name[gate]` and `name[extra of MECHANISM]`. The last name differs between mechanisms, because
-    their extra scalars have different meanings. A tensor is not split if none of its parts fits.
+    their extra scalars have different meanings. The table of classes is split into `name[class]` and `name[no class]`
+    if the class is optional in one of the models. A tensor is not split if none of its parts fits.
     """
     ours, our_layout = model.state_dict(), _layout(model)
     theirs = {_move_name(name, places): tensor for name, tensor in source.state_dict().items()}
@@ -103,8 +104,12 @@ def split_projections(
 
 
 def _layout(model: PixelModel) -> Layout:
-    """Return the rows of each part of the input projections, by tensor name."""
+    """Return the rows of each part of the input projections and of the table of classes, by tensor name."""
     layout: Layout = {}
+    classes, labels = model.config.classes, model.config.label_count
+    if classes:
+        rows = {"class": slice(classes), "no class": slice(classes, labels)}
+        layout["embedding.classes.weight"] = rows if labels > classes else {"class": rows["class"]}
     for name, layer in model.named_modules():
         if isinstance(layer, AttentionLayer):
             own = {"extra": f"extra of {model.config.attention}"}

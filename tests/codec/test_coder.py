@@ -23,6 +23,7 @@ CHANGES = {
     "mixture": {"head": "mixture"},
     "colour": {"image": ImageShape(height=4, width=5, channels=3, levels=256), "head": "mixture"},
     "classes": {"classes": 3},
+    "optional class": {"classes": 3, "optional_class": True},
     "bytes": {"image": ImageShape(height=1, width=40), "embedding": "none", "context": "recent"},
 }
 every_model = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
@@ -34,7 +35,8 @@ def draw_values(model: PixelModel, count: int, seed: int = 0) -> np.ndarray:
 
 
 def draw_labels(model: PixelModel, count: int) -> np.ndarray | None:
-    return np.arange(count) % model.config.classes if model.config.classes else None
+    classes = model.config.required_classes
+    return np.arange(count) % classes if classes else None
 
 
 @every_model
@@ -45,7 +47,7 @@ def test_values_come_back(build_tiny_model, changes) -> None:
     coder = Coder(PredictorCache(model))
     data, nats = coder.encode(lanes, values, draw_labels(model, 7))
     np.testing.assert_array_equal(coder.decode(lanes, data), values)
-    own = float(nats.sum()) / math.log(2) + 7 * math.log2(max(1, model.config.classes))
+    own = float(nats.sum()) / math.log(2) + 7 * math.log2(max(1, model.config.required_classes))
     used = 8 * sum(map(len, data))
     # Each block ends with up to two incomplete words of 32 bits.
     assert own - 0.01 * own < used < own * 1.01 + 3 * 64
@@ -62,6 +64,16 @@ def test_a_block_decodes_alone_and_in_other_batches(build_tiny_model, changes) -
         lanes = Lanes(lengths[rows], [len(range(7)[3 * block : 3 * block + 3]) for block in blocks])
         found = Coder(PredictorCache(model)).decode(lanes, [data[block] for block in blocks])
         np.testing.assert_array_equal(found, values[rows])
+
+
+def test_an_optional_class_is_not_coded(build_tiny_model) -> None:
+    model = build_tiny_model(**CHANGES["optional class"])
+    coder, lanes = Coder(PredictorCache(model)), Lanes(np.full(4, 64), [4])
+    values = draw_values(model, 4)
+    data, nats = coder.encode(lanes, values, np.arange(4) % 3)
+    np.testing.assert_array_equal(coder.decode(lanes, data), values)
+    expected, expected_nats = coder.encode(lanes, values)
+    assert data == expected and torch.equal(nats, expected_nats)
 
 
 def test_sequences_may_end_early(build_tiny_model) -> None:

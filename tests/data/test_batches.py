@@ -105,6 +105,31 @@ def test_shifts_never_change() -> None:
     assert Batches(8, seed=42).shifts(3, 5, most=2).tolist() == [[1, 0], [1, 1], [1, 2], [-2, 0], [1, 2]]
 
 
+# Hidden classes
+
+
+def test_hidden_classes_have_their_share() -> None:
+    for share in (0.1, 0.5):
+        hidden = Batches(10, seed=1).hidden_classes(0, 40_000, share)
+        assert hidden.dtype == np.bool_
+        assert abs(hidden.sum() - 40_000 * share) < 5 * (40_000 * share * (1 - share)) ** 0.5
+    assert not Batches(10, seed=1).hidden_classes(0, 1000, 0.0).any()
+
+
+def test_hidden_classes_depend_only_on_the_seed_and_the_place() -> None:
+    whole = Batches(10, seed=5).hidden_classes(0, 128, 0.5)
+    for size in (1, 3, 64):
+        pieces = [Batches(99, seed=5).hidden_classes(start, size, 0.5) for start in range(0, 129 - size, size)]
+        joined = np.concatenate(pieces)
+        np.testing.assert_array_equal(joined, whole[: len(joined)])
+    assert not np.array_equal(whole, Batches(10, seed=6).hidden_classes(0, 128, 0.5))
+
+
+def test_hidden_classes_never_change() -> None:
+    """The values are fixed, because a resumed run must hide the same classes as before."""
+    assert np.flatnonzero(Batches(8, seed=42).hidden_classes(3, 16, 0.3)).tolist() == [5, 7, 8, 9, 10, 12]
+
+
 def test_a_shifted_image_repeats_its_edge() -> None:
     image = np.arange(1, 7, dtype=np.uint8).reshape(1, 2, 3, 1)
     moves = {

@@ -254,14 +254,16 @@ def test_a_page_needs_no_server_once_it_is_loaded(open_view, site) -> None:
     page.wait(COMPLETED)
 
 
-def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny_model) -> None:
-    model = build_tiny_model(classes=3)
+@pytest.mark.parametrize("optional", [False, True])
+def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny_model, optional) -> None:
+    model = build_tiny_model(classes=3, optional_class=optional)
     changed = json.loads(site["model.json"].data) | {
         "frame": None,
         "rival": None,
         "heads": 2,
         "head_width": 8,
         "name": "tiny",
+        "optional_class": optional,
     }
     files = {
         MODEL: File(BINARY, encode_model(model, 8, torch.int8)),
@@ -271,12 +273,16 @@ def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny
     with serve({**rest, **files}) as address:
         page = open_view("sample", address)
         assert page.evaluate("document.getElementById('tab-race').hidden")
+        page.wait("document.getElementById('sample-speed').textContent.includes('--precision int8')")
+        assert page.evaluate("document.getElementById('class').options[0].text") == ("any" if optional else "all")
+        first = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
         page.evaluate("document.getElementById('class').value = 2, document.getElementById('class').onchange()")
         page.wait("document.getElementById('sample-speed').textContent.includes('--class 2')")
         found = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
     sampler = Sampler(model, 0, engine=NATIVE if HAS_LIBRARY else "textbook", products=torch.int8)
-    expected = sampler.sample(range(len(found)), [2] * len(found)).values.long()
-    assert found == (-(-expected * 255 // 15)).tolist()
+    for images, labels in ((first, None), (found, [2] * len(found))):
+        expected = sampler.sample(range(len(images)), labels).values.long()
+        assert images == (-(-expected * 255 // 15)).tolist()
 
 
 @pytest.mark.parametrize("changes", [{}, {"embedding": "none", "context": "recent"}])

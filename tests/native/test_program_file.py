@@ -4,6 +4,7 @@ found.
 
 import ctypes
 import re
+import struct
 import subprocess
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -186,6 +187,41 @@ def test_classes_are_chosen_or_rotate(open_program, build_tiny_model) -> None:
     for wrong in (-1, 3):
         with pytest.raises(Refused, match="classes are 0 to 2"):
             runner.start(labels=[0, 0, 0, wrong])
+
+
+def test_an_optional_class_is_none_by_default(open_program, build_tiny_model) -> None:
+    model = build_tiny_model(classes=3, optional_class=True)
+    runner = open_program(model, batch=4)
+    runner.start(labels=[2, 3, 0, 1])
+    mixed = runner.finish()
+    assert np.array_equal(mixed, sample(model, range(4), [2, 3, 0, 1]))
+    runner.start()
+    without = runner.finish()
+    assert np.array_equal(without, sample(model, range(4)))
+    assert [np.array_equal(*rows) for rows in zip(mixed, without, strict=True)] == [False, True, False, False]
+    alone = open_program(model)
+    alone.start(first=2)
+    assert np.array_equal(alone.finish(), without[2:3])
+    for wrong in (-1, 4):
+        with pytest.raises(Refused, match="classes are 0 to 2"):
+            runner.start(labels=[0, 0, 0, wrong])
+
+
+@pytest.mark.parametrize(
+    ("optional", "initial", "reason"),
+    [
+        (True, 2.0, "header is not valid"),
+        (True, 4.0, "header is not valid"),
+        (False, 3.0, "'embed' leaves its buffers"),
+    ],
+)
+def test_a_wrong_initial_class_is_refused(open_program, build_tiny_model, optional, initial, reason) -> None:
+    model = build_tiny_model(classes=3, optional_class=optional)
+    data = encode_int8(model)
+    start = data.index(struct.pack("<qqqd", 1, 5, 1, 3.0 if optional else 0.0)) + 24
+    body = data[32:start] + struct.pack("<d", initial) + data[start + 8 :]
+    with pytest.raises(Refused, match=reason):
+        open_program(model, data=data[:24] + zlib.crc32(body).to_bytes(8, "little") + body)
 
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])

@@ -27,6 +27,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "three layers, odd widths": {"layers": 3, "width": 20, "head_width": 7, "heads": 3, "feed_forward": 29},
     "boom": {"width": 21, "feed_forward": 63, "feed_forward_kind": "boom"},
     "classes": {"classes": 3},
+    "optional class": {"classes": 3, "optional_class": True},
     "the paper's with classes": {"classes": 3, "embedding": "paper", "context": "previous"},
     "colour": {"image": ImageShape(height=5, width=4, channels=3, levels=256)},
     "wide": {"context": "wide"},

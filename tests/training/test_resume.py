@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -79,6 +80,8 @@ SETTINGS.append(pytest.param({"ema": 0.9, "keep_last": 2}, "fp32", id="averaged"
 SETTINGS.append(pytest.param({"optimizer": "muon", "accumulation": 2, "ema": 0.9}, "fp32", id="muon"))
 SETTINGS.append(pytest.param({"shift": 2, "accumulation": 2}, "fp32", id="shifted"))
 SETTINGS.append(pytest.param({"model": {"classes": 62}}, "fp32", id="classes"))
+OPTIONAL = {"classes": 62, "optional_class": True}
+SETTINGS.append(pytest.param({"model": OPTIONAL, "hide_class": 0.5, "accumulation": 2}, "fp32", id="hidden classes"))
 SETTINGS.append(pytest.param({"ema": 0.9, "model": REDRAWN}, "fp32", id="redrawn"))
 
 
@@ -251,6 +254,34 @@ def test_every_image_is_trained_with_its_own_label(configure, tmp_path, monkeypa
     assert TRAIN.labels is not None and VALIDATION.labels is not None
     assert used == [TRAIN.labels[indices].tolist() for indices in order]
     measured = measure_bits(trainer.model, VALIDATION.images[:4], labels=VALIDATION.labels)
+    assert trainer.progress.validation_bits_per_dim == measured.bits_per_dim
+
+
+def test_a_share_of_the_classes_is_hidden_and_validation_has_none(configure, tmp_path, monkeypatch) -> None:
+    used: list[list[int]] = []
+    nats = PixelModel.nats
+
+    def recorded(self: PixelModel, values: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        if self.training:
+            assert labels is not None
+            used.append(labels.tolist())
+        else:
+            assert labels is None
+        return nats(self, values, labels)
+
+    monkeypatch.setattr(PixelModel, "nats", recorded)
+    config = configure(
+        model=OPTIONAL, hide_class=0.3, steps=9, batch=20, accumulation=2, sample_every=0, evaluate_images=4
+    )
+    trainer = begin(config, tmp_path / "run")
+    order = record_order(trainer, monkeypatch)
+    train(trainer)
+    assert TRAIN.labels is not None
+    labels, own = np.array(used), TRAIN.labels[np.array(order)]
+    hidden = labels == 62
+    assert (labels == own)[~hidden].all()
+    assert abs(hidden.mean() - 0.3) < 5 * (0.3 * 0.7 / hidden.size) ** 0.5
+    measured = measure_bits(trainer.model, VALIDATION.images[:4])
     assert trainer.progress.validation_bits_per_dim == measured.bits_per_dim
 
 

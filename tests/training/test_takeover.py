@@ -50,6 +50,23 @@ def pair(build_tiny_model) -> Callable[..., tuple[PixelModel, PixelModel]]:
     return build
 
 
+def test_classes_are_copied_between_models_that_need_a_class_and_others(build_tiny_model) -> None:
+    table = "embedding.classes.weight"
+    models = [build_tiny_model(seed, classes=3, optional_class=optional) for seed, optional in enumerate((False, True))]
+    for source, model, new, left in (
+        (*models, (f"{table}[no class]",), ()),
+        (*models[::-1], (), (f"{table}[no class]",)),
+    ):
+        before, given = model.state_dict()[table].clone(), source.state_dict()[table]
+        moved = take_over(model, source)
+        assert f"{table}[class]" in moved.taken and (moved.new, moved.left) == (new, left)
+        found = model.state_dict()[table]
+        assert torch.equal(found[:3], given[:3]) and torch.equal(found[3:], before[3:])
+        model.load_state_dict(build_tiny_model(7, classes=3, optional_class=bool(new)).state_dict())
+    same = take_over(models[1], build_tiny_model(5, classes=3, optional_class=True))
+    assert table in same.taken and not same.new
+
+
 def copy_of(model: PixelModel) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
