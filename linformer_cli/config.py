@@ -72,6 +72,11 @@ class ImageShape(Config):
         return self.height * self.width * self.channels
 
     @property
+    def words(self) -> Words:
+        """What a sequence of this size is called."""
+        return WINDOWS if (self.height, self.channels, self.levels) == (1, 1, 256) else IMAGES
+
+    @property
     def values_per_row(self) -> int:
         return self.width * self.channels
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from linformer_cli.config import OptionValue
 from linformer_cli.sampling.engines import TEXTBOOK
+from linformer_cli.units import IMAGES
 
 from .measure.sampling_work import RERUN
 from .measure.timing import compare_turns
@@ -66,13 +67,14 @@ class Quality:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelRow(Quality, Row):
-    """A whole model, sampled or trained.
+    """A whole model, sampled or trained. `item` is what its sequences are called, `image` or `window`.
 
     `product_share` is the rate of its matrix products, as a share of the machine's highest rate. `reduced` is set if
     memory, time or the user ended the row before its last repeat.
     """
 
     preset: str | None
+    item: str = IMAGES.item
     images_per_second: float | None = None
     images_per_second_quartiles: Quartiles | None = None
     product_gigaflops: float | None = None
@@ -100,7 +102,7 @@ class ModelRow(Quality, Row):
         if self.speed is None:
             return f"{who}: left out, {self.left_out}"
         how = "" if self.images_per_second else " (extrapolated)"
-        return f"{who}: {self.speed:.3g} images/s{how}"
+        return f"{who}: {self.speed:.3g} {self.item}s/s{how}"
 
 
 @dataclasses.dataclass(frozen=True)

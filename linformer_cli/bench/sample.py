@@ -182,6 +182,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         row = SamplingRow(
             name=timed.name,
             preset=timed.preset,
+            item=config.image.words.item,
             attention=config.attention,
             attention_options=config.attention_options,
             engine=self._engine,

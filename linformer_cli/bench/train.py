@@ -141,6 +141,7 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
         row = TrainingRow(
             name=self._timed.name,
             preset=self._timed.preset,
+            item=config.image.words.item,
             attention=config.attention,
             attention_options=config.attention_options,
             engine=self._name_engine(),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from linformer_cli.errors import UsageError
 from linformer_cli.units import IMAGES, Words, format_count
 
+from .benchmarks import choose_words
 from .plots import Curve, Panel, PlotFormat, number_styles, render_plot
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ def render_speed(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
                 curves.append(Curve(method, x, y, low, high, colour, dash, ringed))
         panels.append(Panel(preset or ("runs" if len(presets) > 1 else ""), curves))
     partly = any(curve.ringed for panel in panels for curve in panel.curves)
-    label = "images per second (in a ring: extrapolated)" if partly else "images per second"
-    return render_plot(panels, "images at once", label, kind)
+    items = choose_words(rows).items
+    label = f"{items} per second{' (in a ring: extrapolated)' if partly else ''}"
+    return render_plot(panels, f"{items} at once", label, kind)
 
 
 def render_quality(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
@@ -48,11 +50,12 @@ def render_quality(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
     drawn = trained_rows(rows)
     if not drawn:
         raise UsageError("no row has bits/dim and a speed; name trained runs of these models with --runs")
-    seen = {row.images_seen for row in drawn}
+    seen, words = {row.images_seen for row in drawn}, choose_words(drawn)
     labels = _label_methods(drawn)
     if len(seen) > 1:
         labels = [
-            f"{label}, {format_count(row.images_seen or 0)} images" for label, row in zip(labels, drawn, strict=True)
+            f"{label}, {format_count(row.images_seen or 0)} {words.items}"
+            for label, row in zip(labels, drawn, strict=True)
         ]
     methods = list(dict.fromkeys(labels))
     styles = dict(zip(methods, number_styles(len(methods)), strict=True))
@@ -66,8 +69,9 @@ def render_quality(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
                 curves.append(Curve(label, *point, *styles[label]))
         panels.append(Panel(f"batch {batch}", curves, y_scale="linear", ticks_at_points=False))
     data = ", ".join(sorted({row.data or "" for row in drawn}))
-    title = f"validation bits/dim on {data}" + (f" after {seen.pop():,} training images" if len(seen) == 1 else "")
-    return render_plot(panels, "images per second", "bits/dim", kind, title=title)
+    after = f" after {seen.pop():,} training {words.items}" if len(seen) == 1 else ""
+    title = f"validation {words.bits} on {data}{after}"
+    return render_plot(panels, f"{words.items} per second", words.bits, kind, title=title)
 
 
 def trained_rows(rows: Sequence["ModelRow"]) -> list["ModelRow"]:

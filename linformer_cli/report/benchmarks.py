@@ -1,10 +1,18 @@
 """The columns of benchmark tables, and the records that fill them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from linformer_cli.units import format_bytes, format_microseconds, format_milliseconds, format_percent
+from linformer_cli.units import (
+    IMAGES,
+    WINDOWS,
+    Words,
+    format_bytes,
+    format_microseconds,
+    format_milliseconds,
+    format_percent,
+)
 
 from .tables import Column, Record, find_value
 
@@ -150,16 +158,22 @@ QUALITY = ("bits_per_dim", "images_seen")
 
 
 def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequence[str] = ()) -> list[Column]:
-    """Return `columns` without empty ones, except those in `keep`.
+    """Return `columns` without empty ones, except those in `keep`, with titles in the words for the rows' sequences.
 
     The list is empty if only columns that identify a row are left.
     """
+    words = choose_words(rows)
     full = [
-        column
+        replace(column, title=column.title.replace(IMAGES.bits, words.bits).replace(IMAGES.item, words.item))
         for column in columns
         if column.key in keep or any(find_value(row, column.key) is not None for row in rows)
     ]
     return full if any(not column.names for column in full) else []
+
+
+def choose_words(rows: Sequence[Record]) -> Words:
+    """What the sequences of `rows` are called: windows if all models are models of bytes."""
+    return WINDOWS if all(find_value(row, "item") == WINDOWS.item for row in rows) else IMAGES
 
 
 def flatten_speed(row: "ModelRow") -> dict[str, Any]:

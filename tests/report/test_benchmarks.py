@@ -47,6 +47,18 @@ LEFT_OUT = replace(
 EXTRAPOLATED = replace(LEFT_OUT, batch=1, left_out=None, extrapolated=Extrapolated(0.25, (0.2, 0.3), 4.0, 4, 784))
 
 
+def test_models_of_bytes_have_windows_and_bits_per_byte() -> None:
+    rows = [replace(MEASURED, item="window", bits_per_dim=2.0, images_seen=7)]
+    flat = [benchmarks.flatten_speed(row) for row in rows]
+    titles = {column.title for table in benchmarks.SAMPLING_TABLES for column in benchmarks.choose_columns(flat, table)}
+    assert {"windows/s", "s/window", "bits/byte", "windows seen"} <= titles
+    assert not any("image" in title or "dim" in title for title in titles)
+    assert rows[0].describe() == "mnist-paper, linear (step), batch 1: 2 windows/s"
+    assert b"windows per second" in benchmark_plots.render_speed(rows, "svg")
+    mixed = benchmarks.choose_columns([*flat, benchmarks.flatten_speed(MEASURED)], benchmarks.SAMPLING_TABLES[0])
+    assert "images/s" in {column.title for column in mixed}
+
+
 def test_measured_and_extrapolated_speeds_have_separate_columns() -> None:
     measured, extrapolated, left_out = map(benchmarks.flatten_speed, (MEASURED, EXTRAPOLATED, LEFT_OUT))
     assert (measured["images_per_second"], measured["images_per_second_extrapolated"]) == (2.0, None)
