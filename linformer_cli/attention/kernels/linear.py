@@ -30,6 +30,14 @@ _STATES = ("s", "z", "total_s", "total_z", "grad_s", "grad_z", "weights", "grad_
 _EXPONENTIAL = -1
 
 
+class _Map(NamedTuple):
+    """A feature map, by its number in linear_maps.h. The exponential map has W [K, C] and c [B, H, C]."""
+
+    number: int
+    columns: Tensor | None = None
+    maxima: Tensor | None = None
+
+
 class _Call(ctypes.Structure):
     """`Call` of linear.cpp."""
 
@@ -75,7 +83,7 @@ def attend(
         from . import triton_linear  # needs Triton, which `serves` has checked
 
         return triton_linear.attend(q, k, v, s, z, feature_map)
-    y, total_s, total_z, _ = _attend(q, k, v, s, z, COMPILED_MAPS[feature_map])
+    y, total_s, total_z, _ = _attend(q, k, v, s, z, _Map(COMPILED_MAPS[feature_map]))
     return y, total_s, total_z
 
 
@@ -86,7 +94,7 @@ def attend_whole(q: Tensor, k: Tensor, v: Tensor, feature_map: str) -> Tensor:
     `attend`.
     """
     require_fit(q, k, v, None, None)
-    y: Tensor = _WholeLinearAttention.apply(*map(with_dense_rows, (q, k, v)), COMPILED_MAPS[feature_map])
+    y: Tensor = _WholeLinearAttention.apply(*map(with_dense_rows, (q, k, v)), _Map(COMPILED_MAPS[feature_map]))
     return y
 
 
@@ -126,29 +134,23 @@ def attend_exponential(
         if s.shape != (*sizes, v.shape[-1]) or z.shape != sizes or c.shape != sizes:
             raise ValueError(f"sizes do not match: {[list(x.shape) for x in (s, z, c)]}, expected {list(sizes)}")
     with torch.no_grad():
-        columns, c = columns.contiguous(), c.clone(memory_format=torch.contiguous_format)
+        c = c.clone(memory_format=torch.contiguous_format)
+        feature_map = _Map(_EXPONENTIAL, columns.contiguous(), c)
         views = {"q": with_dense_rows(q), "k": with_dense_rows(k), "v": with_dense_rows(v)}
-        _call("lintx_linear_maxima", _EXPONENTIAL, views, {"columns": columns, "maxima": c})
+        _call("lintx_linear_maxima", feature_map, views, {})
     if s is not None and z is not None and before is not None:
         rescale = (before[1] - c).exp()
         s, z = s * rescale.unsqueeze(-1), z * rescale
-    y, total_s, total_z, weights = _attend(q, k, v, s, z, _EXPONENTIAL, columns, c)
+    y, total_s, total_z, weights = _attend(q, k, v, s, z, feature_map)
     return ExponentialSums(y, weights, total_s, total_z, c)
 
 
 def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    s: Tensor | None,
-    z: Tensor | None,
-    feature_map: int,
-    columns: Tensor | None = None,
-    maxima: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: _Map
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v = map(with_dense_rows, (q, k, v))
     s, z = (None if x is None else x.to(accumulator_dtype(q.dtype)).contiguous() for x in (s, z))
-    result: tuple[Tensor, Tensor, Tensor, Tensor] = _LinearAttention.apply(q, k, v, s, z, feature_map, columns, maxima)
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = _LinearAttention.apply(q, k, v, s, z, feature_map)
     return result
 
 
@@ -165,19 +167,11 @@ def require_fit(q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | N
 class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        s: Tensor | None,
-        z: Tensor | None,
-        feature_map: int,
-        columns: Tensor | None,
-        maxima: Tensor | None,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: _Map
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dtype = accumulator_dtype(q.dtype)
         batch, heads, length, width = q.shape
-        features = width if columns is None else columns.shape[1]
+        features = width if feature_map.columns is None else feature_map.columns.shape[1]
         y = empty_like_projection(v)
         total_s = torch.empty(batch, heads, features, v.shape[-1], dtype=dtype)
         total_z = torch.empty(batch, heads, features, dtype=dtype)
@@ -186,13 +180,11 @@ class _LinearAttention(torch.autograd.Function):
             "lintx_linear_forward",
             feature_map,
             {"q": q, "k": k, "v": v, "y": y},
-            {
-                **{"s": s, "z": z, "total_s": total_s, "total_z": total_z},
-                **{"weights": weights, "columns": columns, "maxima": maxima},
-            },
+            {"s": s, "z": z, "total_s": total_s, "total_z": total_z, "weights": weights},
         )
-        ctx.save_for_backward(q, k, v, s, z, weights, columns, maxima)
-        ctx.feature_map = feature_map
+        # This includes the tensors of the map, so that autograd notices if the caller changes them.
+        ctx.save_for_backward(q, k, v, s, z, weights, feature_map.columns, feature_map.maxima)
+        ctx.feature_map = feature_map.number
         ctx.mark_non_differentiable(weights)
         ctx.set_materialize_grads(False)
         return y, total_s, total_z, weights
@@ -207,14 +199,14 @@ class _LinearAttention(torch.autograd.Function):
         grad_s, grad_z = (None if x is None else torch.empty_like(x) for x in (s, z))
         _call(
             "lintx_linear_backward",
-            ctx.feature_map,
+            _Map(ctx.feature_map, columns, maxima),
             {
                 **{"q": q, "k": k, "v": v, "y": with_dense_rows(y)},
                 **{"grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v},
             },
             {
                 **{"s": s, "z": z, "weights": weights, "grad_s": grad_s, "grad_z": grad_z},
-                **{"grad_weights": torch.empty_like(weights), "columns": columns, "maxima": maxima},
+                "grad_weights": torch.empty_like(weights),
                 "total_s": None if total_s is None else total_s.contiguous(),
                 "total_z": None if total_z is None else total_z.contiguous(),
             },
@@ -224,7 +216,7 @@ class _LinearAttention(torch.autograd.Function):
 
 class _WholeLinearAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, feature_map: int) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, feature_map: _Map) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
         y, weights = empty_like_projection(v), torch.empty(q.shape[:3], dtype=dtype)
         s, z = (torch.empty(*q.shape[:2], *sizes, dtype=dtype) for sizes in ((q.shape[3], v.shape[3]), (q.shape[3],)))
@@ -250,16 +242,16 @@ class _WholeLinearAttention(torch.autograd.Function):
 
 def _call(
     name: str,
-    feature_map: int,
+    feature_map: _Map,
     views: Mapping[str, Tensor | None],
     states: Mapping[str, Tensor | None],
     whole: bool = False,
 ) -> None:
-    q, v, columns = views["q"], views["v"], states.get("columns")
+    q, v, (number, columns, maxima) = views["q"], views["v"], feature_map
     assert q is not None and v is not None
     batch, heads, length, width = q.shape
     features = width if columns is None else columns.shape[1]
-    call = _Call(torch.get_num_threads(), batch, heads, length, features, v.shape[-1], feature_map, width, int(whole))
-    fill_call(call, views, states)
+    call = _Call(torch.get_num_threads(), batch, heads, length, features, v.shape[-1], number, width, int(whole))
+    fill_call(call, views, {**states, "columns": columns, "maxima": maxima})
     function = load_function(name, ctypes.POINTER(_Call), ctypes.c_int64)
     function(ctypes.byref(call), int(q.dtype == torch.float64))
