@@ -12,10 +12,10 @@ struct Registers {
     uint32_t a, b, c, d;
 };
 
-Registers ask(uint32_t leaf, uint32_t subleaf = 0) {
+Registers ask(uint32_t leaf) {
     Registers found{};
     if (__get_cpuid_max(leaf & 0x80000000, nullptr) >= leaf)
-        __cpuid_count(leaf, subleaf, found.a, found.b, found.c, found.d);
+        __cpuid_count(leaf, 0, found.a, found.b, found.c, found.d);
     return found;
 }
 
@@ -40,8 +40,7 @@ bool supports_v3() {
 
 bool supports_v4() {
     return supports_v3() && has(ask(7).b, 16, 17, 28, 30, 31) &&  // AVX-512 F, DQ, CD, BW, VL
-           has(ask(7).c, 11) && has(ask(7, 1).a, 5) &&            // AVX-512 VNNI, BF16
-           saves(0xe6);
+           has(ask(7).c, 11) && saves(0xe6);                      // AVX-512 VNNI
 }
 
 }  // namespace
