@@ -79,7 +79,11 @@ INSTRUCTION_SETS = {
             "x86_64_v4+avx512vnni-prefer_256_bit",
         ),
     ),
-    "aarch64": (InstructionSet("aarch64", "NEON"),),
+    "aarch64": (
+        InstructionSet("aarch64", "NEON", ("-march=armv8-a",), "generic"),
+        # zig's baseline for macOS is the M1.
+        InstructionSet("aarch64-dotprod", "NEON with dot products", ("-march=armv8.2-a+dotprod",), "baseline+dotprod"),
+    ),
 }
 
 
