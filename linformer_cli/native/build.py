@@ -74,12 +74,16 @@ INSTRUCTION_SETS = {
         InstructionSet("x86-64-v3", "AVX2 and FMA", ("-march=x86-64-v3",), "x86_64_v3"),
         InstructionSet(
             "x86-64-v4",
-            "AVX-512 with VNNI and BF16",
-            ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mprefer-vector-width=512"),
-            "x86_64_v4+avx512vnni+avx512bf16-prefer_256_bit",
+            "AVX-512 with VNNI",
+            ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"),
+            "x86_64_v4+avx512vnni-prefer_256_bit",
         ),
     ),
-    "aarch64": (InstructionSet("aarch64", "NEON"),),
+    "aarch64": (
+        InstructionSet("aarch64", "NEON", ("-march=armv8-a",), "generic"),
+        # zig's baseline for macOS is the M1.
+        InstructionSet("aarch64-dotprod", "NEON with dot products", ("-march=armv8.2-a+dotprod",), "baseline+dotprod"),
+    ),
 }
 
 

@@ -5,23 +5,30 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 
 namespace {
+
+template <class... Bits>
+bool has(uint64_t word, Bits... bits) {
+    return ((word >> bits & 1) && ...);
+}
+
+#if defined(__x86_64__)
 
 struct Registers {
     uint32_t a, b, c, d;
 };
 
-Registers ask(uint32_t leaf, uint32_t subleaf = 0) {
+Registers ask(uint32_t leaf) {
     Registers found{};
     if (__get_cpuid_max(leaf & 0x80000000, nullptr) >= leaf)
-        __cpuid_count(leaf, subleaf, found.a, found.b, found.c, found.d);
+        __cpuid_count(leaf, 0, found.a, found.b, found.c, found.d);
     return found;
-}
-
-template <class... Bits>
-bool has(uint32_t word, Bits... bits) {
-    return ((word >> bits & 1) && ...);
 }
 
 // Whether the operating system saves the registers of `mask`: 0x06 for AVX, 0xe6 for AVX-512.
@@ -40,12 +47,26 @@ bool supports_v3() {
 
 bool supports_v4() {
     return supports_v3() && has(ask(7).b, 16, 17, 28, 30, 31) &&  // AVX-512 F, DQ, CD, BW, VL
-           has(ask(7).c, 11) && has(ask(7, 1).a, 5) &&            // AVX-512 VNNI, BF16
-           saves(0xe6);
+           has(ask(7).c, 11) && saves(0xe6);                      // AVX-512 VNNI
 }
 
-}  // namespace
+#elif defined(__aarch64__)
+
+bool supports_dot_products() {
+#if defined(__linux__)
+    return has(getauxval(AT_HWCAP), 7, 8, 12, 20);  // CRC32, atomics, ASIMDRDM, ASIMDDP
+#elif defined(__APPLE__)
+    int found = 0;
+    size_t size = sizeof found;
+    return !sysctlbyname("hw.optional.arm.FEAT_DotProd", &found, &size, nullptr, 0) && found;
+#else
+    return false;
 #endif
+}
+
+#endif
+
+}  // namespace
 
 extern "C" {
 
@@ -57,6 +78,8 @@ int64_t lintx_supports(const char* name) {
 #if defined(__x86_64__)
     if (!std::strcmp(name, "x86-64-v3")) return supports_v3();
     if (!std::strcmp(name, "x86-64-v4")) return supports_v4();
+#elif defined(__aarch64__)
+    if (!std::strcmp(name, "aarch64-dotprod")) return supports_dot_products();
 #endif
     return std::strchr(name, '-') == std::strrchr(name, '-');  // the architecture's own set, such as x86-64
 }

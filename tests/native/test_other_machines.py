@@ -1,12 +1,14 @@
 """Tests that other machines draw the same images as this one, bit for bit.
 
-aarch64 runs in qemu, Windows in wine, and WebAssembly in node.
+aarch64 runs in qemu, with and without dot products, Windows in wine, and WebAssembly in node.
 """
 
+import functools
 import importlib.util
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,12 +65,12 @@ class Machine:
     """A command that compiles for another machine, and the program that runs the result on this machine."""
 
     compiler: tuple[str, ...]
-    emulator: str
+    emulator: tuple[str, ...]
 
     @property
     def missing(self) -> str | None:
         """A program that is needed but not installed, if any."""
-        absent = [name for name in (self.compiler[0], self.emulator) if shutil.which(name) is None]
+        absent = [name for name in (self.compiler[0], self.emulator[0]) if shutil.which(name) is None]
         if "ziglang" in self.compiler and importlib.util.find_spec("ziglang") is None:
             absent.append("ziglang")
         return absent[0] if absent else None
@@ -76,26 +78,43 @@ class Machine:
 
 WINDOWS = build.TARGETS["windows-x86_64"]
 ZIG = build.Compiler((sys.executable, "-m", "ziglang", "c++"), is_zig=True)
+ARM_COMPILER = ("aarch64-linux-gnu-g++", "-static", "-pthread")
+NEON, DOT_PRODUCTS = build.INSTRUCTION_SETS["aarch64"]
+# The Cortex-A53 has no dot products. The Neoverse N1 is one of the first processors with them.
+QEMU = {name: ("qemu-aarch64", "-cpu", name) for name in ("cortex-a53", "neoverse-n1")}
 MACHINES = {
-    "aarch64": Machine(("aarch64-linux-gnu-g++", "-static", "-pthread"), "qemu-aarch64"),
+    NEON.name: Machine((*ARM_COMPILER, *NEON.options), QEMU["cortex-a53"]),
+    DOT_PRODUCTS.name: Machine((*ARM_COMPILER, *DOT_PRODUCTS.options), QEMU["neoverse-n1"]),
     # The first build takes minutes, because zig compiles the C and C++ libraries of Windows.
-    "windows": Machine((*ZIG.command, *ZIG.options(WINDOWS, WINDOWS.instruction_sets[0])), "wine"),
+    "windows": Machine((*ZIG.command, *ZIG.options(WINDOWS, WINDOWS.instruction_sets[0])), ("wine",)),
 }
 
 
+@pytest.fixture(scope="module")
+def build_drawer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Machine], Path]:
+    """`build_drawer(machine)` compiles draw.cpp for a machine, once. Skips the test where that is not possible."""
+
+    @functools.cache
+    def compile_once(machine: Machine) -> Path:
+        if machine.missing is not None:
+            pytest.skip(f"there is no {machine.missing}")
+        source, drawer = build.PACKAGE / "native", tmp_path_factory.mktemp("drawer") / "draw.exe"
+        options = (*build.OPTIONS, build.EXACT, *definitions(), "-I", str(source))
+        files = [str(source / f"{name}.cpp") for name in ("draw", "runner", "threads")]
+        subprocess.run([*machine.compiler, *options, *files, "-o", drawer], check=True)
+        return drawer
+
+    return compile_once
+
+
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-def test_other_machines_draw_the_same_images(machine, cases, tmp_path: Path) -> None:
-    if machine.missing is not None:
-        pytest.skip(f"there is no {machine.missing}")
-    source = build.PACKAGE / "native"
-    options = (*build.OPTIONS, build.EXACT, *definitions(), "-I", str(source))
-    files = [str(source / f"{name}.cpp") for name in ("draw", "runner", "threads")]
-    subprocess.run([*machine.compiler, *options, *files, "-o", tmp_path / "draw.exe"], check=True)
+def test_other_machines_draw_the_same_images(machine, build_drawer, cases, tmp_path: Path) -> None:
+    drawer = build_drawer(machine)
     counts = {name: (case, COUNT) for name, case in cases.items()}
     counts["mnist-deep"] = (draw_here(load_model("mnist-deep"), 1), 1)
     for name, (case, count) in counts.items():
         (tmp_path / "program").write_bytes(case.program)
-        command = [machine.emulator, "./draw.exe", "program", str(SEED), str(count)]
+        command = [*machine.emulator, drawer, "program", str(SEED), str(count)]
         # A pipe would stay open as long as the servers that wine starts.
         with (tmp_path / "drawn").open("wb") as output:
             subprocess.run(command, cwd=tmp_path, check=True, stdout=output)
@@ -111,13 +130,40 @@ def test_other_machines_compute_the_same_frequencies(machine, tmp_path: Path) ->
         pytest.skip(f"there is no {machine.missing or 'compiler'}")
     options = (*build.OPTIONS, build.EXACT, *definitions(), "-I", str(build.PACKAGE / "native"), "-pthread")
     found = []
-    for compiler, emulator in ((here.command, ()), (machine.compiler, (machine.emulator,))):
+    for compiler, emulator in ((here.command, ()), (machine.compiler, machine.emulator)):
         files = (str(Path(__file__).with_name("frequencies_main.cpp")), str(build.PACKAGE / "native" / "threads.cpp"))
         subprocess.run([*compiler, *options, *files, "-o", tmp_path / "main.exe"], check=True)
         with (tmp_path / "found").open("wb") as output:
             subprocess.run([*emulator, "./main.exe"], cwd=tmp_path, check=True, stdout=output)
         found.append((tmp_path / "found").read_bytes())
     assert found[0] == found[1] and len(found[0]) == 2 * 6 * 50 * 256 * 4
+
+
+def test_only_the_dot_product_library_has_dot_products(build_drawer) -> None:
+    for one in (NEON, DOT_PRODUCTS):
+        command = ("aarch64-linux-gnu-objdump", "--disassemble", build_drawer(MACHINES[one.name]))
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert ("\tsdot\t" in listing) == (one == DOT_PRODUCTS), one.name
+
+
+def test_dot_products_are_detected(tmp_path: Path) -> None:
+    machine, program = MACHINES[NEON.name], tmp_path / "main"
+    if machine.missing is not None:
+        pytest.skip(f"there is no {machine.missing}")
+    options = ("-std=c++17", '-DLINTX_DIGEST=""', "-I", str(build.PACKAGE / "native"))
+    source = Path(__file__).with_name("supports_main.cpp")
+    subprocess.run([*machine.compiler, *options, source, "-o", program], check=True)
+    found = {
+        (one.name, processor): subprocess.run((*emulator, program, one.name), capture_output=True, check=True).stdout
+        for one in (NEON, DOT_PRODUCTS)
+        for processor, emulator in QEMU.items()
+    }
+    assert found == {
+        (NEON.name, "cortex-a53"): b"yes\n",
+        (NEON.name, "neoverse-n1"): b"yes\n",
+        (DOT_PRODUCTS.name, "cortex-a53"): b"no\n",
+        (DOT_PRODUCTS.name, "neoverse-n1"): b"yes\n",
+    }
 
 
 @needs_node

@@ -45,14 +45,9 @@ struct Float32 : FloatSums {
 // A word is two numbers.
 struct Bfloat16 : FloatSums {
     static floats::part add(floats::part sums, words::part weight, uint32_t x) {
-#ifdef __AVX512BF16__
-        return bits_as<floats::part>(_mm512_dpbf16_ps(bits_as<__m512>(sums), bits_as<__m512bh>(weight),
-                                                      bits_as<__m512bh>(_mm512_set1_epi32(static_cast<int>(x)))));
-#else
         const uint32_t upper = 0xffff0000;
         sums = multiply_add(bits_as<floats::part>(weight << 16), bits_as<float>(x << 16), sums);
         return multiply_add(bits_as<floats::part>(weight & upper), bits_as<float>(x & upper), sums);
-#endif
     }
 };
 

@@ -9,6 +9,8 @@
 #include <cstring>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
 #elif defined(__wasm_simd128__)
 #include <wasm_simd128.h>
 #endif
@@ -42,6 +44,23 @@ struct Int8 : IntegerSums {
     static ints::part add(ints::part sums, words::part weight, uint32_t x) {
         return bits_as<ints::part>(_mm512_dpbusd_epi32(bits_as<__m512i>(sums), _mm512_set1_epi32(static_cast<int>(x)),
                                                        bits_as<__m512i>(weight)));
+    }
+    static void order(char*, int64_t) {}
+};
+
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+// The instruction multiplies signed numbers. Sums, inputs and weights of four images fit into the 32 registers.
+struct Int8 : IntegerSums {
+    typedef uint32_t Word;
+    typedef int8_t Number;
+    static constexpr int64_t IMAGES = 4;
+    static constexpr int32_t OFFSET = 0;
+
+    static ints::part start(const uint32_t*) { return ints::part{}; }
+    static ints::part add(ints::part sums, words::part weight, uint32_t x) {
+        return bits_as<ints::part>(vdotq_s32(bits_as<int32x4_t>(sums), bits_as<int8x16_t>(weight),
+                                             bits_as<int8x16_t>(vdupq_n_u32(x))));
     }
     static void order(char*, int64_t) {}
 };
