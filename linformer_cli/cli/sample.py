@@ -152,7 +152,7 @@ def sample(
         options.require_output("-o", out, ".png")
 
         from linformer_cli.report.numbered import NumberedImages
-        from linformer_cli.units import format_bytes, format_duration
+        from linformer_cli.units import count_words, format_bytes, format_duration
 
         from .drawing import Drawing, ImageNumbers, add_up
 
@@ -184,7 +184,7 @@ def sample(
             if preview:
                 show_preview(images)
         state = format_bytes(work.state_bytes)
-        talk(f"{drawn} images in {format_duration(work.seconds)}: {rate:.3g} images/s, state {state}")
+        talk(f"{count_words(drawn, 'image')} in {format_duration(work.seconds)}: {rate:.3g} images/s, state {state}")
         if out != "-":
             talk(f"wrote {out}" + (f" and {drawn} files in {files}" if files else ""))
         if gif is not None:
