@@ -9,6 +9,7 @@ from . import (
     bench_copy,
     bench_gpu,
     bench_paper,
+    bench_quality,
     bench_sample,
     bench_speech,
     bench_train,
@@ -26,6 +27,7 @@ app = typer.Typer(
     - `lintx bench train --preset mnist-paper`
     - `lintx bench attention --positions 1024,4096`
     - `lintx bench codec --picture bits.png`
+    - `lintx bench quality --image nearest.png`
     - `lintx bench copy --budget 10m --plot copy.png`
     - `lintx bench approximation --plot errors.svg`
     - `lintx bench paper --budget 10m`
@@ -40,6 +42,7 @@ app.command("sample")(bench_sample.sample)
 app.command("train")(bench_train.train)
 app.command("attention")(bench_attention.attention)
 app.command("codec")(bench_codec.codec)
+app.command("quality")(bench_quality.quality)
 app.command("copy")(bench_copy.copy)
 app.command("paper")(bench_paper.paper)
 app.command("speech")(bench_speech.speech)

@@ -64,14 +64,14 @@ class ImageSet:
                 f"{' x '.join(map(str, found))}; use images of the model's size"
             )
 
-    def require_labels(self, classes: int) -> NDArray[np.int64]:
-        """The labels; raises `DataError` if there are none, or if some are not in 0 .. classes - 1."""
+    def require_labels(self, classes: int, reader: str = "the model") -> NDArray[np.int64]:
+        """The labels for `reader`; raises `DataError` if there are none, or if some are not in 0 .. classes - 1."""
         if self.labels is None:
-            raise DataError(f"'{self.name}' has no labels, and the model needs the class of each image")
+            raise DataError(f"'{self.name}' has no labels, and {reader} needs the class of each image")
         lowest, highest = int(self.labels.min()), int(self.labels.max())
         if lowest < 0 or highest >= classes:
             raise DataError(
-                f"'{self.name}' has labels from {lowest} to {highest}, but the model has the classes 0 to {classes - 1}"
+                f"'{self.name}' has labels from {lowest} to {highest}, but {reader} has the classes 0 to {classes - 1}"
             )
         return self.labels
 

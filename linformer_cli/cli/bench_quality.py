@@ -1,0 +1,178 @@
+"""`lintx bench quality`: how close samples are to the images of a data set."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from linformer_cli.errors import DataError, UsageError
+from linformer_cli.report.quality import CLASS_COLUMNS, QUALITY_COLUMNS, QUALITY_FILE_COLUMNS
+from linformer_cli.units import WINDOWS, format_percent
+
+from . import options
+from .images import load_images_to_fit
+from .output import print_json, print_records, say_halved, talk
+from .packing import Bar
+from .session import Session, open_session
+
+if TYPE_CHECKING:
+    from linformer_cli.bench.quality import QualityReport
+    from linformer_cli.data.images import ImageSet
+    from linformer_cli.sampling.decode import Sampler
+    from linformer_cli.system.signals import StopRequest
+
+_SHOWN = 24
+
+
+def quality(
+    checkpoint: options.CheckpointArgument = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            help="Data set with labels. Default: the model's training data set.",
+            show_default=False,
+            metavar="NAME",
+        ),
+    ] = None,
+    data_dir: options.DataDir = None,
+    count: Annotated[
+        int,
+        typer.Option(
+            "-n", "--count", min=1, max=100_000, help="Number of samples, divided equally among the model's classes."
+        ),
+    ] = 1000,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images drawn at once.")] = 64,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = 0,
+    precision: options.SamplingPrecision = "auto",
+    engine: options.Engine = "auto",
+    image: Annotated[
+        Path | None,
+        typer.Option(
+            "--image",
+            help="Also draw samples to a .png file, each above its nearest training image.",
+            show_default=False,
+        ),
+    ] = None,
+    style: options.Style = "table",
+    json: options.Json = False,
+) -> None:
+    """Measure the quality of samples beside bits/dim.
+
+    Samples, test images and training images are compared in the same way. A judge, which is a small classifier of the
+    data set's images, is trained first (about a minute for MNIST) and cached. Distances in the judge's features are not
+    the published FID. Samples depend on --seed as in `lintx sample`; a model with classes draws the same number of
+    images of each class, as with `--class all`.
+
+    - Frechet distance: to all test images, in the features of the judge's hidden layer, between Gaussians with the
+      same means and covariances. The distance of the training images is about the lowest that a model can reach.
+    - sure: share of images to which the judge gives one class with probability 0.9 or more.
+    - right class: share of images that the judge assigns to the requested class, or to the label.
+    - nearest training image: mean Euclidean distance to it, over all values from 0 to 255. A model that copies training
+      images is far below the test images.
+
+    Examples:
+
+    - `lintx bench quality`
+    - `lintx bench quality fashion-wide --temperature 0.9 --image nearest.png`
+    - `lintx bench quality runs/first --data mnist -n 5000 --json`
+    """
+    options.require_output("--image", image, ".png")
+    session = open_session(checkpoint, "cpu", precision, engine)
+    if session.checkpoint.info.data.words is WINDOWS:
+        raise UsageError("bench quality is for models of images; 'lintx eval' measures a model of bytes")
+
+    import numpy as np
+
+    from linformer_cli.bench.judge import RECIPE, load_judge
+    from linformer_cli.bench.quality import measure_quality
+    from linformer_cli.sampling.choose import Filters
+    from linformer_cli.sampling.decode import Sampler
+    from linformer_cli.system.signals import catch_signals
+
+    info, model = session.checkpoint.info, session.model
+    filters = Filters(temperature, top_k, top_p)
+    name = data or info.data.name
+    train, test = (load_images_to_fit(name, split, data_dir, model.config.image) for split in ("train", "test"))
+    classes, own = max(train.classes, test.classes), model.config.classes
+    labels = train.require_labels(classes, "the judge")
+    if own not in (0, classes):
+        raise UsageError(f"the model has {own} classes, and '{name}' has {classes}; name its own data set with --data")
+    asked = np.arange(own).repeat(count // own) if own else None
+    count = count if asked is None else len(asked)
+    _require_enough(RECIPE.features, count, train, test)
+    with catch_signals() as stop:
+        with Bar("training the judge", RECIPE.updates, "updates") as bar:
+
+            def on_update(update: int) -> None:
+                stop.raise_if_set()
+                bar.show(update)
+
+            judge = load_judge(train.images[:], labels, classes, RECIPE, on_update)
+        sampler = Sampler(model, seed, filters, session.engine, session.products)
+        samples = _draw(sampler, count, batch, asked, stop)
+        talk("comparing the samples with the test and training images")
+        bits = info.training.validation_bits_per_dim if name == info.data.name else None
+        report = measure_quality(judge, samples, asked, train, test, bits, stop.raise_if_set)
+        if image is not None:
+            _write_image(image, samples, train.images[:], session)
+    if json:
+        asked_for = {"data": name, "count": count, "seed": seed, "batch": batch, **vars(filters), "image": image}
+        print_json({**session.record, **asked_for, **vars(report)})
+    else:
+        _print(report, style)
+
+
+def _require_enough(features: int, count: int, train: "ImageSet", test: "ImageSet") -> None:
+    """Raise an error if there are not more images than `features`, or if there is only one class."""
+    if count <= features:
+        raise UsageError(
+            f"{count} samples are too few: the distance in {features} features needs more samples than features; "
+            "increase --count"
+        )
+    for images in (train, test):
+        if len(images) <= features:
+            raise DataError(f"'{images.name}' has {len(images)} {images.split} images; more than {features} are needed")
+    if train.classes == 1:
+        raise DataError(f"all images of '{train.name}' have the same label; the judge needs at least 2 classes")
+
+
+def _draw(sampler: "Sampler", count: int, batch: int, asked: Any, stop: "StopRequest") -> Any:
+    """Draw `count` images, uint8 [count, H, W, C], of the classes `asked` if any."""
+    import torch
+
+    from linformer_cli.data.sequence import values_to_images
+
+    values: list[torch.Tensor] = []
+    with Bar("drawing", count, "samples") as bar:
+        for part in sampler.iter_batches(range(count), batch, asked, stop.raise_if_set, say_halved):
+            values.append(part.values)
+            bar.show(sum(map(len, values)))
+    return values_to_images(torch.cat(values), sampler.model.config.image)
+
+
+def _write_image(path: Path, samples: Any, training: Any, session: Session) -> None:
+    """Write a picture of samples spread over all of `samples`, each above its nearest image of `training`."""
+    from linformer_cli.bench.quality import find_nearest
+    from linformer_cli.files import write_file
+    from linformer_cli.report.grids import encode_png
+    from linformer_cli.report.quality import render_nearest
+
+    shown = samples[[index * len(samples) // _SHOWN for index in range(_SHOWN)]]
+    nearest = training[find_nearest(shown, training).indices]
+    write_file(path, encode_png(render_nearest(shown, nearest), session.record))
+    talk(f"wrote {path}")
+
+
+def _print(report: "QualityReport", style: Any) -> None:
+    if style == "csv":
+        print_records(report.rows, QUALITY_FILE_COLUMNS, style)
+        return
+    print_records(report.rows, QUALITY_COLUMNS, style)
+    if report.classes:
+        print()
+        print_records(report.classes, CLASS_COLUMNS, style)
+    talk(f"judge: {format_percent(report.judge_accuracy)} right on all {report.test_images:,} test images")
