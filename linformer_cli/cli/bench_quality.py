@@ -63,8 +63,8 @@ def quality(
     """Measure the quality of samples beside bits/dim.
 
     Samples, test images and training images are compared in the same way. A judge, which is a small classifier of the
-    data set's images, is trained first (about a minute for MNIST) and cached. Distances in the judge's features are not
-    the published FID. Samples depend on --seed as in `lintx sample`; a model with classes draws the same number of
+    data set's images, is trained first (a minute or two for MNIST) and cached. Distances in the judge's features are
+    not the published FID. Samples depend on --seed as in `lintx sample`; a model with classes draws the same number of
     images of each class, as with `--class all`.
 
     - Frechet distance: to all test images, in the features of the judge's hidden layer, between Gaussians with the
