@@ -33,6 +33,7 @@ BENCHES = [
     "bench copy",
     "bench approximation",
     "bench paper",
+    "bench quality",
     "bench gpu",
 ]
 ROOT = Path(__file__).parents[2]
