@@ -1,5 +1,6 @@
 """Tests of `lintx bench quality`: its figures have known values, and the judge is trained once."""
 
+import itertools
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from linformer_cli.bench.judge import Judge, JudgeRecipe, load_judge
 from linformer_cli.bench.quality import find_nearest, measure_frechet_distance, measure_quality
 from linformer_cli.data.images import ImageSet
+from linformer_cli.report.quality import render_nearest
 
 RECIPE = JudgeRecipe(channels=4, features=16, updates=60, batch=16, learning_rate=0.01)
 SHAPE = (6, 5, 3)
@@ -133,6 +135,24 @@ def test_copies_and_wrong_classes_are_noticed(cache) -> None:
     assert copied.class_share < 0.1 < 0.9 < tested.class_share
     without = measure_quality(judge, samples, None, train, test)
     assert without.rows[0].class_share is None and without.classes == []
+
+
+@pytest.mark.parametrize(("probability", "sure"), [(0.91, 1), (0.89, 0)])
+def test_images_are_sure_if_one_class_has_a_probability_of_at_least_nine_tenths(probability, sure) -> None:
+    judge = Judge(SHAPE, 3, RECIPE)
+    rest = (1 - probability) / 2
+    with torch.no_grad():
+        judge.output.weight.zero_()
+        judge.output.bias.copy_(torch.tensor([probability, rest, rest]).log())
+    train, test = draw_set("train"), draw_set("test")
+    assert [row.sure_share for row in measure_quality(judge, test.images, None, train, test).rows] == [sure] * 3
+
+
+def test_the_picture_has_each_sample_above_its_nearest_image() -> None:
+    samples, nearest = (np.full((13, 4, 4, 1), value, np.uint8) for value in (200, 100))
+    picture = np.asarray(render_nearest(samples, nearest).convert("L"))
+    column = [value for value, _ in itertools.groupby(picture[:, 2]) if value in (100, 200)]
+    assert column == [200, 100, 200, 100]
 
 
 def test_a_judge_takes_every_image_size(untrained) -> None:
