@@ -10,7 +10,8 @@ export function setUpSample(engine, shape, model) {
   const canvases = addCanvases(grid, shape, COUNT, "Sample");
   let shown = [];
   find("class-label").hidden = !shape.classes;
-  find("class").append(new Option(model.optional_class ? "any" : "all", ""), ...Array.from({ length: shape.classes }, (_, n) => new Option(n, n)));
+  const classes = Array.from({ length: shape.classes }, (_, n) => new Option(n, n));
+  find("class").append(new Option(model.optional_class ? "any" : "all", ""), ...classes);
 
   function draw() {
     if ([seed, temperature].some((input) => !input.reportValidity())) return;

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from linformer_cli.errors import UsageError
 from linformer_cli.units import IMAGES, Words, format_count
 
-from .benchmarks import choose_words
+from .benchmarks import find_words
 from .plots import Curve, Panel, PlotFormat, number_styles, render_plot
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def render_speed(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
                 curves.append(Curve(method, x, y, low, high, colour, dash, ringed))
         panels.append(Panel(preset or ("runs" if len(presets) > 1 else ""), curves))
     partly = any(curve.ringed for panel in panels for curve in panel.curves)
-    items = choose_words(rows).items
+    items = find_words(rows).items
     label = f"{items} per second{' (in a ring: extrapolated)' if partly else ''}"
     return render_plot(panels, f"{items} at once", label, kind)
 
@@ -50,7 +50,7 @@ def render_quality(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
     drawn = trained_rows(rows)
     if not drawn:
         raise UsageError("no row has bits/dim and a speed; name trained runs of these models with --runs")
-    seen, words = {row.images_seen for row in drawn}, choose_words(drawn)
+    seen, words = {row.images_seen for row in drawn}, find_words(drawn)
     labels = _label_methods(drawn)
     if len(seen) > 1:
         labels = [

@@ -162,7 +162,7 @@ def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequ
 
     The list is empty if only columns that identify a row are left.
     """
-    words = choose_words(rows)
+    words = find_words(rows)
     full = [
         replace(column, title=column.title.replace(IMAGES.bits, words.bits).replace(IMAGES.item, words.item))
         for column in columns
@@ -171,7 +171,7 @@ def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequ
     return full if any(not column.names for column in full) else []
 
 
-def choose_words(rows: Sequence[Record]) -> Words:
+def find_words(rows: Sequence[Record]) -> Words:
     """What the sequences of `rows` are called: windows if all models are models of bytes."""
     return WINDOWS if all(find_value(row, "item") == WINDOWS.item for row in rows) else IMAGES
 

@@ -159,10 +159,10 @@ def merge_settings(
     # A run's own config.toml holds these keys too, but their values come from the data and from other settings.
     from_file = {key: value for key, value in document.get("model", {}).items() if key not in _DERIVED}
     model = _merge_model(network, from_file, given.model)
-    from_file = document.get("train", {})
+    training = document.get("train", {})
     if source is not None and data["labels"]:
-        from_file = {"hide_class": source.info.training.settings.hide_class, **from_file}
-    train = _merge_training(name, from_file, given.train)
+        training = {"hide_class": source.info.training.settings.hide_class, **training}
+    train = _merge_training(name, training, given.train)
     return Settings(name, model, data, train, source)
 
 

@@ -236,17 +236,26 @@ def test_training_images_are_shifted_and_validation_images_are_not(configure, tm
     assert trainer.progress.validation_bits_per_dim == measure_bits(trainer.model, VALIDATION.images).bits_per_dim
 
 
-def test_every_image_is_trained_with_its_own_label(configure, tmp_path, monkeypatch) -> None:
+def record_labels(monkeypatch) -> tuple[list[list[int]], list[torch.Tensor | None]]:
+    """The labels with which the model computes likelihoods from now on: in training, and in validation."""
     used: list[list[int]] = []
+    validated: list[torch.Tensor | None] = []
     nats = PixelModel.nats
 
     def recorded(self: PixelModel, values: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
         if self.training:
             assert labels is not None
             used.append(labels.tolist())
+        else:
+            validated.append(labels)
         return nats(self, values, labels)
 
     monkeypatch.setattr(PixelModel, "nats", recorded)
+    return used, validated
+
+
+def test_every_image_is_trained_with_its_own_label(configure, tmp_path, monkeypatch) -> None:
+    used, _ = record_labels(monkeypatch)
     config = configure(model={"classes": 62}, steps=9, accumulation=2, sample_every=0, evaluate_images=4)
     trainer = begin(config, tmp_path / "run")
     order = record_order(trainer, monkeypatch)
@@ -258,18 +267,7 @@ def test_every_image_is_trained_with_its_own_label(configure, tmp_path, monkeypa
 
 
 def test_a_share_of_the_classes_is_hidden_and_validation_has_none(configure, tmp_path, monkeypatch) -> None:
-    used: list[list[int]] = []
-    nats = PixelModel.nats
-
-    def recorded(self: PixelModel, values: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
-        if self.training:
-            assert labels is not None
-            used.append(labels.tolist())
-        else:
-            assert labels is None
-        return nats(self, values, labels)
-
-    monkeypatch.setattr(PixelModel, "nats", recorded)
+    used, validated = record_labels(monkeypatch)
     config = configure(
         model=OPTIONAL, hide_class=0.3, steps=9, batch=20, accumulation=2, sample_every=0, evaluate_images=4
     )
@@ -277,6 +275,7 @@ def test_a_share_of_the_classes_is_hidden_and_validation_has_none(configure, tmp
     order = record_order(trainer, monkeypatch)
     train(trainer)
     assert TRAIN.labels is not None
+    assert set(validated) == {None}
     labels, own = np.array(used), TRAIN.labels[np.array(order)]
     hidden = labels == 62
     assert (labels == own)[~hidden].all()
