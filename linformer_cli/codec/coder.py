@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linformer_cli.errors import UsageError
-
+from .packages import load_constriction
 from .predictor import Predictor, PredictorCache
 
 Integers = NDArray[np.int64]
@@ -23,15 +22,6 @@ Rows = slice | Integers
 
 def never_stop() -> None:
     """Let the work go on."""
-
-
-def load_constriction() -> Any:
-    """Return the package constriction. Raises `UsageError` if it is not installed."""
-    try:
-        import constriction
-    except ImportError:
-        raise UsageError("compressed files need the package constriction; pip install 'lintx[compress]'") from None
-    return constriction.stream
 
 
 @dataclass(frozen=True)

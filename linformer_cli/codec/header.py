@@ -17,6 +17,7 @@ from linformer_cli.documents import parse_config, parse_json
 from linformer_cli.errors import DataError, UsageError, shorten
 
 from .items import BANDS, LARGEST_PICTURE, Contents, Item, Tiling, check_names
+from .packages import compute_checksum
 from .predictor import SEMANTICS
 
 # Increase FORMAT when the layout of files changes, or when the same predictions give other frequencies.
@@ -38,7 +39,7 @@ LARGEST_DATA = 2**31 - 1
 
 @dataclass(frozen=True)
 class Block:
-    """The entry of a block: its method, the size of its data, and the CRC-32 of its data followed by its values."""
+    """The entry of a block: its method, the size of its data, and the CRC-32C of its data followed by its values."""
 
     method: int
     size: int
@@ -84,7 +85,7 @@ def encode_header(header: Header) -> bytes:
     body = b"".join((_encode_numbers(numbers), name, text, *entries))
     size = _FIXED.size + len(body) + _CHECKSUM.size
     start = _FIXED.pack(MAGIC, FORMAT, SEMANTICS, size, header.program) + body
-    return start + _CHECKSUM.pack(zlib.crc32(start))
+    return start + _CHECKSUM.pack(compute_checksum(start))
 
 
 def read_header(file: BinaryIO, file_size: int) -> Header:
@@ -108,7 +109,7 @@ def read_header(file: BinaryIO, file_size: int) -> Header:
         raise DataError("it is cut short or damaged: even its header is not complete")
     rest = file.read(max(0, size - _FIXED.size))
     body, checksum = rest[: -_CHECKSUM.size], rest[-_CHECKSUM.size :]
-    if len(rest) != size - _FIXED.size or checksum != _CHECKSUM.pack(zlib.crc32(fixed + body)):
+    if len(rest) != size - _FIXED.size or checksum != _CHECKSUM.pack(compute_checksum(fixed + body)):
         raise DataError("its header is damaged: its checksum is wrong")
     try:
         header = _parse(program, _Reader(body))

@@ -16,6 +16,7 @@ from linformer_cli.units import format_bytes
 
 from .coder import Coder, Lanes
 from .header import CODED, DEFLATED, LARGEST_DATA, Block, Header, count_blocks, encode_header
+from .packages import compute_checksum
 from .sources import Piece, Source
 
 Progress = Callable[[int], None]
@@ -99,7 +100,7 @@ def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, b
             method, data = (CODED, data) if len(data) <= len(deflated) else (DEFLATED, deflated)
             if len(data) > LARGEST_DATA:
                 raise UsageError("a block is larger than 2 GiB; choose a smaller --block")
-            blocks.append(Block(method, len(data), zlib.crc32(values, zlib.crc32(data))))
+            blocks.append(Block(method, len(data), compute_checksum(values, compute_checksum(data))))
             file.write(data)
         done = stop
         report(done)

@@ -18,6 +18,7 @@ from .coder import Coder, Lanes
 from .header import CODED, Header, read_header
 from .items import Item, Pixels
 from .pack import Progress, encode_values, require_memory
+from .packages import compute_checksum
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class PackedFile:
             inflated = _inflate(data, count * width)
             if len(inflated) == count * width:
                 whole = np.frombuffer(inflated, dtype=np.uint8).astype(np.int64).reshape(count, width)
-        if data is not None and zlib.crc32(encode_values(whole), zlib.crc32(data)) != block.checksum:
+        if data is not None and compute_checksum(encode_values(whole), compute_checksum(data)) != block.checksum:
             fault = "its checksum is wrong"
         if fault is None and whole.max(initial=0) >= header.contents.tiling.shape.levels:
             fault = "it has values that the model lacks"

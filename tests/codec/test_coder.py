@@ -7,7 +7,8 @@ import pytest
 import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
 
-from linformer_cli.codec.coder import Coder, Lanes, load_constriction
+from linformer_cli.codec.coder import Coder, Lanes
+from linformer_cli.codec.packages import load_constriction
 from linformer_cli.codec.predictor import Predictor, PredictorCache, identify_program
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import Interrupted, LintxError, UsageError

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 # Three images that mnist-deep drew, in two blocks. If this file no longer decodes, the engine's results or the format
 # have changed: increase SEMANTICS or FORMAT, and replace the file. A new checkpoint mnist-deep needs a new file, too.
 GOLDEN = """
-TElOVFhQQUsBAVYAAACsufMjgqzZPKINEE+lUZxJByBsCkHeUHcMDsFMeN+bZwABHByAAgIDCgBtbmlzdC1kZWVw8AAAAIUx3VKAAAAA
-fpxt2ZkUJ8+7smvnIf+fNSG0QtJfU+hIzomK7940DLyLvJPgKsuPGfVcVL62NdzpDosZ1ghbtQKi/WwSFvNhYGU5t3bELZmt7LGA/kvZ
+TElOVFhQQUsBAVYAAACsufMjgqzZPKINEE+lUZxJByBsCkHeUHcMDsFMeN+bZwABHByAAgIDCgBtbmlzdC1kZWVw8AAAAAy3GZCAAAAA
+ISWXO44vZ9W7smvnIf+fNSG0QtJfU+hIzomK7940DLyLvJPgKsuPGfVcVL62NdzpDosZ1ghbtQKi/WwSFvNhYGU5t3bELZmt7LGA/kvZ
 xxVz+w5qWrWiNIEjnpKaa3DfSW0xmdTz010gOe4W5InSW2JnAC06yLJW34YnO3Vuhdnt9zH3kUuf7lvUNCD25kChqrD7Ktcw32/HGXKQ
 loZ1l3P5cOOQyYPD4nEN8KR8P6PMxujnQ8ZjvE0B/gU/S02q
 """
