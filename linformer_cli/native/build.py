@@ -25,7 +25,7 @@ from .constants import definitions
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = PACKAGE / "native" / "libraries"
 # Fast math is not used, because it may drop NaN. maths.h has functions that are vectorised without it.
-OPTIONS = ("-std=c++17", "-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
+OPTIONS = ("-std=c++17", "-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fPIC")
 # A fused multiply-add rounds once; a separate product and sum round twice. The engine promises the same bits on every
 # machine, so it fuses only where its C++ says so.
 EXACT, FUSED = "-ffp-contract=off", "-ffp-contract=fast"
@@ -44,6 +44,8 @@ SOURCES = {
     "native/threads.cpp": EXACT,
     "native/library.cpp": EXACT,
 }
+# Builds with zig have this file instead of the C++ library, which zig would have to compile first.
+RUNTIME = {"native/runtime.cpp": EXACT}
 # The environment variable that names one of `TARGETS` to build a wheel for.
 TARGET_VARIABLE = "LINTX_TARGET"
 # The first part of the name of a folder in which libraries are built.
@@ -155,6 +157,10 @@ class Compiler:
     is_zig: bool = False
     caches: Path | None = None  # None: in the home folder
 
+    @property
+    def sources(self) -> dict[str, str]:
+        return SOURCES | RUNTIME if self.is_zig else SOURCES
+
     def options(self, target: Target, instruction_set: InstructionSet) -> tuple[str, ...]:
         if not self.is_zig:
             return *instruction_set.options, instruction_set.level
@@ -212,20 +218,18 @@ def build_libraries(target: Target, folder: Path | None = None) -> Outcome:
     if compiler is not None:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
-        # zig compiles its C++ library once for each processor that it links for, so all libraries link for the first.
-        # -Os saves time there. It changes nothing else.
-        link = (*compiler.options(target, target.instruction_sets[0]), "-shared", "-s", "-Os", "-pthread")
+        # zig compiles parts of its C library once for each processor that it links for, so all libraries link for the
+        # first.
+        link = (*compiler.options(target, target.instruction_sets[0]), "-shared", "-s", "-pthread")
+        if compiler.is_zig:
+            link += ("-nostdlib++", "-Wl,-z,defs")
         with (
             tempfile.TemporaryDirectory(dir=folder, prefix=_BUILDING) as place,
             ThreadPoolExecutor(os.cpu_count()) as pool,
         ):
             compiler = replace(compiler, caches=Path(place) / "caches")
-            if compiler.is_zig:  # compiling its C++ library takes half of the time, in one thread
-                empty = Path(place) / "empty.cpp"
-                empty.touch()
-                pool.submit(compiler.run, *link, str(empty), "-o", f"{empty}.so")
             objects: dict[InstructionSet, list[Future[str]]] = {one: [] for one in missing}
-            for source in SOURCES:
+            for source in compiler.sources:
                 for one, units in objects.items():
                     units.append(pool.submit(_compile, compiler, target, one, source, Path(place)))
             for one, file in missing.items():
@@ -249,7 +253,7 @@ def _compile(compiler: Compiler, target: Target, instruction_set: InstructionSet
     """Compile a C++ file and return the path of the result."""
     compiled = folder / f"{instruction_set.name}-{Path(source).stem}.o"
     digest = f'-DLINTX_DIGEST="{compute_digest(instruction_set)}"'
-    flags = (*OPTIONS, SOURCES[source], *compiler.options(target, instruction_set))
+    flags = (*OPTIONS, compiler.sources[source], *compiler.options(target, instruction_set))
     headers = ("-I", str(PACKAGE / "native"))
     compiler.run(*flags, *definitions(), digest, *headers, "-c", str(PACKAGE / source), "-o", str(compiled))
     return str(compiled)

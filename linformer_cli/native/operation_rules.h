@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <string>
 
 #include "mix_rules.h"
 #include "ops/look_up.h"
@@ -156,8 +155,8 @@ inline bool fits(const FileProgram& file, int64_t index, Kind kind, Type type, i
 }
 
 // Checks a file that `read_program` accepted. Returns a message if a buffer or an operation is not valid, else an empty
-// string.
-inline std::string check_program(const FileProgram& file) {
+// text.
+inline Text check_program(const FileProgram& file) {
     const int64_t parameters = file.head.mixtures ? 3 * file.head.mixtures : file.levels;
     bool named = fits(file, file.output, SCRATCH, Type::FLOAT32, parameters);
     named = named && fits(file, file.recent, STATE, Type::INT16, 1) && file.buffers[file.recent].initial == 0;
@@ -169,13 +168,14 @@ inline std::string check_program(const FileProgram& file) {
     for (const FileOperation& operation : file.operations) {
         const auto rule = std::find_if(std::begin(RULES), std::end(RULES),
                                        [&](const auto& each) { return operation.name == each.name; });
-        if (rule == std::end(RULES)) return "the file has the unknown operation '" + operation.name + "'";
+        if (rule == std::end(RULES)) return Text("the file has the unknown operation '") << operation.name << "'";
         if (ONLY_INT8 && operation.name == "project" && operation.arguments.integer[3] != INT8)
             return "the file has products of floats, and this engine has products in int8 only";
         Rules rules(file, operation.arguments);
         rules.distinct(operation.name == "join");
         rule->check(rules);
-        if (!rules.kept) return "the file is damaged: an operation '" + operation.name + "' leaves its buffers";
+        if (!rules.kept)
+            return Text("the file is damaged: an operation '") << operation.name << "' leaves its buffers";
     }
     return "";
 }

@@ -4,12 +4,12 @@
 
 #include <cstdint>
 #include <cstring>
-#include <string>
 #include <type_traits>
 #include <vector>
 
 #include "drawing.h"
 #include "program.h"
+#include "text.h"
 
 namespace {
 
@@ -32,7 +32,7 @@ struct FileBuffer {
 };
 
 struct FileOperation {
-    std::string name;
+    Text name;
     Operation arguments;  // without its code
 };
 
@@ -74,12 +74,13 @@ public:
         return sound ? found : 0;
     }
 
-    std::string name() {
+    Text name() {
         struct Name {
             char letters[32];
-        };
-        const Name found = take<Name>();
-        return std::string(found.letters, strnlen(found.letters, sizeof found));
+        } const found = take<Name>();
+        char ended[sizeof found + 1] = {};  // a name of 32 letters has no 0 at its end
+        std::memcpy(ended, found.letters, sizeof found);
+        return ended;
     }
 
 private:
@@ -128,15 +129,15 @@ inline FileOperation read_operation(Words& words, int64_t buffers) {
 }
 
 // Reads the header of `data`, which starts at a multiple of ALIGNMENT and must outlive `program`. Returns a message if
-// the file is not a sound program, else an empty string.
-inline std::string read_program(const char* data, int64_t bytes, FileProgram& program) {
+// the file is not a sound program, else an empty text.
+inline Text read_program(const char* data, int64_t bytes, FileProgram& program) {
     if (bytes < CHECKED_FROM || std::memcmp(data, "LINTXPRG", 8)) return "this is not a program file of lintx";
     Words words(data, bytes, 8);
     const int64_t format = words.take<int64_t>(), size = words.take<int64_t>(), sum = words.take<int64_t>();
     if (format != FILE_FORMAT)
-        return "the file has format " + std::to_string(format) + ", this program reads " + std::to_string(FILE_FORMAT);
+        return Text("the file has format ") << format << ", this program reads " << FILE_FORMAT;
     if (size != bytes)
-        return "the file has " + std::to_string(bytes) + " bytes instead of " + std::to_string(size);
+        return Text("the file has ") << bytes << " bytes instead of " << size;
     if (sum != checksum(data + CHECKED_FROM, bytes - CHECKED_FROM)) return "the file is damaged: its checksum is wrong";
     const int64_t longest = 1 << 16, most_values = 1 << 24;
     program.channels = words.integer(1, 4);

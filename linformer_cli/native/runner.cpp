@@ -8,7 +8,6 @@
 #include <memory>
 #include <new>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "engine.cpp"
@@ -70,9 +69,9 @@ struct lintx_runner {
 
 namespace {
 
-thread_local std::string message;
+thread_local Text message;
 
-int64_t fail(const std::string& reason) {
+int64_t fail(const Text& reason) {
     message = reason;
     return -1;
 }
@@ -98,7 +97,7 @@ bool allocate_buffers(lintx_runner& runner) {
 bool find_operations(lintx_runner& runner) {
     for (const FileOperation& operation : runner.file.operations) {
         runner.operations.push_back(operation.arguments);
-        runner.operations.back().code = lintx_find_operation(operation.name.c_str());
+        runner.operations.back().code = lintx_find_operation(operation.name.letters());
         if (runner.operations.back().code < 0) return false;
     }
     return true;
@@ -142,12 +141,12 @@ int64_t draw_ahead(lintx_runner& runner) {
 
 extern "C" {
 
-const char* lintx_error(void) { return message.c_str(); }
+const char* lintx_error(void) { return message.letters(); }
 
 void lintx_close(lintx_runner* runner) { delete runner; }
 
 lintx_runner* lintx_open(const void* file, int64_t bytes, int64_t batch) {
-    const auto refuse = [](const std::string& reason) {
+    const auto refuse = [](const Text& reason) {
         fail(reason);
         return static_cast<lintx_runner*>(nullptr);
     };
@@ -157,7 +156,7 @@ lintx_runner* lintx_open(const void* file, int64_t bytes, int64_t batch) {
     runner->data = allocate(bytes);
     if (!runner->data) return refuse("there is not enough memory");
     if (bytes) std::memcpy(runner->data.get(), file, static_cast<size_t>(bytes));
-    std::string reason = read_program(runner->data.get(), bytes, runner->file);
+    Text reason = read_program(runner->data.get(), bytes, runner->file);
     if (reason.empty()) reason = check_program(runner->file);
     if (!reason.empty()) return refuse(reason);
     const FileProgram& found = runner->file;
@@ -199,7 +198,7 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
     const bool optional = file.is_class_optional();
     for (int64_t image = 0; labels && file.classes && image < runner->batch(); image++)
         if (labels[image] < 0 || labels[image] >= file.classes + optional)
-            return fail("classes are 0 to " + std::to_string(file.classes - 1));
+            return fail(Text("classes are 0 to ") << file.classes - 1);
     for (size_t n = 0; n < file.buffers.size(); n++) {
         const FileBuffer& buffer = file.buffers[n];
         if (buffer.kind != STATE) continue;
@@ -259,7 +258,7 @@ int64_t lintx_draw_next(lintx_runner* runner) {
 int64_t lintx_give_next(lintx_runner* runner, const int64_t* values) {
     for (int64_t image = 0; image < runner->batch(); image++)
         if (values[image] < 0 || values[image] >= runner->file.levels)
-            return fail("values are 0 to " + std::to_string(runner->file.levels - 1));
+            return fail(Text("values are 0 to ") << runner->file.levels - 1);
     if (predict(*runner)) return -1;
     for (int64_t image = 0; image < runner->batch(); image++) runner->values_of(image)[runner->known] = values[image];
     runner->predicted = false;

@@ -2,9 +2,8 @@
 
 #include "threads.h"
 
-#include <condition_variable>
-#include <mutex>
-#include <thread>
+#include <pthread.h>
+#include <sched.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -18,12 +17,11 @@ namespace {
 class Helpers {
 public:
     void share(int64_t threads, int64_t pieces, void (*work)(void*, int64_t), void* context) {
-        const std::unique_lock<std::mutex> alone(in_use, std::try_to_lock);
-        if (!alone) {  // another thread of this process is using the helpers
+        if (pthread_mutex_trylock(&in_use)) {  // another thread of this process is using the helpers
             for (int64_t piece = 0; piece < pieces; piece++) work(context, piece);
             return;
         }
-        for (; started < threads - 1; started++) std::thread([this] { help(); }).detach();
+        while (started < threads - 1 && start_helper()) started++;
         this->work.store(work, std::memory_order_relaxed);
         this->context.store(context, std::memory_order_relaxed);
         wanted.store(threads - 1, std::memory_order_relaxed);
@@ -31,14 +29,16 @@ public:
         const uint64_t turn = (claimed.load(std::memory_order_relaxed) >> 32) + 1;
         claimed.store(turn << 32 | static_cast<uint64_t>(pieces) << 16, std::memory_order_seq_cst);
         if (asleep.load(std::memory_order_seq_cst)) {
-            std::lock_guard<std::mutex> lock(mutex);
-            awake.notify_all();
+            pthread_mutex_lock(&mutex);
+            pthread_cond_broadcast(&awake);
+            pthread_mutex_unlock(&mutex);
         }
         claim_pieces(turn);
         // A helper that was interrupted during a piece may need this core to continue.
         for (int tries = 0; finished.load(std::memory_order_acquire) < pieces; tries++)
             if (tries < SPINS) pause();
-            else std::this_thread::yield();
+            else sched_yield();
+        pthread_mutex_unlock(&in_use);
     }
 
 private:
@@ -48,6 +48,13 @@ private:
 #if defined(__x86_64__)
         _mm_pause();
 #endif
+    }
+
+    // Returns whether the system had a thread to give.
+    bool start_helper() {
+        const auto run = [](void* helpers) -> void* { static_cast<Helpers*>(helpers)->help(); };
+        pthread_t thread;
+        return !pthread_create(&thread, nullptr, run, this) && !pthread_detach(thread);
     }
 
     void claim_pieces(uint64_t turn) {
@@ -65,7 +72,7 @@ private:
     }
 
     [[noreturn]] void help() {
-        const int64_t number = helpers.fetch_add(1);
+        const int64_t number = numbered.fetch_add(1);
         uint64_t seen = 0;
         for (;;) {
             uint64_t turn = claimed.load(std::memory_order_acquire) >> 32;
@@ -74,10 +81,11 @@ private:
                 turn = claimed.load(std::memory_order_acquire) >> 32;
             }
             if (turn == seen) {
-                std::unique_lock<std::mutex> lock(mutex);
+                pthread_mutex_lock(&mutex);
                 asleep.fetch_add(1, std::memory_order_seq_cst);
-                awake.wait(lock, [&] { return claimed.load(std::memory_order_seq_cst) >> 32 != seen; });
+                while (claimed.load(std::memory_order_seq_cst) >> 32 == seen) pthread_cond_wait(&awake, &mutex);
                 asleep.fetch_sub(1, std::memory_order_relaxed);
+                pthread_mutex_unlock(&mutex);
                 continue;
             }
             seen = turn;
@@ -86,19 +94,20 @@ private:
     }
 
     int64_t started = 0;
-    std::atomic<int64_t> helpers{0}, wanted{0};
+    std::atomic<int64_t> numbered{0}, wanted{0};
     std::atomic<uint64_t> claimed{0};  // the turn (32 bits), the number of pieces (16) and the next piece (16)
     std::atomic<uint32_t> finished{0};
     std::atomic<void (*)(void*, int64_t)> work{nullptr};
     std::atomic<void*> context{nullptr};
     std::atomic<int> asleep{0};
-    std::mutex in_use, mutex;
-    std::condition_variable awake;
+    pthread_mutex_t in_use = PTHREAD_MUTEX_INITIALIZER, mutex = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t awake = PTHREAD_COND_INITIALIZER;
 };
+
+Helpers helpers;  // for all kernels, until the process ends
 
 }  // namespace
 
 void lintx::share(int64_t threads, int64_t pieces, void (*work)(void*, int64_t), void* context) {
-    static Helpers* const helpers = new Helpers;  // for all kernels, until the process ends
-    helpers->share(threads, pieces, work, context);
+    helpers.share(threads, pieces, work, context);
 }

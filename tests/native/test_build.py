@@ -53,7 +53,7 @@ def test_the_libraries_were_built_from_the_cpp_that_is_here() -> None:
 def test_every_cpp_file_is_in_the_libraries() -> None:
     """runner.cpp includes engine.cpp, draw.cpp is an example, and wasm.cpp is for the demo."""
     files = {file.relative_to(build.PACKAGE).as_posix() for file in build.PACKAGE.rglob("*.cpp")}
-    assert files == {*build.SOURCES, "native/engine.cpp", "native/draw.cpp", "demo/wasm.cpp"}
+    assert files == {*build.SOURCES, *build.RUNTIME, "native/engine.cpp", "native/draw.cpp", "demo/wasm.cpp"}
 
 
 @needs_library
@@ -123,8 +123,8 @@ def test_only_zig_builds_for_other_systems(monkeypatch) -> None:
             assert compiler.options(target, one)[:2] == ("-target", target.triple)
 
 
-def test_zig_compiles_its_cpp_library_once_and_leaves_nothing_in_the_home_folder(tmp_path, monkeypatch) -> None:
-    """zig compiles its library for every processor that it links for, and keeps the result in its caches."""
+def test_zig_does_without_its_cpp_library_and_leaves_nothing_in_the_home_folder(tmp_path, monkeypatch) -> None:
+    """zig compiles its libraries for every processor that it links for, and keeps the results in its caches."""
     package = tmp_path / "modules" / "ziglang"
     package.mkdir(parents=True)
     (package / "__main__.py").write_text(
@@ -139,7 +139,8 @@ def test_zig_compiles_its_cpp_library_once_and_leaves_nothing_in_the_home_folder
     build.build_libraries(build.TARGETS["windows-x86_64"], tmp_path / "new")
     lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     links = [line for line in lines if "-shared" in line]
-    assert len(links) == 4  # three libraries, and an empty one that is linked first
+    assert len(links) == 3 and all("-nostdlib++" in line for line in links)
+    assert all(any(Path(word).stem.endswith("-runtime") for word in line) for line in links)
     assert {word for line in links for word in line if word.startswith("-mcpu=")} == {"-mcpu=x86_64"}
     assert all(Path(folder).is_relative_to(tmp_path / "new") for line in lines for folder in line[:2])
     assert {file.suffix for file in (tmp_path / "new").iterdir()} == {".dll"}

@@ -1,8 +1,10 @@
 """Tests of choosing and loading a library, and of every library that this processor can run."""
 
+import functools
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
@@ -10,6 +12,8 @@ from machine import HAS_LIBRARY, NO_LIBRARY
 from linformer_cli.errors import UsageError
 from linformer_cli.native import build, library
 from linformer_cli.native.library import NoLibrary
+from linformer_cli.sampling.decode import Sampler
+from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.sampling.engines.native import NativeEngine
 from linformer_cli.sampling.engines.textbook import TextbookEngine
 
@@ -41,6 +45,22 @@ def test_every_library_steps_as_the_model_does(build_tiny_model, instruction_set
     for token in torch.randint(0, 16, (20, 5), generator=torch.Generator().manual_seed(1)):
         found, expected = (engine.step(token).clone() for engine in engines)
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.slow
+@needs_library
+def test_libraries_built_by_zig_draw_the_same_images(build_tiny_model, folder, monkeypatch) -> None:
+    """They have runtime.cpp instead of the C++ library."""
+    pytest.importorskip("ziglang")
+    model = build_tiny_model()
+    images = Sampler(model, 1, engine=NATIVE, products=torch.int8).sample_images(20)
+    monkeypatch.setattr(build, "find_system_compiler", lambda: None)
+    assert build.build_libraries(build.this_machine()).problems == ()
+    for one in library.supported_sets():
+        monkeypatch.setattr(library, "try_library", functools.partial(library.choose_library, one.name))
+        assert Path(library.load_library()._name).parent == folder
+        drawn = Sampler(model, 1, engine=NATIVE, products=torch.int8).sample_images(20)
+        np.testing.assert_array_equal(drawn, images)
 
 
 @needs_library
