@@ -15,6 +15,8 @@ from linformer_cli.native.constants import definitions
 FOLDER = Path(__file__).parent
 ENGINE, DIGEST = FOLDER / "engine.wasm", FOLDER / "engine.sha256"
 SOURCE, HEADERS = FOLDER / "wasm.cpp", FOLDER.parent / "native"
+# The C++ files that it includes.
+INCLUDED = ("runner.cpp", "engine.cpp", "runtime.cpp")
 # The functions of runner.h that the page calls, without "lintx_".
 FUNCTIONS = (
     *("open", "close", "error", "describe", "filter", "start", "continue", "draw_next", "give_next"),
@@ -34,7 +36,7 @@ OPTIONS = (
 def compute_digest() -> str:
     """The digest of everything that engine.wasm is compiled from, except the compiler."""
     found = hashlib.sha256(repr((OPTIONS, definitions())).encode())
-    for file in (SOURCE, HEADERS / "runner.cpp", HEADERS / "engine.cpp", *sorted(HEADERS.rglob("*.h"))):
+    for file in (SOURCE, *(HEADERS / name for name in INCLUDED), *sorted(HEADERS.rglob("*.h"))):
         found.update(file.read_bytes())
     return found.hexdigest()
 

@@ -20,12 +20,5 @@ LINTX_END_SMALL
 #include "ops/project.h"
 LINTX_BEGIN_SMALL
 #include "runner.cpp"
+#include "runtime.cpp"  // instead of the C++ library
 LINTX_END_SMALL
-
-// The C++ library calls this function if it cannot continue. Its own version would add printf to the engine, and printf
-// would need functions that a page does not have.
-namespace std {
-inline namespace __1 {
-[[noreturn]] void __libcpp_verbose_abort(const char*, ...) noexcept { __builtin_trap(); }
-}  // namespace __1
-}  // namespace std

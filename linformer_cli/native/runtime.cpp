@@ -1,5 +1,6 @@
-// All that the libraries need of the C++ library. Builds with zig link this file instead of it, because zig would first
-// compile the whole C++ library, which takes longer than all other files.
+// All that the compiled code needs of the C++ library. Builds with zig have this file instead of it, because zig would
+// first compile the whole C++ library, which takes about as long as all other files. It would also add printf to the
+// demo's engine, and printf would need functions that a page does not have.
 
 #include <cstdlib>
 #include <new>
