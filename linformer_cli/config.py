@@ -229,6 +229,7 @@ class TrainConfig(Config):
     batch: Images = Field(16, description="Images in a batch.")
     accumulation: Images = Field(1, description="Batches whose gradients are summed for one step.")
     shift: CountOrZero = Field(0, description="Randomly shift each training image by up to N pixels along each axis.")
+    flip: bool = Field(False, description="Mirror half of the training images left to right, chosen at random.")
     hide_class: Fraction = Field(0.0, description="With --classes: share of images trained on without their class.")
     optimizer: Literal["adamw", "radam", "muon"] = Field(
         "adamw", description="muon trains the matrices of hidden layers and leaves the rest to AdamW."
@@ -298,6 +299,8 @@ class RunConfig(Config):
             raise ValueError(
                 f"train.shift must be less than an image's shorter side ({side} pixels), found {self.train.shift}"
             )
+        if self.train.flip and holds_bytes(self.data.name):
+            raise ValueError("train.flip mirrors images, and the data are bytes; drop it")
         if self.train.hide_class and not self.model.optional_class:
             raise ValueError("train.hide_class hides classes, and the model has none; give --classes, or hide_class 0")
         return self

@@ -119,6 +119,15 @@ def test_a_shift_must_be_smaller_than_the_image(raises_one_line) -> None:
     assert parse_config(RunConfig, tables, "run").train.shift == 6
 
 
+def test_bytes_are_never_flipped(raises_one_line) -> None:
+    data = {"name": "bytes:book.txt"}
+    tables: dict[str, Any] = {"model": {"image": IMAGE}, "data": data, "train": {"steps": 1, "flip": True}}
+    with raises_one_line(UsageError, "run: ", "train.flip mirrors images, and the data are bytes; drop it"):
+        parse_config(RunConfig, tables, "run")
+    data["name"] = "cifar10"
+    assert parse_config(RunConfig, tables, "run").train.flip
+
+
 @pytest.mark.parametrize("given", [{"steps": 5}, {"epochs": 0.5}, {"max_time": 60.0}])
 def test_one_length_is_enough(given: dict[str, float]) -> None:
     assert TrainConfig(**given).model_dump(exclude_none=True).items() >= given.items()  # type: ignore[arg-type]

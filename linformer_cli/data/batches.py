@@ -1,13 +1,13 @@
-"""The order, shifts and hidden classes of the training images, fixed by the seed, so that a run can be resumed."""
+"""The order, shifts, flips and hidden classes of training images, fixed by the seed, so that a run can be resumed."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 # A batch rarely touches more than two epochs; older permutations are dropped.
 _EPOCHS_KEPT = 2
-# For permutations, the second word of the random key is the epoch. For shifts and for hidden classes, it is one of
+# For permutations, the second word of the random key is the epoch. For shifts, hidden classes and flips, it is one of
 # these numbers, which no epoch reaches.
-_SHIFTS, _CLASSES = 2**64 - 1, 2**64 - 2
+_SHIFTS, _CLASSES, _FLIPS = 2**64 - 1, 2**64 - 2, 2**64 - 3
 _WORDS_PER_COUNT = 4
 
 
@@ -50,6 +50,14 @@ class Batches:
         chosen = self._draw(_SHIFTS, start, size)[:, :2] % np.uint64(2 * most + 1)
         return chosen.astype(np.int64) - most
 
+    def flips(self, start: int, size: int) -> NDArray[np.bool_]:
+        """Whether to flip the images that `batch` returns for `start` and `size`, bool [size].
+
+        Half of the images are flipped. The choice depends only on the seed and the place in the stream.
+        """
+        flipped: NDArray[np.bool_] = self._draw(_FLIPS, start, size)[:, 0] >= 2**63
+        return flipped
+
     def hidden_classes(self, start: int, size: int, share: float) -> NDArray[np.bool_]:
         """Whether to hide the classes of the images that `batch` returns for `start` and `size`, bool [size].
 
@@ -86,3 +94,8 @@ def shift_images(images: NDArray[np.uint8], shifts: NDArray[np.int64]) -> NDArra
     columns = (np.arange(width) - shifts[:, 1:]).clip(0, width - 1)
     moved: NDArray[np.uint8] = images[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
     return moved
+
+
+def flip_images(images: NDArray[np.uint8], flips: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Images uint8 [N, H, W, C], those of `flips`, bool [N], mirrored left to right."""
+    return np.where(flips[:, None, None, None], images[:, :, ::-1], images)

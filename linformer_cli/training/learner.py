@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from linformer_cli.checkpoint import TrainingState
 from linformer_cli.config import RunConfig
-from linformer_cli.data.batches import Batches, shift_images
+from linformer_cli.data.batches import Batches, flip_images, shift_images
 from linformer_cli.data.images import ImageSet
 from linformer_cli.data.sequence import images_to_values
 from linformer_cli.errors import TrainingError
@@ -123,14 +123,17 @@ class Learner:
     def mean_nats(self, start: int) -> Tensor:
         """Return mean nats per value over this process's share of a batch, from place `start` of the stream on."""
         settings = self.config.train
-        indices = self.batches.batch(start, len(self.own_batch))
+        size = len(self.own_batch)
+        indices = self.batches.batch(start, size)
         images = self.train_set.images[indices]
+        if settings.flip:
+            images = flip_images(images, self.batches.flips(start, size))
         if settings.shift:
-            images = shift_images(images, self.batches.shifts(start, len(self.own_batch), settings.shift))
+            images = shift_images(images, self.batches.shifts(start, size, settings.shift))
         values = images_to_values(images, self.config.model.image.levels).to(self.device)
         labels = None if self.labels is None else self.labels[indices]
         if labels is not None and settings.hide_class:
-            hidden = self.batches.hidden_classes(start, len(self.own_batch), settings.hide_class)
+            hidden = self.batches.hidden_classes(start, size, settings.hide_class)
             labels = np.where(hidden, self.config.model.default_label, labels)
         given = None if labels is None else torch.from_numpy(labels).to(self.device)
         with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=self.autocast):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from linformer_cli.data.batches import Batches, shift_images
+from linformer_cli.data.batches import Batches, flip_images, shift_images
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100])
@@ -152,3 +152,34 @@ def test_all_channels_of_a_pixel_move_together() -> None:
     for channel in range(3):
         single = shift_images(images[..., channel : channel + 1], shifts)
         np.testing.assert_array_equal(moved[..., channel : channel + 1], single)
+
+
+# Flips
+
+
+def test_half_of_the_images_are_flipped() -> None:
+    flips = Batches(10, seed=1).flips(0, 40_000)
+    assert flips.dtype == np.bool_
+    assert abs(flips.sum() - 20_000) < 5 * 100  # five standard deviations
+
+
+def test_flips_depend_only_on_the_seed_and_the_place() -> None:
+    whole = Batches(10, seed=5).flips(0, 128)
+    for size in (1, 3, 64):
+        pieces = [Batches(99, seed=5).flips(start, size) for start in range(0, 129 - size, size)]
+        joined = np.concatenate(pieces)
+        np.testing.assert_array_equal(joined, whole[: len(joined)])
+    assert not np.array_equal(whole, Batches(10, seed=6).flips(0, 128))
+
+
+def test_flips_never_change() -> None:
+    """The values are fixed, because a resumed run must flip the same images as before."""
+    assert np.flatnonzero(Batches(8, seed=42).flips(3, 16)).tolist() == [0, 2, 3, 5, 6, 7, 9, 10, 12, 13]
+
+
+def test_only_the_chosen_images_are_mirrored() -> None:
+    images = np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3)
+    flipped = flip_images(images, np.array([False, True]))
+    assert flipped.dtype == np.uint8
+    np.testing.assert_array_equal(flipped[0], images[0])
+    assert flipped[1].tolist() == [[[15, 16, 17], [12, 13, 14]], [[21, 22, 23], [18, 19, 20]]]

@@ -27,7 +27,7 @@ from training_runs import (
 
 from linformer_cli.checkpoint import TrainingState, load_model, load_training_state, read_checkpoint, save_checkpoint
 from linformer_cli.checkpoint_folders import WEIGHTS
-from linformer_cli.data.batches import shift_images
+from linformer_cli.data.batches import flip_images, shift_images
 from linformer_cli.errors import CheckpointError, DataError, Interrupted, UsageError
 from linformer_cli.evaluation.bits import measure_bits
 from linformer_cli.metrics import MetricsRow, append_row
@@ -79,6 +79,7 @@ SETTINGS = [
 SETTINGS.append(pytest.param({"ema": 0.9, "keep_last": 2}, "fp32", id="averaged"))
 SETTINGS.append(pytest.param({"optimizer": "muon", "accumulation": 2, "ema": 0.9}, "fp32", id="muon"))
 SETTINGS.append(pytest.param({"shift": 2, "accumulation": 2}, "fp32", id="shifted"))
+SETTINGS.append(pytest.param({"flip": True, "accumulation": 2}, "fp32", id="flipped"))
 SETTINGS.append(pytest.param({"model": {"classes": 62}}, "fp32", id="classes"))
 OPTIONAL = {"classes": 62, "optional_class": True}
 SETTINGS.append(pytest.param({"model": OPTIONAL, "hide_class": 0.5, "accumulation": 2}, "fp32", id="hidden classes"))
@@ -214,7 +215,7 @@ def test_dropout_seed_and_learning_rate_change_the_weights(configure, uninterrup
         assert not all_equal(load_file(trainer.folder.last / WEIGHTS), weights)
 
 
-def test_training_images_are_shifted_and_validation_images_are_not(configure, tmp_path, monkeypatch) -> None:
+def test_only_training_images_are_flipped_and_shifted(configure, tmp_path, monkeypatch) -> None:
     read: list[Any] = []
     convert = learner_module.images_to_values
 
@@ -223,16 +224,17 @@ def test_training_images_are_shifted_and_validation_images_are_not(configure, tm
         return convert(images, levels)
 
     monkeypatch.setattr(learner_module, "images_to_values", recorded)
-    trainer = begin(configure(shift=1, steps=2, accumulation=2, sample_every=0), tmp_path / "run")
+    trainer = begin(configure(flip=True, shift=1, steps=2, accumulation=2, sample_every=0), tmp_path / "run")
     order = record_order(trainer, monkeypatch)
     train(trainer)
     stored = [TRAIN.images[indices] for indices in order]
-    shifts = [trainer.batches.shifts(4 * number, 4, 1) for number in range(4)]
     assert len(read) == 4  # two steps of two batches; validation does not count
-    for images, before, moves in zip(read, stored, shifts, strict=True):
-        assert not (images == before).all()
-        assert (images == shift_images(before, moves)).all()
-    # Validation reads the images unshifted.
+    for number, (images, before) in enumerate(zip(read, stored, strict=True)):
+        flips, shifts = trainer.batches.flips(4 * number, 4), trainer.batches.shifts(4 * number, 4, 1)
+        assert not (images == shift_images(before, shifts)).all()
+        assert not (images == flip_images(before, flips)).all()
+        assert (images == shift_images(flip_images(before, flips), shifts)).all()
+    # Validation reads the images as they are.
     assert trainer.progress.validation_bits_per_dim == measure_bits(trainer.model, VALIDATION.images).bits_per_dim
 
 
