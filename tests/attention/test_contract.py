@@ -289,7 +289,8 @@ def test_images_with_nan_keep_their_place_in_the_batch(key: str) -> None:
 @pytest.mark.parametrize("length", [1, 17, LENGTH])
 def test_outputs_and_gradients_match_the_definition(case: Case, length: int) -> None:
     mechanism = build(case)
-    inputs = draw(mechanism, length, seed=3)
+    # With this seed, no denominator of `poly2` nearly cancels. If one does, its gradient is mostly rounding errors.
+    inputs = draw(mechanism, length, seed=2)
     assert_agree(attend(mechanism, inputs)[0], run_oracle(case, mechanism, inputs), FLOAT64)
     found = gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0])
     expected = gradients(mechanism, inputs, lambda x: run_oracle(case, mechanism, x))
