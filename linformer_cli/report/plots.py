@@ -14,8 +14,6 @@ from linformer_cli.errors import UsageError
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 MARKERS = "osD^vPX"
-# The filling of markers changes with the dashes, so that points without a line can be distinguished.
-FILLS: tuple[Literal["full", "none", "left", "top"], ...] = ("full", "none", "left", "top")
 PlotFormat = Literal["png", "svg"]
 Scale = Literal["log", "linear"]
 
@@ -57,8 +55,8 @@ _STYLE: dict[Any, Any] = {
 class Curve:
     """Points (x, y), with an optional band from `low` to `high`. A single point has a bar instead of a band.
 
-    `colour` is the index of the hue and the marker. `dash` is the index of the dashes and the filling of the marker. A
-    curve of many points has markers at some points only. `ringed` are the indices of points with a ring around them.
+    `colour` is the index of the hue and `dash` that of the dashes; the marker depends on both. A curve of many points
+    has markers at some points only. `ringed` are the indices of points with a ring around them.
     """
 
     label: str
@@ -217,8 +215,8 @@ def _draw_curve(frame: Any, curve: Curve) -> Any:
         curve.y,
         color=colour,
         linestyle=DASHES[curve.dash % len(DASHES)] if len(curve.x) > 1 else "none",
-        marker=MARKERS[curve.colour % len(MARKERS)],
-        fillstyle=FILLS[curve.dash % len(FILLS)],
+        # No two of 49 curves have the same hue and marker, so that points without a line can be distinguished, too.
+        marker=MARKERS[(curve.colour + curve.dash) % len(MARKERS)],
         markevery=every,
         label=curve.label,
     )
