@@ -89,7 +89,9 @@ inline void attend_spans(int64_t K, int64_t V, const float* q, const Number* key
     int64_t rows = 0;
     for (const Span* span = spans; span < spans + count; span++)
         for (int32_t i = 0; i < span->count; i++) {
-            place[rows++] = span->first + i * span->step;
+            place[rows] = span->first + i * span->step;
+            if (span->step > 1) prefetch(K, keys + place[rows] * K);  // hardware only prefetches neighbouring rows
+            rows++;
             if (rows < CACHE_ROWS) continue;
             average_rows(average, K, V, query, keys, values, place, rows);
             rows = 0;
