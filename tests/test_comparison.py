@@ -18,7 +18,7 @@ from linformer_cli.comparison.entries import (
     Entry,
     Plan,
     choose_training,
-    draw_grid,
+    draw_samples,
     plan_entries,
     train_entry,
 )
@@ -224,20 +224,20 @@ def test_a_run_without_a_save_starts_again(tmp_path) -> None:
     assert entry.finished is not None
 
 
-# Grids
+# Samples
 
 
 def test_a_grid_is_drawn_once_per_checkpoint(finished) -> None:
-    assert draw_grid(finished, "cpu")
+    assert draw_samples(finished, "cpu")
     digest = finished.finished.digest
-    assert read_png_metadata(finished.grid_file)["checkpoint_sha256"] == digest
-    assert finished.grid_file.parent == finished.folder.path.parent
-    assert not draw_grid(finished, "cpu")
-    finished.grid_file.write_bytes(b"something else")
+    assert read_png_metadata(finished.samples_file)["checkpoint_sha256"] == digest
+    assert finished.samples_file.parent == finished.folder.path.parent
+    assert not draw_samples(finished, "cpu")
+    finished.samples_file.write_bytes(b"something else")
     with pytest.raises(Interrupted):
-        draw_grid(finished, "cpu", StopRequest(signal.SIGINT).raise_if_set)
-    assert finished.grid_file.read_bytes() == b"something else"
-    assert draw_grid(finished, "cpu")
+        draw_samples(finished, "cpu", StopRequest(signal.SIGINT).raise_if_set)
+    assert finished.samples_file.read_bytes() == b"something else"
+    assert draw_samples(finished, "cpu")
 
 
 # Speed
@@ -302,7 +302,7 @@ def test_nothing_is_timed_if_attend_and_step_disagree(finished, monkeypatch, rai
 
 def test_only_a_finished_run_is_timed(tmp_path, raises_one_line) -> None:
     entry = plan(tmp_path, "linear")[0]
-    for use in (lambda entry: draw_grid(entry, "cpu"), time_sampling, time_training):
+    for use in (lambda entry: draw_samples(entry, "cpu"), time_sampling, time_training):
         with raises_one_line(LintxError, "is not finished"):
             use(entry)
 
@@ -312,7 +312,7 @@ def test_only_a_finished_run_is_timed(tmp_path, raises_one_line) -> None:
 
 def test_a_row_has_quality_speed_and_state_bytes(finished, monkeypatch) -> None:
     monkeypatch.setattr(rows_module, "read_samples", lambda *_arguments: [1.0, 2.0, 4.0])
-    draw_grid(finished, "cpu")
+    draw_samples(finished, "cpu")
     row = describe(finished)
     training = finished.finished.info.training
     assert (row.bits_per_dim, row.standard_error) == (
@@ -327,7 +327,7 @@ def test_a_row_has_quality_speed_and_state_bytes(finished, monkeypatch) -> None:
     images = TIMED_STEPS * BATCH
     assert row.training_images_per_second == images / 2
     assert row.training_images_per_second_quartiles == pytest.approx([images / 3, images / 1.5])
-    assert row.missing is None and row.grid == finished.grid_file
+    assert row.missing is None and row.samples == finished.samples_file
 
 
 def test_a_row_says_what_is_missing(finished) -> None:

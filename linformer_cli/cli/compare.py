@@ -147,8 +147,8 @@ def compare(
     Each run has its own folder. Run the command again to continue: finished work is not repeated. The table shows final
     validation bits/dim with the standard error, parameters, bytes of state, and images/s of whole training steps and of
     sampling. Speeds are medians of --repeats measurements, which alternate between the finished mechanisms. Times are
-    saved in the run folders; --retime measures them again. A grid of samples is written next to each run. Ctrl-C saves
-    the current run and shows the table with a note of the missing figures.
+    saved in the run folders; --retime measures them again. Samples are written next to each run. Ctrl-C saves the
+    current run and shows the table with a note of the missing figures.
 
     With --max-time, all runs take the same time instead of the same images. With --match-parameters, the parameters of
     all models are within 3 % of those of the first.
@@ -233,7 +233,7 @@ def _work(
     entries: "list[Entry]", images: "tuple[ImageSet, ImageSet]", conditions: "Conditions", failures: dict[str, str]
 ) -> "StopRequest":
     """Do the remaining work and note errors in `failures`. Return the stop request, which a signal may have set."""
-    from linformer_cli.comparison.entries import draw_grid, train_entry
+    from linformer_cli.comparison.entries import draw_samples, train_entry
     from linformer_cli.comparison.speed import time_sampling_once, time_training_once
     from linformer_cli.system.signals import catch_signals
 
@@ -248,8 +248,8 @@ def _work(
         for entry in done:
             check()
             with _noting(entry, failures):
-                if draw_grid(entry, conditions.device, check):
-                    talk(f"wrote {entry.grid_file}")
+                if draw_samples(entry, conditions.device, check):
+                    talk(f"wrote {entry.samples_file}")
         for _ in range(conditions.repeats):
             for entry in done:
                 check()

@@ -106,7 +106,7 @@ def sample(
     """Draw images or text from a model.
 
     A model of bytes prints text on stdout while it draws: safe characters in a terminal, and the bytes themselves in a
-    pipe. Options about images do not apply to it.
+    pipe. With --json, it prints one document at the end. Options about images do not apply to it.
 
     The model draws one value after another; with linear attention, its memory does not grow with the image. Filters
     apply in this order: temperature, top-k, top-p. Without filters, images are drawn from the distribution that
@@ -141,10 +141,11 @@ def sample(
         sampler = Sampler(session.model, seed, filters, session.engine, session.products)
         if session.checkpoint.info.data.words is WINDOWS:
             of_images = {"-o": out, "--class": class_name, "--files": files, "--columns": columns, "--scale": scale}
-            refuse_options({**of_images, "--gif": gif, "--json": json or None})
+            refuse_options({**of_images, "--gif": gif})
             if team.count > 1:
                 raise UsageError("several processes draw images only; start one process to draw text")
-            return print_text(sampler, read_prompt(prompt), count, first)
+            record = {**session.record, "seed": seed, **vars(filters), "first": first} if json else None
+            return print_text(sampler, read_prompt(prompt), count, first, record)
         if prompt is not None:
             raise UsageError(f"--prompt is for models of bytes, and '{session.checkpoint.path}' draws images; drop it")
 

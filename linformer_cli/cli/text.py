@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from linformer_cli.errors import UsageError
 
-from .output import talk
+from .output import print_json, talk
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,11 +28,14 @@ def read_prompt(prompt: str | None) -> bytes:
     return sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt or "")
 
 
-def print_text(sampler: "Sampler", prompt: bytes, count: int | None, index: int) -> None:
+def print_text(
+    sampler: "Sampler", prompt: bytes, count: int | None, index: int, record: Mapping[str, object] | None = None
+) -> None:
     """Print `prompt` and the bytes that follow it on stdout.
 
     Without `count`, the text goes on without end if the model allows it, and otherwise to the end of a window. A
-    terminal gets safe text, and a pipe or a file the bytes themselves.
+    terminal gets safe text, and a pipe or a file the bytes themselves. With `record`, the text is printed at the end as
+    part of a JSON document that begins with `record`. Raises `UsageError` if such a text had no end.
     """
     from linformer_cli.report.text import SafeText
     from linformer_cli.sampling.stream import Stream
@@ -42,11 +45,17 @@ def print_text(sampler: "Sampler", prompt: bytes, count: int | None, index: int)
     if count is None and model.find_bound() is not None:
         count = max(0, model.config.image.positions - len(prompt))
     stream = Stream(sampler, _to_values(prompt), count)
+    if count is None and record is not None:
+        raise UsageError("--json prints the text at its end, and this text has none; limit the bytes with -n")
     if count is None:
         talk("without end; stop with Ctrl-C, or limit the bytes with -n")
     text = SafeText() if sys.stdout.isatty() else None
+    whole = bytearray()
 
     def write(data: bytes, last: bool = False) -> None:
+        if record is not None:
+            whole.extend(data)
+            return
         if text is None:
             sys.stdout.buffer.write(data)
         else:
@@ -60,6 +69,18 @@ def print_text(sampler: "Sampler", prompt: bytes, count: int | None, index: int)
         write(b"", last=True)
         state = format_bytes(model.state_bytes(1))
         talk(f"{drawn:,} bytes in {format_duration(seconds)}: {drawn / seconds:.3g} bytes/s, state {state}")
+        if record is not None:
+            print_json(
+                {
+                    **record,
+                    "text": whole.decode(errors="replace"),
+                    "prompt_bytes": len(prompt),
+                    "bytes": drawn,
+                    "bytes_per_second": drawn / seconds,
+                    "seconds": seconds,
+                    "state_bytes": model.state_bytes(1),
+                }
+            )
 
     try:
         write(prompt)

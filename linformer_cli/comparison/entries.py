@@ -1,4 +1,4 @@
-"""The runs of a comparison, all under the same conditions. Each is trained once and has a grid of samples.
+"""The runs of a comparison, all under the same conditions. Each is trained once and has samples.
 
 All results are kept in files, so finished work is not repeated.
 """
@@ -19,6 +19,7 @@ from linformer_cli.documents import parse_config
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.files import write_file
 from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid
+from linformer_cli.report.text import render_windows
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
@@ -31,11 +32,12 @@ from linformer_cli.units import WINDOWS
 from .matching import count_parameters, match_parameters
 
 DEFAULT_PRESET = "mnist-small"
-GRID_IMAGES = 25
+GRID_IMAGES, TEXTS = 25, 4
+_DIGEST = "checkpoint_sha256"
 # The default number of validation images.
 _EVALUATED_IMAGES = 2_000
-# Settings that a comparison decides. --images or --max-time gives the length. There is one validation and one grid,
-# both at the end of a run.
+# Settings that a comparison decides. --images or --max-time gives the length. There is one validation, at
+# the end of a run; samples are drawn after it.
 _DECIDED = (*LENGTHS, "evaluate_every", "sample_every")
 # Settings in which an existing run may differ from the plan.
 _FREE = {("train", "device"), ("data", "data_dir")}
@@ -75,7 +77,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Entry:
-    """One mechanism of a comparison: its run, and the files of its times and its grid of samples."""
+    """One mechanism of a comparison: its run, and the files of its times and its samples."""
 
     variant: Variant
     config: RunConfig
@@ -97,9 +99,10 @@ class Entry:
         return self.config.train.batch * self.config.train.accumulation
 
     @property
-    def grid_file(self) -> Path:
-        """The file of the grid of samples, next to the run folders."""
-        return self.folder.path.with_name(f"{self.variant.label}.png")
+    def samples_file(self) -> Path:
+        """The picture or the text with samples, next to the run folders."""
+        ending = "txt" if self.config.data.words is WINDOWS else "png"
+        return self.folder.path.with_name(f"{self.variant.label}.{ending}")
 
     @property
     def saved(self) -> Checkpoint | None:
@@ -168,7 +171,7 @@ def plan_entries(
 
 
 def _choose_lengths(plan: Plan, train: TrainConfig) -> dict[str, Any]:
-    """The length of a run, with one validation at its end and no grid."""
+    """The length of a run, with one validation at its end and no samples."""
     if plan.images is None:
         return {"steps": None, "max_time": plan.max_time, "evaluate_every": LARGEST_STEP, "sample_every": 0}
     steps = math.ceil(plan.images / (train.batch * train.accumulation))
@@ -202,22 +205,31 @@ def train_entry(
         trainer.run(reporter, stop)
 
 
-def draw_grid(entry: Entry, device: str, check: Check = never_stop) -> bool:
-    """Write the grid of samples of a finished run, unless its weights have one already. Return whether it was written.
+def draw_samples(entry: Entry, device: str, check: Check = never_stop) -> bool:
+    """Write samples of a finished run, unless its weights have some already. Return whether they were written.
 
-    A run on bytes has no grid.
-
-    `check` is called before every step and may raise to stop.
+    They are a grid of images, or a few windows of text. `check` is called before every step and may raise to stop.
     """
     checkpoint = entry.require_finished()
-    if entry.config.data.words is WINDOWS:
+    if _read_digest(entry) == checkpoint.digest:
         return False
-    try:
-        if read_png_metadata(entry.grid_file)["checkpoint_sha256"] == checkpoint.digest:
-            return False
-    except (DataError, KeyError):
-        pass  # there is no grid, or the file is a different picture
-    images = Sampler(load_weights(checkpoint, device)).sample_images(GRID_IMAGES, before_step=check)
-    about = {"attention": entry.variant.label, "checkpoint_sha256": checkpoint.digest, "seed": 0}
-    write_file(entry.grid_file, encode_png(render_grid(images), about))
+    text = entry.config.data.words is WINDOWS
+    images = Sampler(load_weights(checkpoint, device)).sample_images(TEXTS if text else GRID_IMAGES, before_step=check)
+    if text:
+        heading = f"{_DIGEST} {checkpoint.digest}\n"
+        samples = (heading + render_windows([window.tobytes() for window in images])).encode()
+    else:
+        about = {"attention": entry.variant.label, _DIGEST: checkpoint.digest, "seed": 0}
+        samples = encode_png(render_grid(images), about)
+    write_file(entry.samples_file, samples)
     return True
+
+
+def _read_digest(entry: Entry) -> object:
+    """The digest of the weights that drew the samples of `entry`, or None if there are none."""
+    try:
+        if entry.config.data.words is WINDOWS:
+            return entry.samples_file.read_text(errors="replace").partition("\n")[0].removeprefix(f"{_DIGEST} ")
+        return read_png_metadata(entry.samples_file)[_DIGEST]
+    except (OSError, DataError, KeyError):
+        return None

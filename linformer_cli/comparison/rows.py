@@ -43,7 +43,7 @@ class ComparisonRow:
     images_per_second: float | None = None
     images_per_second_quartiles: list[float] | None = None
     samples_seconds: Sequence[float] = ()
-    grid: Path | None
+    samples: Path | None
     missing: str | None = None
 
     @property
@@ -66,7 +66,7 @@ def describe_entry(entry: Entry, conditions: Conditions, failure: str | None = N
         training_batch=entry.step_images,
         training_precision=conditions.precision,
         batch=conditions.batch,
-        grid=entry.grid_file if entry.grid_file.exists() else None,
+        samples=entry.samples_file if entry.samples_file.exists() else None,
     )
     if finished is None:
         place = "not begun" if saved is None else _describe_place(entry.config.train, saved.info.training)

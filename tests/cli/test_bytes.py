@@ -1,6 +1,7 @@
 """Tests of the commands with a model of bytes."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -70,6 +71,26 @@ def test_text_is_raw_in_a_pipe_and_begins_with_the_prompt(raw_lintx, run, monkey
     )
 
 
+def test_text_can_be_a_json_document(raw_lintx, run) -> None:
+    command = ("sample", run, "-n", 200, "--prompt", "line\udcff")
+    raw, document = raw_lintx(*command).stdout, json.loads(raw_lintx(*command, "--json").stdout)
+    assert document["text"] == raw.decode(errors="replace")
+    assert (document["prompt_bytes"], document["bytes"], document["seed"]) == (5, 200, 0)
+    assert document["bytes_per_second"] == document["bytes"] / document["seconds"] > 0
+
+
+def test_a_comparison_has_texts(lintx, text, tmp_path) -> None:
+    settings = tmp_path / "small.toml"
+    settings.write_text("[model]\nlayers = 1\nwidth = 16\nheads = 2\nhead_width = 8\nfeed_forward = 16\n")
+    sizes = ("--length", LENGTH, "--images", 32, "--evaluate-images", 4, "--repeats", 0, "--attention", "linear")
+    command = ("compare", "--data", f"bytes:{text}", *sizes, "--config", settings, "--runs", tmp_path)
+    (row,) = lintx(*command, "--json").document["rows"]
+    assert row["samples"] == str(tmp_path / "linear.txt")
+    samples = (tmp_path / "linear.txt").read_text()
+    assert samples.startswith("checkpoint_sha256 ") and "\n--- 3 ---\n" in samples
+    assert "linear.txt" not in lintx(*command).stderr
+
+
 def test_text_is_safe_in_a_terminal(raw_lintx, run, monkeypatch) -> None:
     plain = raw_lintx("sample", run, "-n", 200, "--prompt", "a\x1b").stdout
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -103,7 +124,7 @@ def test_text_without_end_stops_when_the_pipe_is_closed(run) -> None:
     ("command", "parts"),
     [
         (("sample", "RUN", "-o", "x.png"), ("-o is for images",)),
-        (("sample", "RUN", "--json"), ("--json is for images",)),
+        (("sample", "RUN", "--json"), ("limit the bytes with -n",)),
         (("complete", "x.png", "--checkpoint", "RUN"), ("draws bytes, not images", "--prompt TEXT")),
         (("eval", "RUN", "--data", "glyphs"), ("predicts windows, and 'glyphs' has images",)),
         (("eval", "mnist-deep", "--data", "glyphs", "--length", 64), ("--length is for windows of bytes",)),

@@ -80,7 +80,7 @@ def test_compare_continues_past_a_mechanism_that_fails(lintx, tmp_path, monkeypa
     assert whole["missing"] is None and whole["images_per_second"] > 0
 
 
-@pytest.mark.parametrize("work", ["entries.train_entry", "entries.draw_grid", "speed.time_sampling_once"])
+@pytest.mark.parametrize("work", ["entries.train_entry", "entries.draw_samples", "speed.time_sampling_once"])
 def test_compare_continues_past_a_mechanism_that_needs_too_much_memory(lintx, tmp_path, monkeypatch, work):
     module, _, name = work.partition(".")
     module = importlib.import_module(f"linformer_cli.comparison.{module}")
@@ -96,7 +96,7 @@ def test_compare_continues_past_a_mechanism_that_needs_too_much_memory(lintx, tm
     assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr
     broken, whole = outcome.document["rows"]
     assert "out of memory" in broken["missing"]
-    assert whole["missing"] is None and whole["images_per_second"] > 0 and whole["grid"] is not None
+    assert whole["missing"] is None and whole["images_per_second"] > 0 and whole["samples"] is not None
 
 
 def test_an_interrupted_compare_keeps_its_results(lintx, tmp_path, monkeypatch):
