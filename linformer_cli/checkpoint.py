@@ -182,7 +182,7 @@ def _save_tensors(file: Path, tensors: dict[str, Tensor], values: dict[str, str]
 
 def _expected_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     try:
-        return expected_weights(checkpoint.info.model)
+        return expected_weights(lambda: PixelModel(checkpoint.info.model))
     except UsageError as error:
         raise CheckpointError(f"'{checkpoint.path / CONFIG}' describes no valid model: {error}") from None
 

@@ -1,9 +1,10 @@
-"""The shapes of a configuration's weights, and a model to load them into, without allocating or initialising them."""
+"""The shapes of a model's weights, and a model to load them into, without allocating or initialising them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from linformer_cli.config import ModelConfig
@@ -11,19 +12,20 @@ from linformer_cli.config import ModelConfig
 from .pixel_model import PixelModel
 
 
-def expected_weights(config: ModelConfig) -> dict[str, Tensor]:
-    """The `state_dict` of a model, as tensors with shapes and types but no memory.
+def expected_weights(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
+    """The `state_dict` of the model that `build` returns, as tensors with shapes and types but no memory.
 
-    Raises `UsageError` for a configuration that fits no model.
+    Raises what `build` raises.
     """
     with torch.device("meta"), _WithoutWeights():
-        return PixelModel(config).state_dict()
+        return build().state_dict()
 
 
 def build_skeleton(config: ModelConfig) -> PixelModel:
     """A model to fill with `load_state_dict(..., assign=True)`. Most of its parameters have no memory.
 
-    Buffers computed from the configuration are real tensors. Raises what `expected_weights` raises.
+    Buffers computed from the configuration are real tensors. Raises `UsageError` for a configuration that fits no
+    model.
     """
     with _WithoutWeights():
         return PixelModel(config)

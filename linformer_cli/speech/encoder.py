@@ -2,14 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.config import ImageShape, ModelConfig
+from linformer_cli.config import Fraction, ImageShape, Layers, ModelConfig, Size
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import TransformerBlock, initialise_weights
 from linformer_cli.model.embedding import sinusoidal_table
@@ -31,19 +31,19 @@ class EncoderSettings:
     Heads are `width / heads` wide, and feed-forward layers are four times as wide as the model.
     """
 
-    layers: int
-    heads: int
-    width: int
-    stack: int
-    lstm_layers: int
-    lstm_cells: int
-    dropout: float = 0.1
+    layers: Layers
+    heads: Size
+    width: Size
+    stack: Size
+    lstm_layers: Layers
+    lstm_cells: Size
+    dropout: Fraction = 0.1
 
 
 # The paper states 9 layers, 6 heads and, for images, 32 columns per head. It has a prediction for every frame.
 PRESETS: dict[str, EncoderSettings] = {
-    "small": EncoderSettings(2, 4, 128, 3, 3, 80),
-    "paper": EncoderSettings(9, 6, 192, 1, 3, 320),
+    "small": EncoderSettings(layers=2, heads=4, width=128, stack=3, lstm_layers=3, lstm_cells=80),
+    "paper": EncoderSettings(layers=9, heads=6, width=192, stack=1, lstm_layers=3, lstm_cells=320),
 }
 
 

@@ -13,8 +13,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from linformer_cli.documents import parse_json
-from linformer_cli.errors import CheckpointError
+from linformer_cli.errors import CheckpointError, UsageError
 from linformer_cli.files import write_file
+from linformer_cli.model.skeleton import expected_weights
 
 from .decoding import decode_greedily
 from .encoder import Encoder, EncoderSettings, build_encoder
@@ -86,10 +87,18 @@ def load_recogniser(path: Path) -> Recogniser:
             raise ValueError("it does not describe an encoder")
         settings = EncoderSettings(**about.pop("settings"))
         about |= {key: tuple(about[key]) for key in ("alphabet", "held_out")}
-        encoder = build_encoder(about["attention"], about["options"], settings, len(about["alphabet"]))
+
+        def build() -> Encoder:
+            return build_encoder(about["attention"], about["options"], settings, len(about["alphabet"]))
+
+        # Compare shapes before allocating memory, because damaged settings may ask for any amount.
+        expected = {name: weight.shape for name, weight in expected_weights(build).items()}
+        if expected != {name: weight.shape for name, weight in weights.items()}:
+            raise ValueError("its weights do not fit its settings")
+        encoder = build()
         encoder.load_state_dict(weights)
         return Recogniser(encoder=encoder.eval(), **about)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError, UsageError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"'{path}' is not a model of lintx bench speech ({reason}); train it again") from None
 

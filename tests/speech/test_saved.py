@@ -44,7 +44,7 @@ def test_the_best_or_the_named_recogniser_is_chosen(tmp_path: Path) -> None:
         choose_recogniser(tmp_path / "missing", None)
 
 
-@pytest.mark.parametrize("damage", ["cut", "other", "no record"])
+@pytest.mark.parametrize("damage", ["cut", "other", "no record", "narrower", "more layers", "no layer"])
 def test_a_damaged_recogniser_is_refused_in_one_line(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "mine.safetensors"
     save_recogniser(path, make_recogniser())
@@ -52,8 +52,12 @@ def test_a_damaged_recogniser_is_refused_in_one_line(tmp_path: Path, damage: str
     damaged = {
         "cut": data[:200],
         "other": data.replace(b"lintx-speech-1", b"lintx-speech-9"),
+        "narrower": data.replace(b'\\"width\\": 8', b'\\"width\\": 6'),
+        "more layers": data.replace(b'\\"layers\\": 1', b'\\"layers\\": 9'),
+        "no layer": data.replace(b'\\"lstm_layers\\": 1', b'\\"lstm_layers\\": 0'),
         "no record": save({"x": torch.zeros(1)}, {"format": "lintx-speech-1", "about": "1"}),
     }
+    assert damaged[damage] != data
     path.write_bytes(damaged[damage])
     with pytest.raises(CheckpointError, match="is not a model of lintx bench speech") as found:
         load_recogniser(path)
