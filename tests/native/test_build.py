@@ -127,6 +127,7 @@ def test_zig_does_without_its_cpp_library_and_leaves_nothing_in_the_home_folder(
     """zig compiles its libraries for every processor that it links for, and keeps the results in its caches."""
     package = tmp_path / "modules" / "ziglang"
     package.mkdir(parents=True)
+    (package / "__init__.py").touch()  # or an installed ziglang would be found first
     (package / "__main__.py").write_text(
         "import os, sys\n"
         "caches = [os.environ[f'ZIG_{kind}_CACHE_DIR'] for kind in ('GLOBAL', 'LOCAL')]\n"
