@@ -13,6 +13,7 @@ from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulat
 from .kernels import sums as kernels
 from .parts.decayed_sums import decayed_causal_sums, sum_logs
 from .parts.initial import log_memories
+from .parts.scaling import OUTPUT_FLOOR
 
 # The denominator is at least exp(-60), far below the rounding error of a sum whose largest weight is 1. Without this
 # bound, exp(-m) can round to 0, and a query of zeros gives 0 / 0.
@@ -26,6 +27,7 @@ class MlstmOptions(AttentionOptions):
         Literal["sigmoid", "exponential"],
         Field(description="the activation of the forget gate; with 'exponential', old positions can gain weight"),
     ] = "sigmoid"
+    normalise: Annotated[bool, Field(description="divide the output of each head by its root mean square")] = True
     chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
 
 
@@ -37,18 +39,23 @@ class MlstmState(NamedTuple):
 
 
 class MlstmAttention(Attention):
-    """y_t = C_t^T q_t / max(|n_t . q_t|, 1), with C_t = f_t C_{t-1} + i_t k_t v_t^T and n_t = f_t n_{t-1} + i_t k_t.
+    """y_t = h_t / rms(h_t), with h_t = C_t^T q_t / max(|n_t . q_t|, 1) and two running sums:
+
+        C_t = f_t C_{t-1} + i_t k_t v_t^T
+        n_t = f_t n_{t-1} + i_t k_t
 
     Keys are divided by sqrt(K). The input gate is i_t = exp(x_t), and the forget gate is f_t = sigmoid(z_t + b). x_t
     and z_t are the head's two extra scalars, and b is learned for each head. With `forget_gate = "exponential"`, f_t is
-    exp(z_t + b).
+    exp(z_t + b). Without `normalise`, y_t is h_t.
 
     i_t can overflow, so the state holds exp(-m_t) C_t and exp(-m_t) n_t, where m_t = max(log f_t + m_{t-1}, x_t, 0).
-    The output is then the quotient exp(-m_t) C_t^T q_t / max(|exp(-m_t) n_t . q_t|, exp(-m_t)). It does not depend on
+    h_t is then the quotient exp(-m_t) C_t^T q_t / max(|exp(-m_t) n_t . q_t|, exp(-m_t)). It does not depend on
     m_t, so m_t passes no gradient.
 
-    These are equations 19 to 27 of the source, except for the 0 in m_t, which keeps exp(-m_t) from overflowing. Unlike
-    the authors' code, we add no epsilon to the denominator, because the output would then depend on m_t.
+    The formulas of h_t are equations 19 to 27 of the source, except for the 0 in m_t, which keeps exp(-m_t) from
+    overflowing. Unlike the authors' code, we add no epsilon to the denominator, because h_t would then depend on m_t.
+    The source normalises h_t in the layer around the cell, and multiplies it by an output gate, which the network
+    setting `output_gate` adds.
     """
 
     name = "mlstm"
@@ -76,6 +83,9 @@ class MlstmAttention(Attention):
         forget = forget + self.gate_bias.to(dtype).unsqueeze(-1)
         return log_input, functional.logsigmoid(forget) if self.options.forget_gate == "sigmoid" else forget
 
+    def _normalise(self, h: Tensor) -> Tensor:
+        return functional.rms_norm(h, h.shape[-1:], eps=OUTPUT_FLOOR) if self.options.normalise else h
+
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, MlstmState]:
         dtype = accumulator_dtype(q.dtype)
         s, before = (None, q.new_zeros(q.shape[:2], dtype=dtype)) if state is None else state
@@ -88,7 +98,7 @@ class MlstmAttention(Attention):
             values = functional.pad(v.to(dtype), (0, 1), value=1.0)
             inputs = q.to(dtype), k.to(dtype) * weight.unsqueeze(-1), values
             sums, s = decayed_causal_sums(*inputs, log_kept, s, self.options.chunk)
-            y = _divide(sums, m)
+            y = self._normalise(_divide(sums, m))
         return y.to(v.dtype), MlstmState(s, m[..., -1].clone())
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> MlstmState:
@@ -109,15 +119,15 @@ class MlstmAttention(Attention):
             s.mul_((faded - m).exp()[..., None, None])
             key = k_t.to(s.dtype) * ((log_input - m).exp() * self.score_scale).unsqueeze(-1)
             s.addcmul_(key.unsqueeze(-1), functional.pad(v_t.to(s.dtype), (0, 1), value=1.0).unsqueeze(-2))
-            y_t = _divide((q_t.to(s.dtype).unsqueeze(-2) @ s).squeeze(-2), m)
+            y_t = self._normalise(_divide((q_t.to(s.dtype).unsqueeze(-2) @ s).squeeze(-2), m))
         return y_t.to(v_t.dtype), state
 
     def emit(self, inputs: MixInputs) -> None:
         shape, builder = self.shape, inputs.builder
         buffers = [builder.state(shape.heads * shape.key_width * columns) for columns in (shape.value_width, 1)]
         buffers += builder.state(shape.heads), builder.shared(self.gate_bias)
-        integers, reals = (int(self.options.forget_gate == "sigmoid"),), (self.score_scale, _LARGEST_EXPONENT)
-        inputs.emit("mlstm", shape.heads_and_widths, buffers, integers, reals)
+        integers = int(self.options.forget_gate == "sigmoid"), int(self.options.normalise)
+        inputs.emit("mlstm", shape.heads_and_widths, buffers, integers, (self.score_scale, _LARGEST_EXPONENT))
 
     def list_states(self, state: Any) -> list[Tensor]:
         s, m = state

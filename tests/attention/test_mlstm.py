@@ -17,8 +17,9 @@ every_forget_gate = pytest.mark.parametrize("forget_gate", ["sigmoid", "exponent
 
 
 def build(dtype: torch.dtype = torch.float64, heads: int = 2, **options: Any) -> MlstmAttention:
+    """The mechanism without a norm, which would hide the scale of its outputs."""
     shape = AttentionShape(heads, key_width=6, value_width=5, positions=784, row=28)
-    attention = build_attention("mlstm", options, shape).to(dtype)
+    attention = build_attention("mlstm", {"normalise": False, **options}, shape).to(dtype)
     assert isinstance(attention, MlstmAttention)
     return attention
 

@@ -1,6 +1,6 @@
 // mLSTM. State: exp(-m) C [K, V], exp(-m) n [K] and m of each head. Buffers: the bias of each head's forget gate.
-// Integers: whether the forget gate is a sigmoid (else exp). Reals: the scale of keys, the largest exponent of the
-// denominator's bound.
+// Integers: whether the forget gate is a sigmoid (else exp), and whether outputs are divided by their root mean square.
+// Reals: the scale of keys, the largest exponent of the denominator's bound.
 #pragma once
 
 #include <cmath>
@@ -8,6 +8,7 @@
 
 #include "../maths.h"
 #include "../program.h"
+#include "scaling.h"
 #include "sums.h"
 
 namespace {
@@ -30,6 +31,7 @@ void mix_mlstm(const Pass& pass, const Operation& op) {
                                                                  &decay, state[0], state[1], y));
         const float least = exponential(m < most ? -m : -most);
         divide(V, found < least ? least : found, y);
+        if (mix.integer(1)) scale_output(V, 1e-5f, nullptr, y);
     });
 }
 
