@@ -113,16 +113,21 @@ class NetworkConfig(Config):
     activation: Literal["gelu", "relu"] = Field("gelu", description="Activation of the feed-forward layers.")
     norm: Literal["pre", "post"] = Field("pre", description="pre: LayerNorm before each branch. post: after the sum.")
     dropout: Fraction = Field(0.0, description="Share of a branch's outputs that training sets to 0.")
-    context: Literal["previous", "recent", "neighbours", "wide", "hashed"] = Field(
+    context: Literal["previous", "recent", "neighbours", "window", "wide", "hashed"] = Field(
         "neighbours",
         description="Known values that a position sees directly. previous: only the previous value. recent: the last "
-        "four values. neighbours: the neighbouring values. wide: a window of three rows above and four columns to "
-        "either side. hashed: this window, and hashed groups of neighbours.",
+        "four values. neighbours: the neighbouring values. window: three rows above and four columns to either side, "
+        "as numbers. wide: neighbours and window. hashed: wide, and hashed groups of neighbours.",
     )
     embedding: Literal["grid", "paper", "none"] = Field(
         "grid",
         description="Positions. grid: learned tables of rows, columns and channels. paper: sinusoids (Katharopoulos "
         "2020). none: no positions, for sequences of any length.",
+    )
+    unit: Literal["value", "pixel"] = Field(
+        "value",
+        description="What the blocks step over. value: every channel of every pixel. pixel: whole pixels, with a small "
+        "network for the channels of a pixel.",
     )
     head: Literal["categorical", "mixture"] = Field(
         "categorical",
@@ -143,6 +148,12 @@ class NetworkConfig(Config):
                 f"feed_forward_kind 'boom' needs a feed_forward that is a multiple of width ({self.width}), found "
                 f"{self.feed_forward}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _pixels_see_pixels(self) -> Self:
+        if self.unit == "pixel" and self.context not in ("neighbours", "window", "wide"):
+            raise ValueError(f"unit 'pixel' needs the context neighbours, window or wide, found '{self.context}'")
         return self
 
     @model_validator(mode="after")
@@ -168,6 +179,17 @@ class ModelConfig(NetworkConfig):
     image: ImageShape
     classes: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = 0
     optional_class: bool = False
+
+    @model_validator(mode="after")
+    def _pixels_have_channels(self) -> Self:
+        if self.unit == "pixel" and self.image.channels == 1:
+            raise ValueError("unit 'pixel' needs images with three channels; in a grey image, values are pixels")
+        return self
+
+    @property
+    def block_image(self) -> ImageShape:
+        """The image that the blocks step over: all values, or one position for each pixel."""
+        return self.image.model_copy(update={"channels": 1}) if self.unit == "pixel" else self.image
 
     @property
     def required_classes(self) -> int:

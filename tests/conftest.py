@@ -70,6 +70,8 @@ def build_tiny_model(tiny_model_config: ModelConfig) -> BuildModel:
             torch.nn.init.normal_(model.head.projection.bias, std=0.5)
             if model.embedding.tables is not None:  # initially zero
                 torch.nn.init.normal_(model.embedding.tables.rows)
+            if model.channels is not None:  # initially zero
+                torch.nn.init.normal_(model.channels.values)
         return model.to(dtype).eval()
 
     return build

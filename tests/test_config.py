@@ -102,6 +102,16 @@ def test_the_paper_embedding_needs_a_width_divisible_by_4(raises_one_line) -> No
     assert NetworkConfig(embedding="paper", width=36).width == 36
 
 
+def test_blocks_step_over_pixels_of_colour_images_only(raises_one_line) -> None:
+    with raises_one_line(UsageError, "unit 'pixel' needs the context neighbours, window or wide, found 'hashed'"):
+        parse_config(NetworkConfig, {"unit": "pixel", "context": "hashed"}, "model")
+    image = {"height": 4, "width": 5}
+    with raises_one_line(UsageError, "unit 'pixel' needs images with three channels"):
+        parse_config(ModelConfig, {"unit": "pixel", "image": image}, "model")
+    config = parse_config(ModelConfig, {"unit": "pixel", "image": {**image, "channels": 3}}, "model")
+    assert (config.image.positions, config.block_image.positions) == (60, 20)
+
+
 def test_boom_needs_whole_chunks_of_the_width(raises_one_line) -> None:
     with raises_one_line(UsageError, "'boom' needs a feed_forward that is a multiple of width (48), found 100"):
         parse_config(NetworkConfig, {"feed_forward_kind": "boom", "width": 48, "feed_forward": 100}, "model")

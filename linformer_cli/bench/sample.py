@@ -212,8 +212,11 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         if limit is not None and positions > 2 * _PROBED_STEPS:
             probe = MiddleSteps(model, batch, self._engine, _PROBED_STEPS, check, self._products)
             steps = int(limit / self._settings.repeats / (self.time_sample(probe) / _PROBED_STEPS))
+            # If blocks step over pixels, the steps of a pixel cost different amounts, so whole pixels are timed.
+            stride = model.embedding.stride
+            steps = max(steps // stride, 1) * stride
             if steps < positions - 1:  # the untimed step comes before the timed ones
-                return MiddleSteps(model, batch, self._engine, max(1, steps), check, self._products)
+                return MiddleSteps(model, batch, self._engine, steps, check, self._products)
         return WholeImages(model, batch, self._engine, self._look_ahead, check, self._products)
 
     def _plan_rerun(self) -> SamplingWork:

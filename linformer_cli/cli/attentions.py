@@ -84,8 +84,8 @@ def attentions(
         if positions or heads or head_width:
             raise UsageError("--checkpoint sets the sizes; drop --positions, --heads and --head-width")
         model = read_checkpoint(checkpoint).info.model
-        positions, heads, head_width = model.image.positions, model.heads, model.head_width
-        row = model.image.row_for_attention
+        positions, heads, head_width = model.block_image.positions, model.heads, model.head_width
+        row = model.block_image.row_for_attention
         network: NetworkConfig = model
     else:
         positions, heads, head_width = positions or 784, heads or 8, head_width or 32

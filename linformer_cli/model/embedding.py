@@ -1,9 +1,10 @@
-"""The input of a position: its coordinates in the image and the known values around it.
+"""The input of a block: its coordinates in the image and the known values around it.
 
 The tokens are a start token followed by the values of an image in raster order, with channels innermost. Token 0 is the
 start token. For i > 0, token i holds value i - 1. At token i the model predicts value i, so a position may read values
-0 .. i - 1. In a model with classes, the start token is the image's class, which every position reads. If the class is
-optional, the number of classes is the start token of an image without a class.
+0 .. i - 1. Blocks that step over pixels have one input for each pixel, at the token of its first value. In a model with
+classes, the start token is the image's class, which every position reads. If the class is optional, the number of
+classes is the start token of an image without a class.
 """
 
 import math
@@ -66,14 +67,16 @@ def fill_ring(state: EmbeddingState, length: int) -> Tensor:
 def context_sources(context: str, image: ImageShape) -> Tensor:
     """The numbers int64 [T, slots] of the known values that each position looks up in tables; -1 means no value.
 
-    `previous` has one slot, the previous value, and `recent` has one for each of the last four values. The other
-    contexts have one slot for each channel of six pixels (left, two left, above left, above, above right, two above)
-    and for the earlier channels of the pixel itself. Pixels outside the image are missing. Every number is smaller than
-    its position.
+    `window` has no slots, `previous` has one, the previous value, and `recent` has one for each of the last four
+    values. The other contexts have one slot for each channel of six pixels (left, two left, above left, above, above
+    right, two above) and for the earlier channels of the pixel itself. Pixels outside the image are missing. Every
+    number is smaller than its position.
     """
     if context in _LAST_VALUES:
         # This tensor is on the CPU even for a model on the meta device, because `reach` is computed from it.
         return find_last_values(torch.arange(image.positions, device="cpu"), _LAST_VALUES[context])
+    if context == "window":
+        return torch.empty(image.positions, 0, dtype=torch.int64, device="cpu")
     return find_pixels(image, _NEIGHBOURS)
 
 
@@ -87,12 +90,19 @@ def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor
 
     The first slots are the earlier channels of the pixel itself.
     """
-    positions = torch.arange(image.positions, device="cpu")
-    channel = positions % image.channels
-    slots = [torch.where(channel > other, positions - channel + other, -1) for other in range(image.channels - 1)]
+    channel = torch.arange(image.positions, device="cpu") % image.channels
+    own = find_own_channels(image)
+    slots = []
     for same in find_same_channel(image, offsets).unbind(dim=1):
         slots += [torch.where(same < 0, -1, same - channel + other) for other in range(image.channels)]
-    return torch.stack(slots, dim=1)
+    return torch.cat([own, torch.stack(slots, dim=1)], dim=1)
+
+
+def find_own_channels(image: ImageShape) -> Tensor:
+    """The numbers int64 [T, channels - 1] of the earlier channels of each position's pixel; -1 means not earlier."""
+    positions = torch.arange(image.positions, device="cpu").unsqueeze(1)
+    channel, other = positions % image.channels, torch.arange(image.channels - 1, device="cpu")
+    return torch.where(channel > other, positions - channel + other, -1)
 
 
 def find_same_channel(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
@@ -106,54 +116,77 @@ def find_same_channel(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> 
     return torch.stack(slots, dim=1)
 
 
+def read_values(tokens: Tensor, state: EmbeddingState, sources: Tensor, missing: int) -> Tensor:
+    """The values int64 [B, n, slots] numbered `sources` [n, slots], where -1 becomes `missing`.
+
+    They are among the values of `tokens` int64 [B, T] and the recent values of the state before these tokens.
+    """
+    known = torch.cat([state.recent, tokens.to(torch.int16)], dim=1)
+    columns = (sources - first_value(int(state.position), state.recent.shape[1])).clamp(min=0)
+    values = known[:, columns.flatten()].unflatten(1, sources.shape).long()
+    return torch.where(sources < 0, missing, values)
+
+
 class PixelEmbedding(nn.Module):
     """Maps tokens int64 [B, T] to vectors [B, T, width], continuing from a state of bounded size.
 
-    The state holds the last `reach` values: about two image rows for `neighbours`, and three for `wide` and `hashed`. A
-    slot without a value has its own embedding, which is also used for the start token. In a model with classes, the
-    vector of the class is added at every position. `wide` adds the output of `Surroundings`, and `hashed` adds the
-    outputs of `Surroundings` and `NeighbourTables`.
+    If the blocks step over pixels, there is one vector [B, pixels, width] for each pixel whose first value is predicted
+    at one of the tokens.
+
+    The state holds the last `reach` values: about two image rows for `neighbours`, and three for `window`, `wide` and
+    `hashed`. A slot without a value has its own embedding, which is also used for the start token. In a model with
+    classes, the vector of the class is added at every position. `window` and `wide` add the output of `Surroundings`,
+    and `hashed` adds the outputs of `Surroundings` and `NeighbourTables`.
 
     If the vectors depend only on the last values, and not on positions, there may be more than T tokens. `last_values`
     is then the number of these values, and otherwise 0.
     """
 
     sources: Tensor
+    values: nn.Parameter | None
     sinusoids: Tensor | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        image = config.image
+        image, grid = config.image, config.block_image
         self.levels = image.levels
+        # The number of values from one input of the blocks to the next.
+        self.stride = image.positions // grid.positions
         seen = [context_sources(config.context, image)]
-        self.slots = seen[0].shape[1]
-        self.surroundings: Surroundings | None = None
-        if config.context in ("wide", "hashed"):
+        if config.context in ("window", "wide", "hashed"):
             seen.append(find_pixels(image, list_surroundings()))
-            self.surroundings = Surroundings(seen[1].shape[1], config.width, image.levels)
         if config.context == "hashed":
             seen.append(find_same_channel(image, TABLE_PIXELS))
+        if self.stride > 1:
+            # At the first value of a pixel, the slots of the pixel's own channels are empty.
+            seen = [part[:: self.stride, image.channels - 1 :] for part in seen]
+        self.slots = seen[0].shape[1]
+        self.surroundings: Surroundings | None = None
+        if len(seen) > 1:
+            self.surroundings = Surroundings(seen[1].shape[1], config.width, image.levels)
         sources = torch.cat(seen, dim=1)
         self.register_buffer("sources", sources, persistent=False)
         # The columns of `sources` where the surroundings and the neighbour tables start.
         self.bounds = (self.slots, sum(part.shape[1] for part in seen[:2]))
-        distances = torch.arange(image.positions, device="cpu").unsqueeze(1) - sources
+        distances = torch.arange(0, image.positions, self.stride, device="cpu").unsqueeze(1) - sources
         self.last_values = _LAST_VALUES.get(config.context, 0) if config.embedding == "none" else 0
-        self.reach = self.last_values or (int(distances[sources >= 0].max()) if image.positions > 1 else 1)
+        self.reach = self.last_values or max(self.stride - 1, int(distances.masked_fill(sources < 0, 1).max()))
         paper = config.embedding == "paper"
-        value_width = config.width // 2 if paper else config.width
+        self.value_width = config.width // 2 if paper else config.width
         # All slots share one table, so that one call looks up and adds all vectors.
-        self.values = nn.Parameter(torch.empty(self.slots * (image.levels + 1), value_width))
-        nn.init.normal_(self.values, std=self.slots**-0.5)
+        self.register_parameter("values", None)
+        if self.slots:
+            self.values = nn.Parameter(torch.empty(self.slots * (image.levels + 1), self.value_width))
+            nn.init.normal_(self.values, std=self.slots**-0.5)
         if paper:
-            self.register_buffer("sinusoids", sinusoidal_table(image.positions, config.width // 2), persistent=False)
+            self.register_buffer("sinusoids", sinusoidal_table(grid.positions, config.width // 2), persistent=False)
         else:
             self.register_parameter("sinusoids", None)
         self.has_grid = config.embedding == "grid"
         if self.has_grid:
             self.row = nn.Embedding(image.height, config.width)
             self.column = nn.Embedding(image.width, config.width)
-            self.channel = nn.Embedding(image.channels, config.width)
+            self.channel = nn.Embedding(grid.channels, config.width)
             for table in (self.row, self.column, self.channel):
                 nn.init.normal_(table.weight, std=0.5)
         self.tables = NeighbourTables(config.width, image.channels) if config.context == "hashed" else None
@@ -161,7 +194,7 @@ class PixelEmbedding(nn.Module):
         self.default_label = config.default_label
         if self.classes is not None:
             nn.init.normal_(self.classes.weight, std=0.5)
-        self.image = image
+        self.grid = grid
 
     def init_state(self, batch: int, device: torch.device) -> EmbeddingState:
         recent = torch.zeros(batch, self.reach, dtype=torch.int16, device=device)
@@ -169,35 +202,40 @@ class PixelEmbedding(nn.Module):
         return EmbeddingState(recent, torch.zeros((), dtype=torch.int64, device=device), label)
 
     def forward(self, tokens: Tensor, state: EmbeddingState) -> tuple[Tensor, EmbeddingState]:
-        """Vectors [B, T, width] for tokens int64 [B, T] that follow the tokens in `state`, and the state after them."""
-        batch, length = tokens.shape
-        start = int(state.position)
-        known = torch.cat([state.recent, tokens.to(torch.int16)], dim=1)
-        sources = self._find_sources(start, length)
-        columns = (sources - first_value(start, self.reach)).clamp(min=0)
-        values = known[:, columns.flatten()].unflatten(1, sources.shape).long()
-        values = torch.where(sources < 0, self.levels, values)
+        """The vectors for tokens int64 [B, T] that follow the tokens in `state`, and the state after them."""
+        batch, position = len(tokens), int(state.position)
+        start, end = (-(-n // self.stride) for n in (position, position + tokens.shape[1]))
+        values = read_values(tokens, state, self._find_sources(start, end - start), self.levels)
         values, around, together = values.tensor_split(self.bounds, dim=-1)
-        table_starts = torch.arange(self.slots, device=tokens.device) * (self.levels + 1)
-        rows = (values + table_starts).flatten(0, 1)
-        x = functional.embedding_bag(rows, self.values, mode="sum").unflatten(0, (batch, length))
+        x = self._sum_tables(values)
         if self.sinusoids is not None:
-            position = self.sinusoids[start : start + length].to(x.dtype).expand(batch, -1, -1)
-            x = torch.cat([x, position], dim=-1)
+            place = self.sinusoids[start:end].to(x.dtype).expand(batch, -1, -1)
+            x = torch.cat([x, place], dim=-1)
         elif self.has_grid:
-            x = x + self._grid(start, length)
+            x = x + self._grid(start, end - start)
         if self.surroundings is not None:
             x = x + self.surroundings(around)
         if self.tables is not None:
-            channels = torch.arange(start, start + length, device=tokens.device) % self.image.channels
+            channels = torch.arange(start, end, device=tokens.device) % self.grid.channels
             x = x + self.tables(together, channels)
         # These are copies, because a view would keep all tokens in memory as long as the state lives, or share memory
         # with the caller.
-        recent, label = known[:, length:].clone(), state.label
+        recent = torch.cat([state.recent, tokens.to(torch.int16)], dim=1)[:, tokens.shape[1] :].clone()
+        label = state.label
         if self.classes is not None:
-            label = label if start else tokens[:, :1].clone()
+            label = label if position else tokens[:, :1].clone()
             x = x + self.classes(label)
-        return x, EmbeddingState(recent, state.position + length, label)
+        return x, EmbeddingState(recent, state.position + tokens.shape[1], label)
+
+    def _sum_tables(self, values: Tensor) -> Tensor:
+        """The sum [B, n, value width] of the vectors of values int64 [B, n, slots], each from the table of its slot."""
+        if self.values is None:
+            assert self.surroundings is not None
+            return self.surroundings.input.weight.new_zeros(*values.shape[:2], self.value_width)
+        rows = values + torch.arange(self.slots, device=values.device) * (self.levels + 1)
+        x = functional.embedding_bag(rows.flatten(0, 1), self.values, mode="sum")
+        y: Tensor = x.unflatten(0, rows.shape[:2])
+        return y
 
     def emit(self, builder: Builder) -> tuple[int, int]:
         """Emit a step; returns the buffer of the recent values and the buffer of the class (-1: no classes).
@@ -214,7 +252,8 @@ class PixelEmbedding(nn.Module):
         own, around, together = (builder.shared(part) for part in slots.tensor_split(self.bounds, dim=1))
         # If value and position are concatenated, the table of each is 0 in the columns of the other.
         width, place = builder.width, self.places()
-        table = builder.shared(functional.pad(self.values, (0, width - self.values.shape[1])))
+        values = torch.zeros(0, width) if self.values is None else self.values
+        table = builder.shared(functional.pad(values, (0, width - values.shape[1])))
         places = -1 if place is None else builder.shared(functional.pad(place, (width - place.shape[1], 0)))
         classes = -1 if self.classes is None else builder.shared(self.classes.weight)
         buffers = (builder.x, recent, own, table, places, label, classes)
@@ -228,13 +267,13 @@ class PixelEmbedding(nn.Module):
         if self.tables is not None:
             numbers = builder.scratch("numbers", self.tables.output.in_features)
             rows = builder.shared(self.tables.rows)
-            builder.emit("look_up", (numbers, recent, together, rows), (self.levels, self.image.channels))
+            builder.emit("look_up", (numbers, recent, together, rows), (self.levels, self.grid.channels))
             builder.add(builder.project(self.tables.output, numbers, "branch"))
         return recent, label
 
     def places(self) -> Tensor | None:
         """Position vectors: [T, width] to add to the vectors of values, or [T, width / 2] to append. Or None."""
-        return self._grid(0, self.image.positions) if self.has_grid else self.sinusoids
+        return self._grid(0, self.grid.positions) if self.has_grid else self.sinusoids
 
     def _find_sources(self, start: int, length: int) -> Tensor:
         """The rows `start` to `start + length - 1` of `sources`, which may lie beyond the last row."""
@@ -243,12 +282,12 @@ class PixelEmbedding(nn.Module):
         return self.sources[start : start + length]
 
     def _grid(self, start: int, length: int) -> Tensor:
-        places = torch.arange(start, start + length, device=self.values.device)
-        pixels = places // self.image.channels
+        places = torch.arange(start, start + length, device=self.row.weight.device)
+        pixels = places // self.grid.channels
         place: Tensor = (
-            self.row(pixels // self.image.width)
-            + self.column(pixels % self.image.width)
-            + self.channel(places % self.image.channels)
+            self.row(pixels // self.grid.width)
+            + self.column(pixels % self.grid.width)
+            + self.channel(places % self.grid.channels)
         )
         return place
 

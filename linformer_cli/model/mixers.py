@@ -71,8 +71,8 @@ def _build_block(config: ModelConfig, options: Config, layer: int) -> Block:
         heads=config.heads,
         key_width=config.head_width,
         value_width=config.head_width,
-        positions=config.image.positions,
-        row=config.image.row_for_attention,
+        positions=config.block_image.positions,
+        row=config.block_image.row_for_attention,
         layer=layer,
     )
     attention = fit_attention(config.attention, options, shape, config.width)

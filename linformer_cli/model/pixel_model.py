@@ -10,16 +10,21 @@ from linformer_cli.attention.base import Attention
 from linformer_cli.config import ModelConfig
 
 from .blocks import Block, initialise_weights
+from .channels import ChannelNetwork
 from .embedding import EmbeddingState, PixelEmbedding
 from .heads import build_head
 from .mixers import build_blocks
 
 
 class PixelState(NamedTuple):
-    """The recurrent state: recent values, position and class, and one state per layer."""
+    """The recurrent state: recent values, position and class, and one state per layer.
+
+    `pixel` [B, width] is the last output of the blocks if they step over pixels, and otherwise [B, 0].
+    """
 
     embedding: EmbeddingState
     layers: tuple[Any, ...]
+    pixel: Tensor
 
 
 class PixelModel(nn.Module):
@@ -35,6 +40,7 @@ class PixelModel(nn.Module):
         self.config = config
         self.embedding = PixelEmbedding(config)
         self.blocks = nn.ModuleList(build_blocks(config))
+        self.channels = ChannelNetwork(config) if config.unit == "pixel" else None
         self.norm = nn.LayerNorm(config.width)
         self.head = build_head(config)
         initialise_weights(self, self.typed_blocks)
@@ -104,33 +110,41 @@ class PixelModel(nn.Module):
         Without `state`, the first token is the start token of an image. The result is differentiable, and `state` is
         not modified.
         """
-        embedding = self.embedding.init_state(len(tokens), tokens.device) if state is None else state.embedding
-        x, embedding = self.embedding(tokens, embedding)
-        layers = []
-        for index, block in enumerate(self.typed_blocks):
-            x, layer = block.attend(x, None if state is None else state.layers[index])
-            layers.append(layer)
-        return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
+        before = self.embedding.init_state(len(tokens), tokens.device) if state is None else state.embedding
+        x, embedding = self.embedding(tokens, before)
+        layers: list[Any] = [None] * len(self.blocks) if state is None else list(state.layers)
+        for index, block in enumerate(self.typed_blocks if x.shape[1] else []):
+            x, layers[index] = block.attend(x, layers[index])
+        pixel = x[:, :0, 0] if state is None else state.pixel
+        if self.channels is not None:
+            x, pixel = self.channels(x, tokens, before, pixel)
+        return self.head(self.norm(x)), PixelState(embedding, tuple(layers), pixel)
 
     def init_state(self, batch: int, capacity: int | None = None) -> PixelState:
         """The state of `batch` images before the first token.
 
         A growing state reserves room for `capacity` positions (default: T).
         """
-        capacity = capacity or self.config.image.positions
+        capacity = self._count_units(capacity or self.config.image.positions)
         layers = tuple(block.init_state(batch, capacity, self.device, self.dtype) for block in self.typed_blocks)
-        return PixelState(self.embedding.init_state(batch, self.device), layers)
+        pixel = torch.zeros(batch, self._pixel_width, device=self.device, dtype=self.dtype)
+        return PixelState(self.embedding.init_state(batch, self.device), layers, pixel)
 
     @torch.no_grad()
     def step(self, tokens_t: Tensor, state: PixelState) -> tuple[Tensor, PixelState]:
         """Head parameters [B, P] at the next token int64 [B], and the new state; may update `state` in place."""
-        x, embedding = self.embedding(tokens_t.unsqueeze(1), state.embedding)
-        x = x.squeeze(1)
-        layers = []
-        for block, layer in zip(self.typed_blocks, state.layers, strict=True):
-            x, layer = block.step(x, layer)
-            layers.append(layer)
-        return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
+        tokens = tokens_t.unsqueeze(1)
+        x, embedding = self.embedding(tokens, state.embedding)
+        layers = list(state.layers)
+        if x.shape[1]:
+            x = x.squeeze(1)
+            for index, block in enumerate(self.typed_blocks):
+                x, layers[index] = block.step(x, layers[index])
+            x = x.unsqueeze(1)
+        pixel = state.pixel
+        if self.channels is not None:
+            x, pixel = self.channels(x, tokens, state.embedding, pixel)
+        return self.head(self.norm(x.squeeze(1))), PixelState(embedding, tuple(layers), pixel)
 
     def on_training_step(self, step: int, seed: int) -> None:
         """Tell every attention mechanism that training step number `step` of a run with `seed` begins."""
@@ -150,11 +164,20 @@ class PixelModel(nn.Module):
 
     def state_bytes(self, batch: int, positions: int | None = None) -> int:
         """Bytes of the state of `batch` images after `positions` positions (default: T)."""
-        positions = positions or self.config.image.positions
-        layers = sum(block.state_bytes(batch, positions, self.dtype) for block in self.typed_blocks)
+        units = self._count_units(positions or self.config.image.positions)
+        layers = sum(block.state_bytes(batch, units, self.dtype) for block in self.typed_blocks)
         recent = batch * self.embedding.reach * torch.int16.itemsize
         labels = batch * torch.int64.itemsize if self.config.classes else 0
-        return layers + recent + labels + torch.int64.itemsize
+        pixel = batch * self._pixel_width * self.dtype.itemsize
+        return layers + recent + labels + pixel + torch.int64.itemsize
+
+    @property
+    def _pixel_width(self) -> int:
+        return 0 if self.channels is None else self.config.width
+
+    def _count_units(self, positions: int) -> int:
+        """How many steps of the blocks belong to the first `positions` values."""
+        return -(-positions // self.embedding.stride)
 
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())

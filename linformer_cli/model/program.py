@@ -12,13 +12,13 @@ from .pixel_model import PixelModel
 def compile_step(model: PixelModel, window: int = 1, products: torch.dtype | None = None) -> Program:
     """The program of one step of `model`, for up to `window` positions in a pass. Raises `NoProgram` if there is none.
 
-    If a block cannot look ahead, the window is 1. `products` is the type of the inputs and weights of matrix products:
-    float32, bfloat16 or int8 (None: the model's type). Cached keys and values are bfloat16, unless products are
-    float32. Everything else is float32.
+    If a block cannot look ahead, or the blocks step over pixels, the window is 1. `products` is the type of the inputs
+    and weights of matrix products: float32, bfloat16 or int8 (None: the model's type). Cached keys and values are
+    bfloat16, unless products are float32. Everything else is float32.
     """
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise NoProgram("it does not support float64")
-    if not all(block.looks_ahead for block in model.typed_blocks):
+    if model.channels is not None or not all(block.looks_ahead for block in model.typed_blocks):
         window = 1
     products = products or model.dtype
     builder = Builder(products, model.config.width, window)
@@ -28,9 +28,14 @@ def compile_step(model: PixelModel, window: int = 1, products: torch.dtype | Non
         first = len(builder.buffers)
         block.emit(builder, str(index) if window > 1 else "")
         states.append(tuple(n for n in range(first, len(builder.buffers)) if builder.buffers[n].kind == Kind.STATE))
+    stride, blocks, pixel = 1, 0, -1
+    if model.channels is not None:
+        pixel = builder.keep()
+        stride, blocks = model.embedding.stride, len(builder.operations)
+        model.channels.emit(builder, recent, pixel)
     output = builder.project(model.head.projection, builder.norm(model.norm), "output")
     parts = tuple(builder.buffers), tuple(builder.operations)
-    return Program(products, window, *parts, recent, label, output, tuple(states))
+    return Program(products, window, *parts, recent, label, output, tuple(states), stride, blocks, pixel)
 
 
 def encode_model(model: PixelModel, window: int, products: torch.dtype | None = None) -> bytes:

@@ -14,12 +14,23 @@ def list_surroundings() -> list[tuple[int, int]]:
     return left + [(up, left) for up in range(1, ROWS_ABOVE + 1) for left in range(SIDE, -SIDE - 1, -1)]
 
 
+def scale_values(values: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
+    """Two numbers [..., 2 slots] for each of values int64 [..., slots]; `levels` stands for a missing value.
+
+    They are the values scaled to [-1, 1], followed by flags that are 1 if the value is above 0 (the usual background),
+    else 0. A missing value becomes 0 and 1/2.
+    """
+    missing = values == levels
+    numbers = (values.to(dtype) * (2 / (levels - 1)) - 1).masked_fill(missing, 0)
+    above = (values > 0).to(dtype).masked_fill(missing, 0.5)
+    return torch.cat([numbers, above], dim=-1)
+
+
 class Surroundings(nn.Module):
     """Maps values int64 [..., slots] to vectors [..., width]; `levels` stands for a missing value.
 
-    Each value becomes two numbers: the value scaled to [-1, 1], and 1 if the value is above 0 (the usual background),
-    else 0. A missing value becomes 0 and 1/2. Two layers with a gelu between them read all numbers together. Unlike a
-    sum of embeddings, each looked up from one value, these layers can recognise the edge of a stroke by its shape.
+    Two layers with a gelu between them read the numbers of all values together (see `scale_values`). Unlike a sum of
+    embeddings, each looked up from one value, these layers can recognise the edge of a stroke by its shape.
     """
 
     def __init__(self, slots: int, width: int, levels: int) -> None:
@@ -29,8 +40,6 @@ class Surroundings(nn.Module):
         self.output = nn.Linear(2 * width, width)
 
     def forward(self, values: Tensor) -> Tensor:
-        missing = values == self.levels
-        numbers = (values.to(self.input.weight.dtype) * (2 / (self.levels - 1)) - 1).masked_fill(missing, 0)
-        above = (values > 0).to(numbers.dtype).masked_fill(missing, 0.5)
-        y: Tensor = self.output(functional.gelu(self.input(torch.cat([numbers, above], dim=-1))))
+        numbers = scale_values(values, self.levels, self.input.weight.dtype)
+        y: Tensor = self.output(functional.gelu(self.input(numbers)))
         return y

@@ -79,12 +79,23 @@ const Entry ENTRIES[] = {
     {"mix.single_head", mix_single_head, true},
 };
 
-void run(const Pass& pass) {
-    for (int64_t index = 0; index < pass.program.count; index++) {
+// Runs the operations from `first` up to `end`.
+void run(const Pass& pass, int64_t first, int64_t end) {
+    for (int64_t index = first; index < end; index++) {
         const Operation& op = pass.program.operations[index];
         const Entry& entry = ENTRIES[op.code];
         if (pass.mode != COMMIT || entry.has_state) entry.run(pass, op);
     }
+}
+
+void run(const Pass& pass) {
+    const Program& program = pass.program;
+    if (program.blocks && pass.position % program.stride == 0) {
+        Pass unit = pass;
+        unit.position /= program.stride;
+        run(unit, 0, program.blocks);
+    }
+    run(pass, program.blocks, program.count);
 }
 
 // A few images form one pass, and all threads share each operation. Many images are divided: each thread takes its own

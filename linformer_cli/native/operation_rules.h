@@ -20,7 +20,7 @@ void check_embed(Rules& r) {
     r.need(levels >= static_cast<double>(r.file.levels));
     r.constant(3, sources * (levels + 1) * D);
     if (r.has(4)) r.constant(4, r.T * D);
-    r.need(r.op.buffer[5] == r.file.label);
+    r.need(!r.has(5) || r.op.buffer[5] == r.file.label);
     if (r.has(5)) r.constant(6, static_cast<double>(r.file.classes + r.file.is_class_optional()) * D);
 }
 
@@ -61,7 +61,7 @@ void check_join(Rules& r) {
 
 void check_add(Rules& r) {
     r.scratch(0, r.integer(0));
-    r.scratch(1, r.integer(0));
+    r.row(1, r.integer(0));
 }
 
 void check_gate(Rules& r) {
@@ -70,7 +70,7 @@ void check_gate(Rules& r) {
 }
 
 void check_copy(Rules& r) {
-    r.scratch(0, r.integer(0) + r.integer(1));
+    r.row(0, r.integer(0) + r.integer(1));
     r.scratch(1, r.integer(0));
 }
 
@@ -165,13 +165,14 @@ inline Text check_program(const FileProgram& file) {
         for (const int64_t index : layer)
             named = named && index < static_cast<int64_t>(file.buffers.size()) && file.buffers[index].kind == STATE;
     if (!named) return "the file is damaged: its buffers are not valid";
-    for (const FileOperation& operation : file.operations) {
+    for (int64_t n = 0; n < static_cast<int64_t>(file.operations.size()); n++) {
+        const FileOperation& operation = file.operations[n];
         const auto rule = std::find_if(std::begin(RULES), std::end(RULES),
                                        [&](const auto& each) { return operation.name == each.name; });
         if (rule == std::end(RULES)) return Text("the file has the unknown operation '") << operation.name << "'";
         if (ONLY_INT8 && operation.name == "project" && operation.arguments.integer[3] != INT8)
             return "the file has products of floats, and this engine has products in int8 only";
-        Rules rules(file, operation.arguments);
+        Rules rules(file, operation.arguments, n < file.blocks ? file.values() / file.channels : file.values());
         rules.distinct(operation.name == "join");
         rule->check(rules);
         if (!rules.kept)

@@ -66,6 +66,10 @@ class Program:
     Three buffers have names: `recent` is the ring of recent values, `label` the image's class (-1: no classes), and
     `output` the head's parameters. If the class is optional, `label` starts as the number of classes, which is the
     label of an image without a class; otherwise, it starts as 0. The states of layer i are the buffers `states[i]`.
+
+    If the blocks step over pixels of `stride` values, the first `blocks` operations run only at the first value of a
+    pixel. Their position is the number of the pixel, and they leave the pixel's vector in the state `pixel`. Otherwise,
+    `stride` is 1, `blocks` is 0 and `pixel` is -1.
     """
 
     products: torch.dtype
@@ -76,6 +80,9 @@ class Program:
     label: int
     output: int
     states: tuple[tuple[int, ...], ...]
+    stride: int = 1
+    blocks: int = 0
+    pixel: int = -1
 
     def state_bytes(self, batch: int) -> int:
         """Return the bytes of the state of `batch` images, including the position."""
@@ -188,6 +195,15 @@ class Builder:
         self.pending = branch(self.norm(norm) if pre else self.x)
         if not pre:
             self.norm(norm, pre=False)
+
+    def keep(self) -> int:
+        """Copy x plus the pending branch to a new state, and return this state."""
+        if self.pending >= 0:
+            self.add(self.pending)
+            self.pending = -1
+        kept = self.state(self.width)
+        self.emit("copy", (kept, self.x), (self.width, 0))
+        return kept
 
     def add(self, source: int) -> None:
         """Add the first `width` columns of a buffer to x."""

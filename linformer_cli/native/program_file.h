@@ -15,7 +15,7 @@ namespace {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a program file is little-endian");
 
-constexpr int64_t FILE_FORMAT = 1, ALIGNMENT = 64, CHECKED_FROM = 32, LARGEST_SIZE = INT32_MAX;
+constexpr int64_t FILE_FORMAT = 2, ALIGNMENT = 64, CHECKED_FROM = 32, LARGEST_SIZE = INT32_MAX;
 
 // The types of the numbers in a buffer, and their sizes in bytes.
 enum class Type { FLOAT32, FLOAT64, BFLOAT16, INT16, INT32, INT64 };
@@ -37,7 +37,7 @@ struct FileOperation {
 };
 
 struct FileProgram {
-    int64_t channels, height, width, levels, classes, window, recent, label, output;
+    int64_t channels, height, width, levels, classes, window, blocks, recent, label, output;
     Head head;
     std::vector<std::vector<int64_t>> states;  // the state buffers of each layer
     std::vector<FileBuffer> buffers;
@@ -150,6 +150,7 @@ inline Text read_program(const char* data, int64_t bytes, FileProgram& program) 
     program.head.highest = words.take<double>();
     program.classes = words.integer(0, LARGEST_SIZE);
     program.window = words.integer(1, longest);
+    program.blocks = words.integer(0, program.window == 1 ? bytes / 8 : 0);
     program.recent = words.integer(0, bytes);
     program.label = words.integer(-1, bytes);
     program.output = words.integer(0, bytes);
@@ -165,6 +166,7 @@ inline Text read_program(const char* data, int64_t bytes, FileProgram& program) 
         program.buffers.push_back(read_buffer(words, data, bytes, initial));
     }
     const int64_t operations = words.integer(0, bytes / 8);
+    words.sound = words.sound && program.blocks <= operations;
     for (int64_t n = 0; n < operations && words.sound; n++)
         program.operations.push_back(read_operation(words, buffers));
     if (!words.sound || program.values() > most_values) return "the file is damaged: its header is not valid";

@@ -13,7 +13,7 @@ from .packing import pack
 from .program import Buffer, Kind, Operation, Program
 
 SUFFIX = ".lintx"
-MAGIC, FILE_FORMAT = b"LINTXPRG", 1
+MAGIC, FILE_FORMAT = b"LINTXPRG", 2
 # Shared data starts at multiples of this number of bytes.
 ALIGNMENT = 64
 # The index of a type in this list is its code in a file.
@@ -70,7 +70,7 @@ def _encode_header(program: Program, images: Images, buffers: list[Buffer], offs
     parts = [
         _integers(images.channels, images.height, images.width, images.levels, order, images.mixtures),
         _reals(*images.bounds),
-        _integers(images.classes, program.window, program.recent, program.label, program.output),
+        _integers(images.classes, program.window, program.blocks, program.recent, program.label, program.output),
         _integers(len(program.states)),
         *(_integers(len(layer), *layer) for layer in program.states),
         _integers(len(buffers)),

@@ -14,11 +14,12 @@ namespace {
 
 class Rules {
 public:
-    Rules(const FileProgram& file, const Operation& op) : file(file), op(op), T(static_cast<double>(file.values())) {}
+    Rules(const FileProgram& file, const Operation& op, int64_t positions)
+        : file(file), op(op), T(static_cast<double>(positions)) {}
 
     const FileProgram& file;
     const Operation& op;
-    const double T;  // positions of an image
+    const double T;  // positions of an image, as this operation counts them
     bool kept = true;
 
     void need(bool condition) { kept = kept && condition; }

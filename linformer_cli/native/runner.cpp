@@ -160,7 +160,7 @@ lintx_runner* lintx_open(const void* file, int64_t bytes, int64_t batch) {
     if (reason.empty()) reason = check_program(runner->file);
     if (!reason.empty()) return refuse(reason);
     const FileProgram& found = runner->file;
-    runner->program = {batch, found.window, 1, 0, 0, nullptr, nullptr};
+    runner->program = {batch, found.window, 1, 0, found.channels, found.blocks, 0, nullptr, nullptr};
     if (!find_operations(*runner)) return refuse("the file has an operation that this engine lacks");
     if (!allocate_buffers(*runner)) return refuse("there is not enough memory");
     runner->program.count = static_cast<int64_t>(runner->operations.size());

@@ -38,8 +38,9 @@ def take_over(model: PixelModel, source: PixelModel) -> Takeover:
     """Copy every tensor of `source` whose name and shape fit into `model`.
 
     If `model` has more blocks, the branches of the additional blocks initially output zero. With LayerNorm before the
-    branches, the model then computes the same as `source` (as in Net2Net, Chen 2016). Raises `CheckpointError`, with
-    `model` unchanged, if no tensor fits.
+    branches, the model then computes the same as `source` (as in Net2Net, Chen 2016). If only `model` has classes,
+    their vectors start at 0, so they do not change what it computes either. Raises `CheckpointError`, with `model`
+    unchanged, if no tensor fits.
     """
     places = spread_blocks(len(source.blocks), len(model.blocks))
     ours, theirs = split_projections(model, source, places)
@@ -55,6 +56,8 @@ def take_over(model: PixelModel, source: PixelModel) -> Takeover:
             f"none of the {len(theirs)} tensors of the checkpoint fits the model by name and shape; drop the options "
             "that change its sizes"
         )
+    if model.embedding.classes is not None and source.embedding.classes is None:
+        model.embedding.classes.weight.zero_()
     if len(model.blocks) > len(source.blocks):
         for index in set(range(len(model.blocks))) - set(places):
             for last in cast(Block, model.blocks[index]).branch_ends():

@@ -13,10 +13,10 @@ from torch import Tensor
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.embedding import PixelEmbedding, context_sources, find_same_channel, sinusoidal_table
 
-Context = Literal["previous", "recent", "neighbours", "wide", "hashed"]
-CONTEXTS = ["previous", "recent", "neighbours", "wide", "hashed"]
+Context = Literal["previous", "recent", "neighbours", "window", "wide", "hashed"]
+CONTEXTS = ["previous", "recent", "neighbours", "window", "wide", "hashed"]
 # These contexts use matrix products, not only tables of single values.
-WIDER = ("wide", "hashed")
+WIDER = ("window", "wide", "hashed")
 CPU = torch.device("cpu")
 IMAGES = [(4, 5, 3), (4, 5, 1), (3, 1, 3), (3, 1, 1), (1, 4, 3), (3, 2, 1), (1, 1, 3), (1, 1, 1)]
 
@@ -38,7 +38,8 @@ def visible_places(context: Context, image: ImageShape, place: int) -> list[int]
                 beside = up == 0 and left in (1, 2)
                 above = (up == 1 and left in (-1, 0, 1)) or (up == 2 and left == 0)
                 around = (up in (1, 2, 3) and -4 <= left <= 4) or (up == 0 and 1 <= left <= 4)
-                if own or beside or above or (context in WIDER and around):
+                near = context != "window" and (beside or above)
+                if own or near or (context in WIDER and around):
                     places.append((other_row * image.width + other_column) * image.channels + other_channel)
     return places
 
@@ -56,7 +57,7 @@ def build(context: Context, size: tuple[int, int, int], embedding: str = "grid",
 
 def draw_tokens(embedding: PixelEmbedding, batch: int = 2) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(embedding.levels, (batch, embedding.image.positions), generator=generator)
+    return torch.randint(embedding.levels, (batch, embedding.grid.positions), generator=generator)
 
 
 def embed(embedding: PixelEmbedding, tokens: Tensor) -> Tensor:
@@ -100,14 +101,14 @@ def test_a_slot_has_the_same_direction_at_every_position(size: tuple[int, int, i
 def test_a_vector_depends_only_on_its_context(context: Context, positional: str, size: tuple[int, int, int]) -> None:
     embedding = build(context, size, positional)
     tokens = draw_tokens(embedding, 1)
-    positions = embedding.image.positions
+    positions = embedding.grid.positions
     # Row i of the batch changes value i, which is token i + 1. The last value is never a token.
     changed = tokens.repeat(positions - 1, 1)
     for place in range(positions - 1):
         changed[place, place + 1] = (changed[place, place + 1] + 100) % 256
     moved = (embed(embedding, changed) - embed(embedding, tokens)).abs().amax(dim=-1)
     for place in range(positions):
-        seen = visible_places(context, embedding.image, place)
+        seen = visible_places(context, embedding.grid, place)
         assert [source for source in range(positions - 1) if moved[source, place] > 1e-3] == seen
         assert [source for source in range(positions - 1) if moved[source, place] > 1e-9] == seen
         assert all(source < place for source in seen)
@@ -128,18 +129,18 @@ def test_the_same_channel_of_other_pixels_is_found(size: tuple[int, int, int]) -
 @pytest.mark.parametrize("channels", [1, 3])
 def test_neighbour_tables_read_four_pixels_of_one_channel(channels: int) -> None:
     """The test changes one value at a time and looks at the difference between `hashed` and `wide`."""
-    hashed, wide = (build(context, (4, 5, channels)) for context in WIDER[::-1])
+    hashed, wide = (build(context, (4, 5, channels)) for context in ("hashed", "wide"))
     wide.load_state_dict({name: part for name, part in hashed.state_dict().items() if "tables" not in name})
     assert hashed.tables is not None
     hashed.tables.output.weight.data[:, :16] = 0  # only the table of all four values is left
     tokens = draw_tokens(hashed, 1)
-    positions = hashed.image.positions
+    positions = hashed.grid.positions
     changed = tokens.repeat(positions, 1)
     for place in range(positions - 1):
         changed[place + 1, place + 1] = (changed[place + 1, place + 1] + 100) % 256
     added = embed(hashed, changed) - embed(wide, changed)
     moved = (added[1:] - added[:1]).abs().amax(dim=-1) > 1e-3
-    sources = find_same_channel(hashed.image, [(0, 1), (1, 0), (1, 1), (1, -1)])
+    sources = find_same_channel(hashed.grid, [(0, 1), (1, 0), (1, 1), (1, -1)])
     for place, row in enumerate(sources.tolist()):
         assert moved[:, place].nonzero().flatten().tolist() == sorted(source for source in row if source >= 0)
 
@@ -158,7 +159,7 @@ def test_the_value_of_the_start_token_has_no_effect(context: Context) -> None:
 def test_grid_vectors_are_sums_of_table_rows(context: Context, size: tuple[int, int, int]) -> None:
     """Each slot adds one row, with a separate row for missing values. Row, column and channel add one row each."""
     embedding = build(context, size)
-    image, tokens = embedding.image, draw_tokens(embedding)
+    image, tokens = embedding.grid, draw_tokens(embedding)
     vectors = embed(embedding, tokens)
     tables = embedding.values.detach().unflatten(0, (-1, 257))
     for place, row in enumerate(context_sources(context, image).tolist()):
@@ -216,7 +217,7 @@ def test_blocks_match_a_single_pass(context: Context, positional: str, size: tup
     # Table look-ups are equal bit for bit. Products may be summed in a different order.
     tolerance = 1e-12 if context in WIDER else 0
     torch.testing.assert_close(torch.cat(parts, dim=1), embed(embedding, tokens), rtol=0, atol=tolerance)
-    assert int(state.position) == embedding.image.positions
+    assert int(state.position) == embedding.grid.positions
 
 
 @pytest.mark.parametrize("channels", [1, 3])

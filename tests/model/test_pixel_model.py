@@ -53,6 +53,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         ),
     ]
 }
+for name, changes in {
+    "linear-pixels-grid-pre-categorical": {"context": "neighbours"},
+    "softmax-pixels-paper-post-mixture": {
+        **{"attention": "softmax", "embedding": "paper", "norm": "post", "head": "mixture"},
+    },
+    "lstm-pixels-grid-pre-categorical": {"attention": "lstm"},
+}.items():
+    VARIANTS[name] = {"size": (3, 3, 3), "unit": "pixel", "context": "wide", **changes}
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 # These variants include every mechanism, image and context, for tests that depend on nothing else.
 some_variants = pytest.mark.parametrize(

@@ -30,6 +30,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "optional class": {"classes": 3, "optional_class": True},
     "the paper's with classes": {"classes": 3, "embedding": "paper", "context": "previous"},
     "colour": {"image": ImageShape(height=5, width=4, channels=3, levels=256)},
+    "window": {"context": "window"},
+    "window, colour, the paper's embedding": {
+        **{"context": "window", "embedding": "paper"},
+        "image": ImageShape(height=5, width=4, channels=3, levels=256),
+    },
     "wide": {"context": "wide"},
     "wide, colour, odd widths": {
         **{"context": "wide", "width": 21, "feed_forward": 19, "norm": "post"},
@@ -39,6 +44,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "hashed, colour, odd widths": {
         **{"context": "hashed", "width": 21, "feed_forward": 19, "norm": "post"},
         "image": ImageShape(height=5, width=4, channels=3, levels=256),
+    },
+    "pixels": {"unit": "pixel", "image": ImageShape(height=5, width=4, channels=3, levels=256)},
+    "pixels, odd widths": {
+        **{"unit": "pixel", "context": "wide", "width": 21, "feed_forward": 19, "norm": "post", "head": "mixture"},
+        **{"classes": 3, "image": ImageShape(height=5, width=4, channels=3, levels=256)},
     },
     "many columns": {"width": 276, "norm": "post"},
 }

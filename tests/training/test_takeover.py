@@ -67,6 +67,16 @@ def test_classes_are_copied_between_models_that_need_a_class_and_others(build_ti
     assert table in same.taken and not same.new
 
 
+def test_new_classes_do_not_change_the_predictions(build_tiny_model) -> None:
+    source, model = build_tiny_model(1), build_tiny_model(2, classes=3, optional_class=True)
+    moved = take_over(model, source)
+    assert moved.new == ("embedding.classes.weight",) and not moved.left
+    values = torch.randint(0, source.config.image.levels, (4, source.config.image.positions))
+    labels = torch.arange(4)
+    with torch.no_grad():
+        assert torch.equal(model.nats(values, labels), source.nats(values))
+
+
 def copy_of(model: PixelModel) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 

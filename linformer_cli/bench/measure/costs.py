@@ -18,7 +18,7 @@ WHAT_IS_COUNTED = (
 
 
 def list_products(model: nn.Module) -> list[tuple[int, int]]:
-    """List (inputs, outputs) of every product of a vector with a weight matrix that one position needs."""
+    """List (inputs, outputs) of every product of a vector with a weight matrix."""
     shapes = []
     for module in model.modules():
         if isinstance(module, OverparameterisedGate):
@@ -31,8 +31,19 @@ def list_products(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def count_product_flops(model: nn.Module) -> int:
-    """Count the FLOPs of the matrix products of one position in a forward pass. A multiply-add counts as two."""
-    return sum(2 * inputs * outputs for inputs, outputs in list_products(model))
+    """Count the FLOPs of the matrix products of one position in a forward pass. A multiply-add counts as two.
+
+    If blocks step over pixels, this is the mean over the channels of a pixel.
+    """
+    total = _sum_flops(model)
+    if isinstance(model, PixelModel):
+        shared = _sum_flops(model.embedding) + _sum_flops(model.blocks)
+        total += shared // model.embedding.stride - shared
+    return total
+
+
+def _sum_flops(module: nn.Module) -> int:
+    return sum(2 * inputs * outputs for inputs, outputs in list_products(module))
 
 
 def count_rerun_positions(positions: int) -> int:
@@ -53,10 +64,11 @@ def state_traffic_bytes(model: PixelModel, batch: int, products: torch.dtype | N
 
     The sums of a kernel and the state of a recurrent cell are read and written whole. A key-value cache is read up to
     the current position, which is half of the cache on average, and one position is written. Weights and activations
-    are not counted. Mechanisms that read their state in parts have no such figure.
+    are not counted. Mechanisms that read their state in parts have no such figure. If blocks step over pixels, this is
+    the mean over the channels of a pixel.
     """
-    name, positions = model.config.attention, model.config.image.positions
-    whole = count_state_bytes(model, batch, products)
+    name, positions = model.config.attention, model.config.block_image.positions
+    whole = count_state_bytes(model, batch, products) // model.embedding.stride
     if name == "softmax":
         return round(whole * (positions + 1) / (2 * positions)) + whole // positions
     if name not in CATALOGUE or (CATALOGUE[name].family == "kernel" and CATALOGUE[name].memory is Memory.CONSTANT):

@@ -59,6 +59,8 @@ class CudaEngine(Engine):
             return "it runs on CUDA devices only"
         if model.dtype not in (torch.float32, torch.bfloat16):
             return "it does not support float64"
+        if model.channels is not None:
+            return "it supports blocks that step over values only"
         for block in model.blocks:
             if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
                 return "it supports linear attention only"
@@ -213,11 +215,12 @@ class _Embedding:
     """Runs `PixelEmbedding` one token at a time, with the position on the device and the recent values in a ring."""
 
     def __init__(self, embedding: PixelEmbedding, batch: int, dtype: torch.dtype) -> None:
-        device, reach = embedding.values.device, embedding.reach
+        device, reach = embedding.sources.device, embedding.reach
         self.recent, self.position, self.label = embedding.init_state(batch, device)
         self._levels, self._reach, self._table = embedding.levels, reach, embedding.values
         self._slots = ring_slots(embedding.sources, reach)
-        self._bounds, self._channels = embedding.bounds, embedding.image.channels
+        self._bounds, self._channels = embedding.bounds, embedding.grid.channels
+        self._value_width = embedding.value_width
         self._rows = torch.arange(embedding.slots, device=device) * (embedding.levels + 1)
         places = embedding.places()
         assert places is not None, "`refusal` refuses models without positions"
@@ -242,7 +245,10 @@ class _Embedding:
         values = self.recent.index_select(1, slots.clamp(min=0)).long()
         values = torch.where(slots < 0, self._levels, values)
         values, around, together = values.tensor_split(self._bounds, dim=1)
-        x = functional.embedding_bag(values + self._rows, self._table, mode="sum")
+        if self._table is None:
+            x = self._places.new_zeros(len(tokens_t), self._value_width)
+        else:
+            x = functional.embedding_bag(values + self._rows, self._table, mode="sum")
         place = self._places.index_select(0, position)
         x = torch.cat([x, place.expand(len(x), -1)], dim=-1) if self._beside else x + place
         if self._surroundings is not None:

@@ -78,6 +78,8 @@ class NativeEngine(Engine):
         self._recent.copy_(fill_ring(state.embedding, self._recent.shape[1]))
         if self.program.label >= 0:
             self._memory.tensors[self.program.label].copy_(state.embedding.label)
+        if self.program.pixel >= 0:
+            self._memory.tensors[self.program.pixel].copy_(state.pixel)
         for index, (block, layer) in enumerate(zip(self.model.typed_blocks, state.layers, strict=True)):
             self._memory.set_layer(index, block.list_states(layer))
 

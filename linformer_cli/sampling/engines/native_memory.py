@@ -47,7 +47,7 @@ class BoundProgram(_Structure):
     """`Program` of program.h."""
 
     _fields_ = [
-        *((name, _SIZE) for name in ("batch", "window", "threads", "divided", "count")),
+        *((name, _SIZE) for name in ("batch", "window", "threads", "divided", "stride", "blocks", "count")),
         *((name, _POINTER) for name in ("buffers", "operations")),
     ]
 
@@ -112,7 +112,8 @@ class Memory:
             bound.integer[: len(operation.integers)] = operation.integers
             bound.real[: len(operation.reals)] = operation.reals
         parts = (ctypes.addressof(self._buffers), ctypes.addressof(self._operations))
-        self._bound = BoundProgram(batch, program.window, 1, 0, len(program.operations), *parts)
+        unit = (program.stride, program.blocks)
+        self._bound = BoundProgram(batch, program.window, 1, 0, *unit, len(program.operations), *parts)
 
     @property
     def address(self) -> int:
