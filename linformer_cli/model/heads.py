@@ -20,6 +20,10 @@ class Head(nn.Module, ABC):
         self.projection = nn.Linear(width, parameters)
         self.levels = levels
 
+    def start(self) -> None:
+        """Scale down the initial weights, so that the predictions of an untrained model hardly depend on its input."""
+        self.projection.weight.data.mul_(0.1)
+
     def forward(self, x: Tensor) -> Tensor:
         """Parameters [..., P] from vectors [..., width]."""
         parameters: Tensor = self.projection(x)
@@ -67,10 +71,16 @@ class MixtureHead(Head):
 
     # At the lower bound, a logistic is much narrower than a bin; at the upper bound, it is practically flat.
     log_scale_bounds = (-7.0, 40.0)
+    first_log_scale = -2.0
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.width, 3 * config.mixtures, config.image.levels)
         self.mixtures = config.mixtures
+
+    def start(self) -> None:
+        super().start()
+        # Trained scales are small, and the head learns slowly.
+        self.projection.bias.data[2 * self.mixtures :] = self.first_log_scale
 
     def log_likelihood(self, parameters: Tensor, values: Tensor) -> Tensor:
         return self._log_mass(parameters, values)

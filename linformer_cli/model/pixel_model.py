@@ -44,8 +44,7 @@ class PixelModel(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.head = build_head(config)
         initialise_weights(self, self.typed_blocks)
-        # These weights start near 0, so that an untrained model predicts almost uniform distributions.
-        self.head.projection.weight.data.mul_(0.1)
+        self.head.start()
 
     @property
     def typed_blocks(self) -> list[Block]:

@@ -94,7 +94,7 @@ class Learner:
         """
         settings = self.config.train
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("lr_share", 1.0)
         self.model.on_training_step(progress.step, settings.seed)
         seed_own_dropout(self.team, settings.seed, progress.step)
         self.optimizer.zero_grad(set_to_none=True)

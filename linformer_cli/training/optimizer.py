@@ -1,5 +1,6 @@
 """Optimizers with weight decay on matrices only, their state as named tensors, and the average of the weights."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from linformer_cli.config import TrainConfig
-from linformer_cli.model.heads import Head
+from linformer_cli.model.heads import Head, MixtureHead
+
+MIXTURE_SHARE = 0.1
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
@@ -17,7 +20,9 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     Only the matrices of linear layers decay, not biases, norms or embedding tables. Muon trains these matrices, except
     the head's, whose rows belong to values rather than hidden units. The joint projection to queries, keys and values
     is treated as one matrix. Muon's steps are scaled to the size of AdamW's (Liu 2025, arXiv 2502.16982), so both use
-    one learning rate and one weight decay. Muon's momentum is 0.95; `beta1` and `beta2` are for AdamW.
+    one learning rate and one weight decay. Muon's momentum is 0.95; `beta1` and `beta2` are for AdamW. With Muon, the
+    learning rate of a mixture head is `MIXTURE_SHARE` of the others', because a mean is in units of half the range of
+    values: steps that suit logits would be far too large for it.
 
     torch's Muon orthogonalises in bfloat16. This amplifies rounding differences of gradients, such as those between a
     run with one process and a run with two. After nine steps at a learning rate of 0.01, the weights of two such runs
@@ -30,10 +35,14 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     muons = linear - head if config.optimizer == "muon" else set()
     parameters = list(model.parameters())
     rest = [p for p in parameters if id(p) not in muons]
-    groups = [
-        {"params": [p for p in rest if id(p) in linear], "weight_decay": config.weight_decay},
-        {"params": [p for p in rest if id(p) not in linear], "weight_decay": 0.0},
-    ]
+    has_mixture = any(isinstance(module, MixtureHead) for module in model.modules())
+    slow = head if muons and has_mixture else set()
+    groups = []
+    for decays, is_slow in itertools.product((True, False), repeat=2):
+        members = [p for p in rest if (id(p) in linear, id(p) in slow) == (decays, is_slow)]
+        decay, share = config.weight_decay if decays else 0.0, MIXTURE_SHARE if is_slow else 1.0
+        if members:
+            groups.append({"params": members, "weight_decay": decay, "lr_share": share})
     betas = (config.beta1, config.beta2)
     if config.optimizer == "radam":
         return torch.optim.RAdam(groups, lr=config.learning_rate, betas=betas, decoupled_weight_decay=True)

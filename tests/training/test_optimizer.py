@@ -62,6 +62,15 @@ def test_the_settings_reach_the_optimizer(build_tiny_model) -> None:
             assert (group["lr"], group["betas"]) == (0.25, (0.5, 0.75))
 
 
+def test_muon_trains_a_mixture_head_slowly(build_tiny_model) -> None:
+    for head, name, share in (("mixture", "muon", 0.1), ("mixture", "adamw", 1), ("categorical", "muon", 1)):
+        model = build_tiny_model(head=head)
+        groups = build_optimizer(model, configure(name)).param_groups
+        shares = {id(p): group.get("lr_share", 1) for group in groups for p in group["params"]}
+        for path, parameter in model.named_parameters():
+            assert shares[id(parameter)] == (share if path.startswith("head.") else 1), path
+
+
 @pytest.mark.parametrize("name", ["adamw", "radam", "muon"])
 def test_the_state_survives_a_save_bit_for_bit(build_tiny_model, name) -> None:
     model, config = build_tiny_model(), configure(name, weight_decay=0.1)
