@@ -15,7 +15,7 @@ namespace {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a program file is little-endian");
 
-constexpr int64_t FILE_FORMAT = 2, ALIGNMENT = 64, CHECKED_FROM = 32, LARGEST_SIZE = INT32_MAX;
+constexpr int64_t FILE_FORMATS = 2, ALIGNMENT = 64, CHECKED_FROM = 32, LARGEST_SIZE = INT32_MAX;
 
 // The types of the numbers in a buffer, and their sizes in bytes.
 enum class Type { FLOAT32, FLOAT64, BFLOAT16, INT16, INT32, INT64 };
@@ -134,8 +134,8 @@ inline Text read_program(const char* data, int64_t bytes, FileProgram& program) 
     if (bytes < CHECKED_FROM || std::memcmp(data, "LINTXPRG", 8)) return "this is not a program file of lintx";
     Words words(data, bytes, 8);
     const int64_t format = words.take<int64_t>(), size = words.take<int64_t>(), sum = words.take<int64_t>();
-    if (format != FILE_FORMAT)
-        return Text("the file has format ") << format << ", this program reads " << FILE_FORMAT;
+    if (format < 1 || format > FILE_FORMATS)
+        return Text("the file has format ") << format << ", this program reads 1 to " << FILE_FORMATS;
     if (size != bytes)
         return Text("the file has ") << bytes << " bytes instead of " << size;
     if (sum != checksum(data + CHECKED_FROM, bytes - CHECKED_FROM)) return "the file is damaged: its checksum is wrong";
@@ -150,7 +150,7 @@ inline Text read_program(const char* data, int64_t bytes, FileProgram& program) 
     program.head.highest = words.take<double>();
     program.classes = words.integer(0, LARGEST_SIZE);
     program.window = words.integer(1, longest);
-    program.blocks = words.integer(0, program.window == 1 ? bytes / 8 : 0);
+    program.blocks = format == 1 ? 0 : words.integer(0, program.window == 1 ? bytes / 8 : 0);
     program.recent = words.integer(0, bytes);
     program.label = words.integer(-1, bytes);
     program.output = words.integer(0, bytes);

@@ -13,7 +13,7 @@ from .packing import pack
 from .program import Buffer, Kind, Operation, Program
 
 SUFFIX = ".lintx"
-MAGIC, FILE_FORMAT = b"LINTXPRG", 2
+MAGIC = b"LINTXPRG"
 # Shared data starts at multiples of this number of bytes.
 ALIGNMENT = 64
 # The index of a type in this list is its code in a file.
@@ -49,7 +49,8 @@ def encode_program(program: Program, images: Images) -> bytes:
         if buffer.tensor is not None:
             data = buffer.tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             body[offset - 32 : offset - 32 + len(data)] = data
-    return MAGIC + _integers(FILE_FORMAT, end, zlib.crc32(body)) + bytes(body)
+    # Format 2 has one more word. Programs without it keep format 1, so that compressed files still name their program.
+    return MAGIC + _integers(2 if program.blocks else 1, end, zlib.crc32(body)) + bytes(body)
 
 
 def _bind(buffer: Buffer) -> Buffer:
@@ -70,7 +71,8 @@ def _encode_header(program: Program, images: Images, buffers: list[Buffer], offs
     parts = [
         _integers(images.channels, images.height, images.width, images.levels, order, images.mixtures),
         _reals(*images.bounds),
-        _integers(images.classes, program.window, program.blocks, program.recent, program.label, program.output),
+        _integers(images.classes, program.window, *([program.blocks] if program.blocks else [])),
+        _integers(program.recent, program.label, program.output),
         _integers(len(program.states)),
         *(_integers(len(layer), *layer) for layer in program.states),
         _integers(len(buffers)),

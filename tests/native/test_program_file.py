@@ -347,7 +347,7 @@ def test_a_damaged_file_is_refused(open_program, build_tiny_model) -> None:
     data = encode_int8(model)
     cases = {
         "not a program file": b"PK" + data[2:],
-        "has format 1": data[:8] + b"\1" + data[9:],
+        "has format 3": data[:8] + b"\3" + data[9:],
         "bytes instead of": data[:-1],
         "checksum": data[:-9] + b"!" + data[-8:],
     }
