@@ -334,6 +334,14 @@ def test_a_newer_format_is_refused_before_its_unknown_keys_are(mine, raises_one_
         read_checkpoint(mine)
 
 
+# Shipped models
+
+
+@pytest.mark.parametrize("name", shipped_checkpoints())
+def test_every_shipped_model_can_be_opened(name) -> None:
+    assert load_model(name).parameter_count() > 0
+
+
 # Finding
 
 
