@@ -103,8 +103,12 @@ def test_the_paper_embedding_needs_a_width_divisible_by_4(raises_one_line) -> No
 
 
 def test_blocks_step_over_pixels_of_colour_images_only(raises_one_line) -> None:
-    with raises_one_line(UsageError, "unit 'pixel' needs the context neighbours, window or wide, found 'hashed'"):
+    with raises_one_line(
+        UsageError, "unit 'pixel' needs the context neighbours, window, residual or wide, found 'hashed'"
+    ):
         parse_config(NetworkConfig, {"unit": "pixel", "context": "hashed"}, "model")
+    with raises_one_line(UsageError, "the context 'residual' needs unit 'pixel'"):
+        parse_config(NetworkConfig, {"context": "residual"}, "model")
     image = {"height": 4, "width": 5}
     with raises_one_line(UsageError, "unit 'pixel' needs images with three channels"):
         parse_config(ModelConfig, {"unit": "pixel", "image": image}, "model")

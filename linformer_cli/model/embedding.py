@@ -18,13 +18,15 @@ from torch.nn import functional
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.native.program import Builder
 
+from .differences import Differences
 from .neighbour_tables import TABLE_PIXELS, NeighbourTables
 from .surroundings import Surroundings, list_surroundings
 
 # The number of values that `previous` and `recent` read.
 _LAST_VALUES = {"previous": 1, "recent": 4}
-# (rows up, columns to the left) of the pixels that `neighbours` reads, besides the pixel itself.
-_NEIGHBOURS = ((0, 1), (0, 2), (1, 1), (1, 0), (1, -1), (2, 0))
+# (rows up, columns to the left) of two pixels, and of those that `neighbours` reads, besides the pixel itself.
+LEFT, UP = (0, 1), (1, 0)
+_NEIGHBOURS = (LEFT, (0, 2), (1, 1), UP, (1, -1), (2, 0))
 
 
 class EmbeddingState(NamedTuple):
@@ -67,15 +69,15 @@ def fill_ring(state: EmbeddingState, length: int) -> Tensor:
 def context_sources(context: str, image: ImageShape) -> Tensor:
     """The numbers int64 [T, slots] of the known values that each position looks up in tables; -1 means no value.
 
-    `window` has no slots, `previous` has one, the previous value, and `recent` has one for each of the last four
-    values. The other contexts have one slot for each channel of six pixels (left, two left, above left, above, above
-    right, two above) and for the earlier channels of the pixel itself. Pixels outside the image are missing. Every
-    number is smaller than its position.
+    `window` and `residual` have no slots, `previous` has one, the previous value, and `recent` has one for each of the
+    last four values. The other contexts have one slot for each channel of six pixels (left, two left, above left,
+    above, above right, two above) and for the earlier channels of the pixel itself. Pixels outside the image are
+    missing. Every number is smaller than its position.
     """
     if context in _LAST_VALUES:
         # This tensor is on the CPU even for a model on the meta device, because `reach` is computed from it.
         return find_last_values(torch.arange(image.positions, device="cpu"), _LAST_VALUES[context])
-    if context == "window":
+    if context in ("window", "residual"):
         return torch.empty(image.positions, 0, dtype=torch.int64, device="cpu")
     return find_pixels(image, _NEIGHBOURS)
 
@@ -153,7 +155,7 @@ class PixelEmbedding(nn.Module):
         # The number of values from one input of the blocks to the next.
         self.stride = image.positions // grid.positions
         seen = [context_sources(config.context, image)]
-        if config.context in ("window", "wide", "hashed"):
+        if config.context in ("window", "residual", "wide", "hashed"):
             seen.append(find_pixels(image, list_surroundings()))
         if config.context == "hashed":
             seen.append(find_same_channel(image, TABLE_PIXELS))
@@ -163,7 +165,12 @@ class PixelEmbedding(nn.Module):
         self.slots = seen[0].shape[1]
         self.surroundings: Surroundings | None = None
         if len(seen) > 1:
-            self.surroundings = Surroundings(seen[1].shape[1], config.width, image.levels)
+            differences = None
+            if config.context == "residual":
+                around = list_surroundings()
+                left, up = around.index(LEFT), around.index(UP)
+                differences = Differences(image.levels, image.channels, 0, left, up)
+            self.surroundings = Surroundings(seen[1].shape[1], config.width, image.levels, differences)
         sources = torch.cat(seen, dim=1)
         self.register_buffer("sources", sources, persistent=False)
         # The columns of `sources` where the surroundings and the neighbour tables start.
@@ -260,8 +267,11 @@ class PixelEmbedding(nn.Module):
         builder.emit("embed", buffers, (width, self.slots, self.levels, period))
         if self.surroundings is not None:
             count = self.bounds[1] - self.bounds[0]
-            numbers = builder.scratch("numbers", 2 * count)
-            builder.emit("look_around", (numbers, recent, around), (count, self.levels))
+            numbers = builder.scratch("numbers", self.surroundings.input.in_features)
+            if (differences := self.surroundings.differences) is None:
+                builder.emit("look_around", (numbers, recent, around), (count, self.levels))
+            else:
+                builder.emit("take_differences", (numbers, recent, around), (count, *differences.integers))
             hidden = builder.project(self.surroundings.input, numbers, "hidden", "gelu")
             builder.add(builder.project(self.surroundings.output, hidden, "branch"))
         if self.tables is not None:

@@ -71,16 +71,21 @@ class MixtureHead(Head):
 
     # At the lower bound, a logistic is much narrower than a bin; at the upper bound, it is practically flat.
     log_scale_bounds = (-7.0, 40.0)
-    first_log_scale = -2.0
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.width, 3 * config.mixtures, config.image.levels)
         self.mixtures = config.mixtures
+        # Trained scales are small, those of differences from a prediction most of all, and the head learns slowly.
+        self.first_log_scale = -3.0 if config.context == "residual" else -2.0
 
     def start(self) -> None:
         super().start()
-        # Trained scales are small, and the head learns slowly.
         self.projection.bias.data[2 * self.mixtures :] = self.first_log_scale
+
+    def move_means(self, parameters: Tensor, by: Tensor) -> Tensor:
+        """Parameters [..., P] in float32 or wider, with `by` [...] added to all means."""
+        logits, means, log_scales = _wide(parameters).split(self.mixtures, dim=-1)
+        return torch.cat([logits, means + by.unsqueeze(-1), log_scales], dim=-1)
 
     def log_likelihood(self, parameters: Tensor, values: Tensor) -> Tensor:
         return self._log_mass(parameters, values)

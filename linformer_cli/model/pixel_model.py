@@ -12,7 +12,7 @@ from linformer_cli.config import ModelConfig
 from .blocks import Block, initialise_weights
 from .channels import ChannelNetwork
 from .embedding import EmbeddingState, PixelEmbedding
-from .heads import build_head
+from .heads import MixtureHead, build_head
 from .mixers import build_blocks
 
 
@@ -117,7 +117,7 @@ class PixelModel(nn.Module):
         pixel = x[:, :0, 0] if state is None else state.pixel
         if self.channels is not None:
             x, pixel = self.channels(x, tokens, before, pixel)
-        return self.head(self.norm(x)), PixelState(embedding, tuple(layers), pixel)
+        return self._read_head(x, tokens, before), PixelState(embedding, tuple(layers), pixel)
 
     def init_state(self, batch: int, capacity: int | None = None) -> PixelState:
         """The state of `batch` images before the first token.
@@ -143,7 +143,17 @@ class PixelModel(nn.Module):
         pixel = state.pixel
         if self.channels is not None:
             x, pixel = self.channels(x, tokens, state.embedding, pixel)
-        return self.head(self.norm(x.squeeze(1))), PixelState(embedding, tuple(layers), pixel)
+        parameters = self._read_head(x, tokens, state.embedding).squeeze(1)
+        return parameters, PixelState(embedding, tuple(layers), pixel)
+
+    def _read_head(self, x: Tensor, tokens: Tensor, before: EmbeddingState) -> Tensor:
+        """Head parameters [B, T, P] from the vectors [B, T, width] of tokens int64 [B, T] that follow `before`."""
+        parameters = self.head(self.norm(x))
+        if self.channels is not None and isinstance(self.head, MixtureHead):
+            predictions = self.channels.predict(tokens, before)
+            if predictions is not None:
+                return self.head.move_means(parameters, predictions)
+        return cast(Tensor, parameters)
 
     def on_training_step(self, step: int, seed: int) -> None:
         """Tell every attention mechanism that training step number `step` of a run with `seed` begins."""

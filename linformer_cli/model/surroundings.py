@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .differences import Differences
+
 # How many rows above the position and how many columns to either side are read.
 ROWS_ABOVE, SIDE = 3, 4
 
@@ -30,16 +32,21 @@ class Surroundings(nn.Module):
     """Maps values int64 [..., slots] to vectors [..., width]; `levels` stands for a missing value.
 
     Two layers with a gelu between them read the numbers of all values together (see `scale_values`). Unlike a sum of
-    embeddings, each looked up from one value, these layers can recognise the edge of a stroke by its shape.
+    embeddings, each looked up from one value, these layers can recognise the edge of a stroke by its shape. With
+    `differences`, they read the differences of all values instead.
     """
 
-    def __init__(self, slots: int, width: int, levels: int) -> None:
+    def __init__(self, slots: int, width: int, levels: int, differences: Differences | None = None) -> None:
         super().__init__()
-        self.levels = levels
-        self.input = nn.Linear(2 * slots, 2 * width)
+        self.levels, self.differences = levels, differences
+        self.input = nn.Linear(2 * slots if differences is None else slots + differences.channels, 2 * width)
         self.output = nn.Linear(2 * width, width)
 
     def forward(self, values: Tensor) -> Tensor:
-        numbers = scale_values(values, self.levels, self.input.weight.dtype)
+        dtype = self.input.weight.dtype
+        if self.differences is None:
+            numbers = scale_values(values, self.levels, dtype)
+        else:
+            numbers = self.differences.numbers(values, dtype)
         y: Tensor = self.output(functional.gelu(self.input(numbers)))
         return y

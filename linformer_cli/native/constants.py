@@ -7,6 +7,9 @@ COMPILED_MAPS = {"elu": 0, "relu": 1}
 # The feature maps that the native engine supports.
 STEP_MAPS = COMPILED_MAPS | {"poly2": 2, "taylor2": 3, "learned": 4}
 
+# Differences of neighbouring values are multiplied by this factor, so that most of them are not much smaller than the
+# network's other inputs.
+DIFFERENCE_SCALE = 8
 # In packed weights: the number of rows in a panel, and the number of rows in a tile of panels.
 LANES, TILE_ROWS = 16, 64
 # The largest number of levels of a value, or of logistics in a mixture.
@@ -35,6 +38,7 @@ def definitions() -> tuple[str, ...]:
     """Return the compiler arguments that define all constants."""
     values: dict[str, int | str] = {
         **{f"MAP_{name.upper()}": number for name, number in STEP_MAPS.items()},
+        "DIFFERENCE_SCALE": DIFFERENCE_SCALE,
         **{"LANES": LANES, "TILE_ROWS": TILE_ROWS, "MOST_LEVELS": MOST_LEVELS},
         **{f"ACTIVATION_{name.upper()}": number for name, number in ACTIVATIONS.items()},
         **{f"FORMAT_{name.upper()}": number for name, number in FORMATS.items()},

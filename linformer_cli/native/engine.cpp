@@ -44,6 +44,8 @@ struct Entry {
 const Entry ENTRIES[] = {
     {"embed", embed, false},
     {"look_around", look_around, false},
+    {"take_differences", take_differences, false},
+    {"add_predictions", add_predictions, false},
     {"look_up", look_up, false},
     {"project", project, false},
     {"join", join, false},

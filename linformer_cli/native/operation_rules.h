@@ -29,6 +29,25 @@ void check_look_around(Rules& r) {
     r.ring_and_slots(r.integer(0), r.T);
 }
 
+// Checks the integers of `Differences`, the ring and the slots.
+void check_differences(Rules& r) {
+    const double values = r.integer(0), channels = r.integer(2), own = r.integer(3);
+    r.need(r.integer(1) >= 2 && channels >= 1 && own < channels);
+    for (int64_t n = 4; n < 6; n++) r.need(own + (r.integer(n) + 1) * channels <= values);
+    r.ring_and_slots(values, r.T);
+}
+
+void check_take_differences(Rules& r) {
+    check_differences(r);
+    r.scratch(0, r.integer(0) + r.integer(2));
+}
+
+void check_add_predictions(Rules& r) {
+    check_differences(r);
+    r.need(r.integer(3) + 1 == r.integer(2));
+    r.scratch(0, 2 * r.integer(6));
+}
+
 void check_look_up(Rules& r) {
     double rows = 0;
     for (const int64_t count : TABLE_ROWS) rows += static_cast<double>(count);
@@ -112,6 +131,8 @@ const struct {
 } RULES[] = {
     {"embed", check_embed},
     {"look_around", check_look_around},
+    {"take_differences", check_take_differences},
+    {"add_predictions", check_add_predictions},
     {"look_up", check_look_up},
     {"project", check_project},
     {"join", check_join},

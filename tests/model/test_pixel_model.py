@@ -59,6 +59,8 @@ for name, changes in {
         **{"attention": "softmax", "embedding": "paper", "norm": "post", "head": "mixture"},
     },
     "lstm-pixels-grid-pre-categorical": {"attention": "lstm"},
+    "linear-residuals-grid-pre-categorical": {"context": "residual"},
+    "linear-residuals-grid-pre-mixture": {"context": "residual", "head": "mixture"},
 }.items():
     VARIANTS[name] = {"size": (3, 3, 3), "unit": "pixel", "context": "wide", **changes}
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)

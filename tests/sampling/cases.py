@@ -50,6 +50,14 @@ CHANGES: dict[str, dict[str, Any]] = {
         **{"unit": "pixel", "context": "wide", "width": 21, "feed_forward": 19, "norm": "post", "head": "mixture"},
         **{"classes": 3, "image": ImageShape(height=5, width=4, channels=3, levels=256)},
     },
+    "residuals, odd widths": {
+        **{"unit": "pixel", "context": "residual", "width": 21, "feed_forward": 19, "head": "mixture"},
+        "image": ImageShape(height=5, width=4, channels=3, levels=256),
+    },
+    "residuals, categorical": {
+        **{"unit": "pixel", "context": "residual"},
+        "image": ImageShape(height=5, width=4, channels=3, levels=16),
+    },
     "many columns": {"width": 276, "norm": "post"},
 }
 

@@ -55,6 +55,57 @@ void look_around(const Pass& pass, const Operation& op) {
     });
 }
 
+// The values of some slots, and differences from references, as in differences.py. Integers: values, levels, channels,
+// own, left, up.
+struct Differences {
+    const int64_t values, levels, channels, own, left, up;
+    const int16_t* ring;
+    const int32_t* slots;
+
+    Differences(const Pass& pass, const Operation& op, int64_t row)
+        : values(op.integer[0]), levels(op.integer[1]), channels(op.integer[2]), own(op.integer[3]),
+          left(op.integer[4]), up(op.integer[5]), ring(pass.at<int16_t>(op.buffer[1], row)),
+          slots(pass.at<int32_t>(op.buffer[2], row) + pass.position_of(row) * values) {}
+
+    // Twice the reference of a channel.
+    int64_t reference(int64_t channel) const {
+        const int32_t l = slots[own + left * channels + channel], u = slots[own + up * channels + channel];
+        if (l < 0 && u < 0) return levels - 1;
+        return static_cast<int64_t>(ring[l < 0 ? u : l]) + ring[u < 0 ? l : u];
+    }
+    // Twice the difference of the value in a slot from the reference of its channel, or 0 if there is no value.
+    int64_t difference(int64_t slot) const {
+        const int64_t channel = slot < own ? slot : (slot - own) % channels;
+        return slots[slot] < 0 ? 0 : 2 * ring[slots[slot]] - reference(channel);
+    }
+    float scale(int64_t doubled) const { return static_cast<float>(doubled) / static_cast<float>(levels - 1) - 1; }
+};
+
+// numbers <- the differences of all values, then the references of all channels. Buffers: numbers, ring, slots
+// [T, values]. Integers: those of `Differences`.
+void take_differences(const Pass& pass, const Operation& op) {
+    const float scale = static_cast<float>(LINTX_DIFFERENCE_SCALE / (op.integer[1] - 1.0));
+    pass.for_each(pass.rows, pass.rows * op.integer[0] * 4, [&](int64_t row) {
+        const Differences found(pass, op, row);
+        float* numbers = pass.at<float>(op.buffer[0], row);
+        for (int64_t n = 0; n < found.values; n++) numbers[n] = static_cast<float>(found.difference(n)) * scale;
+        for (int64_t n = 0; n < found.channels; n++) numbers[found.values + n] = found.scale(found.reference(n));
+    });
+}
+
+// Adds the prediction of the position's channel to the means of a mixture head's parameters. Buffers: parameters, ring,
+// slots [T, values]. Integers: those of `Differences`, and the number of means.
+void add_predictions(const Pass& pass, const Operation& op) {
+    const int64_t means = op.integer[6];
+    pass.for_each(pass.rows, pass.rows * means, [&](int64_t row) {
+        const Differences found(pass, op, row);
+        const int64_t channel = pass.position_of(row) % found.channels;
+        const float prediction = found.scale(found.reference(channel) + (channel ? found.difference(channel - 1) : 0));
+        float* parameters = pass.at<float>(op.buffer[0], row) + means;
+        for (int64_t n = 0; n < means; n++) parameters[n] += prediction;
+    });
+}
+
 constexpr int64_t NEIGHBOURS = LINTX_NEIGHBOURS, ROW_WIDTH = LINTX_ROW_WIDTH;
 constexpr int64_t TABLE_ROWS[] = {LINTX_TABLE_ROWS}, TABLES = sizeof TABLE_ROWS / sizeof *TABLE_ROWS;
 static_assert(TABLES == NEIGHBOURS - 1, "one table for two neighbours, and one more for each further neighbour");
