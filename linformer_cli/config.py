@@ -113,12 +113,12 @@ class NetworkConfig(Config):
     activation: Literal["gelu", "relu"] = Field("gelu", description="Activation of the feed-forward layers.")
     norm: Literal["pre", "post"] = Field("pre", description="pre: LayerNorm before each branch. post: after the sum.")
     dropout: Fraction = Field(0.0, description="Share of a branch's outputs that training sets to 0.")
-    context: Literal["previous", "recent", "neighbours", "window", "residual", "wide", "hashed"] = Field(
+    context: Literal["previous", "recent", "neighbours", "wide", "hashed", "residual"] = Field(
         "neighbours",
         description="Known values that a position sees directly. previous: only the previous value. recent: the last "
-        "four values. neighbours: the neighbouring values. window: three rows above and four columns to either side, "
-        "as numbers. residual: window, as differences from a prediction by neighbours; a mixture head predicts the "
-        "remaining difference. wide: neighbours and window. hashed: wide, and hashed groups of neighbours.",
+        "four values. neighbours: the neighbouring values. wide: neighbours, and as numbers three rows above and four "
+        "columns to either side. hashed: wide, and hashed groups of neighbours. residual: the numbers of wide, as "
+        "differences from the nearest neighbours; only with unit pixel.",
     )
     embedding: Literal["grid", "paper", "none"] = Field(
         "grid",
@@ -153,12 +153,10 @@ class NetworkConfig(Config):
 
     @model_validator(mode="after")
     def _pixels_see_pixels(self) -> Self:
-        if self.unit == "pixel" and self.context not in ("neighbours", "window", "residual", "wide"):
+        if (self.unit == "pixel") != (self.context == "residual"):
             raise ValueError(
-                f"unit 'pixel' needs the context neighbours, window, residual or wide, found '{self.context}'"
+                f"unit 'pixel' and context 'residual' need each other, found '{self.unit}' and '{self.context}'"
             )
-        if self.unit == "value" and self.context == "residual":
-            raise ValueError("the context 'residual' needs unit 'pixel'")
         return self
 
     @model_validator(mode="after")

@@ -3,8 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .config import ImageShape, NetworkConfig, TrainConfig
+from .config import ImageShape, NetworkConfig, TrainConfig, holds_bytes
 from .errors import UsageError, unknown_name
+
+DEFAULT_PRESET = "mnist-wide"
+CIFAR10_PRESET = "cifar10-pixel"
+BYTES_PRESET = "bytes-small"
 
 _PAPER = NetworkConfig(
     layers=8,
@@ -28,15 +32,16 @@ PRESETS: dict[str, NetworkConfig] = {
     # The network that comparisons use. It has 1.03 million parameters on MNIST.
     "mnist-small": NetworkConfig(),
     # The best network found among those that two CPU cores train in an hour or two (docs/notes/quality.md).
-    "mnist-wide": NetworkConfig(context="wide"),
+    DEFAULT_PRESET: NetworkConfig(context="wide"),
+    # For colour images. Its blocks step over whole pixels.
+    CIFAR10_PRESET: NetworkConfig(
+        unit="pixel", context="residual", head="mixture", width=192, heads=6, feed_forward=768
+    ),
     # For windows of bytes. Without positions, a model can draw text of any length.
-    "bytes-small": NetworkConfig(context="recent", embedding="none"),
+    BYTES_PRESET: NetworkConfig(context="recent", embedding="none"),
     # For tests and first trials. It trains in seconds.
     "tiny": NetworkConfig(layers=2, heads=2, width=32, head_width=16, feed_forward=64),
 }
-
-DEFAULT_PRESET = "mnist-wide"
-BYTES_PRESET = "bytes-small"
 
 # Training settings that differ from the defaults of `TrainConfig`, by preset. The defaults suit `mnist-small`. The
 # settings of `mnist-wide` are the best found; those of the paper's networks are from Katharopoulos 2020 (section 4.2
@@ -50,8 +55,9 @@ _PAPER_RECIPE = {
     "batch": 16,
 }
 RECIPES: dict[str, dict[str, Any]] = {
-    "mnist-wide": {"optimizer": "muon"},
-    "bytes-small": {"optimizer": "muon", "sample_images": 4},
+    DEFAULT_PRESET: {"optimizer": "muon"},
+    CIFAR10_PRESET: {"optimizer": "muon", "batch": 8, "flip": True},
+    BYTES_PRESET: {"optimizer": "muon", "sample_images": 4},
     "mnist-paper": _PAPER_RECIPE,
     "cifar10-paper": _PAPER_RECIPE,
 }
@@ -65,6 +71,13 @@ def complete_recipe(train: Mapping[str, Any]) -> dict[str, Any]:
     optimizer = train.get("optimizer")
     known = isinstance(optimizer, str) and optimizer in LEARNING_RATES  # a settings file may hold any type
     return {"learning_rate": LEARNING_RATES[str(optimizer)], **train} if known else dict(train)
+
+
+def find_default_preset(data: str, images_preset: str | None = None) -> str:
+    """The preset for the data set `data` unless another is named: for images, `images_preset` if that is given."""
+    if holds_bytes(data):
+        return BYTES_PRESET
+    return images_preset or (CIFAR10_PRESET if data == "cifar10" else DEFAULT_PRESET)
 
 
 def preset_defaults(name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import typer
 
 from linformer_cli.config import LENGTHS, NetworkConfig, TrainConfig
 from linformer_cli.errors import UsageError
-from linformer_cli.presets import BYTES_PRESET, DEFAULT_PRESET, PRESETS
+from linformer_cli.presets import BYTES_PRESET, CIFAR10_PRESET, DEFAULT_PRESET, PRESETS
 from linformer_cli.system.distributed import join_team, notice_loss
 from linformer_cli.units import WINDOWS
 
@@ -92,8 +92,8 @@ def train(
         str | None,
         typer.Option(
             "--preset",
-            help=f"Network and training settings: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}, or {BYTES_PRESET} "
-            "for bytes.",
+            help=f"Network and training settings: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}, "
+            f"{CIFAR10_PRESET} for cifar10, or {BYTES_PRESET} for bytes.",
             autocompletion=options.complete_preset,
             rich_help_panel="Model",
             show_default=False,

@@ -154,7 +154,7 @@ def plan_entries(
         model = {"attention": variant.attention, "attention_options": variant.options}
         train = {**plan.train, "steps": 1}
         given = Given(plan.preset, model, plan.data, train)
-        settings = merge_settings(given, plan.file, default_preset=DEFAULT_PRESET)
+        settings = merge_settings(given, plan.file, images_preset=DEFAULT_PRESET)
         loaded = loaded or load(settings)
         config = settings.build(loaded[0].shape, loaded[0].classes)
         if plan.match:

@@ -10,19 +10,15 @@ from linformer_cli.native.program import Builder
 from .blocks import FeedForward
 from .differences import Differences
 from .dropout import add_dropped
-from .embedding import LEFT, UP, EmbeddingState, find_own_channels, find_pixels, read_values, ring_slots
-from .surroundings import scale_values
+from .embedding import LEFT, UP, EmbeddingState, find_pixels, read_values, ring_slots
 
 
 class ChannelNetwork(nn.Module):
     """Maps the vector of each pixel, and the pixel's earlier channels, to one vector for each of its channels.
 
-    A channel's vector x is the sum of the pixel's vector, a vector of the channel, and for each earlier channel a
-    vector looked up from its value and a linear function of its value. The output is x + feed_forward(norm(x)), with a
-    hidden layer of twice the model's width.
-
-    With the context `residual`, the linear function reads differences from the neighbours instead, and `predict`
-    predicts every channel from its neighbours and the earlier channels.
+    A channel's vector x is the sum of the pixel's vector, a vector of the channel, a vector looked up from the value of
+    each earlier channel, and a linear function of the differences of the earlier channels and of the pixels to the left
+    and above. The output is x + feed_forward(norm(x)), with a hidden layer of twice the model's width.
     """
 
     sources: Tensor
@@ -31,18 +27,13 @@ class ChannelNetwork(nn.Module):
         super().__init__()
         image, width = config.image, config.width
         self.levels, self.count = image.levels, image.channels
-        self.differences: Differences | None = None
-        sources, numbers = find_own_channels(image), 2 * (self.count - 1)
-        if config.context == "residual":
-            sources = find_pixels(image, (LEFT, UP))
-            self.differences = Differences(image.levels, self.count, self.count - 1, 0, 1)
-            numbers = sources.shape[1] + self.count
-        self.register_buffer("sources", sources, persistent=False)
+        self.differences = Differences(image.levels, self.count, self.count - 1, 0, 1)
+        self.register_buffer("sources", find_pixels(image, (LEFT, UP)), persistent=False)
         # Random vectors would hide what the numbers say about a channel, until training has reduced them.
         self.values = nn.Parameter(torch.zeros((self.count - 1) * (self.levels + 1), width))
         self.channel = nn.Embedding(self.count, width)
         nn.init.normal_(self.channel.weight, std=0.5)
-        self.numbers = nn.Linear(numbers, width)
+        self.numbers = nn.Linear(self.sources.shape[1] + self.count, width)
         self.norm = nn.LayerNorm(width)
         self.feed_forward = FeedForward(
             config.model_copy(update={"feed_forward": 2 * width, "feed_forward_kind": "dense"})
@@ -60,23 +51,14 @@ class ChannelNetwork(nn.Module):
             pixels = torch.cat([pixel.unsqueeze(1).to(pixels.dtype), pixels], dim=1)
         x = pixels.repeat_interleave(self.count, dim=1)[:, start % self.count :][:, :length]
         values = self._read(tokens, state)
-        own, dtype = values[..., : self.count - 1], self.numbers.weight.dtype
-        rows = own + torch.arange(self.count - 1, device=values.device) * (self.levels + 1)
+        rows = values[..., : self.count - 1] + torch.arange(self.count - 1, device=values.device) * (self.levels + 1)
         x = x + functional.embedding_bag(rows.flatten(0, 1), self.values, mode="sum").unflatten(0, x.shape[:2])
-        if self.differences is None:
-            x = x + self.numbers(scale_values(own, self.levels, dtype))
-        else:
-            x = x + self.numbers(self.differences.numbers(values, dtype))
+        x = x + self.numbers(self.differences.numbers(values, self.numbers.weight.dtype))
         x = x + self.channel(torch.arange(start, start + length, device=x.device) % self.count)
         return add_dropped(x, self.feed_forward(self.norm(x)), self.dropout), pixels[:, -1]
 
-    def predict(self, tokens: Tensor, state: EmbeddingState) -> Tensor | None:
-        """Predictions [B, T], on a scale from -1 to 1, of the values after tokens int64 [B, T] that follow `state`.
-
-        None, unless the context is `residual`.
-        """
-        if self.differences is None:
-            return None
+    def predict(self, tokens: Tensor, state: EmbeddingState) -> Tensor:
+        """Predictions [B, T], on a scale from -1 to 1, of the values after tokens int64 [B, T] that follow `state`."""
         start, length = int(state.position), tokens.shape[1]
         channels = torch.arange(start, start + length, device=tokens.device) % self.count
         dtype = torch.promote_types(self.numbers.weight.dtype, torch.float32)  # bfloat16 cannot hold every value
@@ -96,20 +78,16 @@ class ChannelNetwork(nn.Module):
         builder.emit("embed", buffers, (builder.width, count, self.levels, 0))
         builder.add(pixel)
         numbers = builder.scratch("numbers", self.numbers.in_features)
-        if self.differences is None:
-            builder.emit("look_around", (numbers, recent, slots), (count, self.levels))
-        else:
-            integers = (every.shape[1], *self.differences.integers)
-            builder.emit("take_differences", (numbers, recent, builder.shared(every)), integers)
+        integers = (every.shape[1], *self.differences.integers)
+        builder.emit("take_differences", (numbers, recent, builder.shared(every)), integers)
         builder.add(builder.project(self.numbers, numbers, "branch"))
         builder.add_branch(self.norm, True, lambda x: self.feed_forward.emit(builder, x))
 
     def emit_predictions(self, builder: Builder, recent: int, parameters: int, mixtures: int) -> None:
         """Emit the addition of `predict` to the means in the buffer `parameters` of a mixture head."""
-        if self.differences is not None:
-            slots = self._find_slots(builder, recent)
-            integers = (slots.shape[1], *self.differences.integers, mixtures)
-            builder.emit("add_predictions", (parameters, recent, builder.shared(slots)), integers)
+        slots = self._find_slots(builder, recent)
+        integers = (slots.shape[1], *self.differences.integers, mixtures)
+        builder.emit("add_predictions", (parameters, recent, builder.shared(slots)), integers)
 
     def _find_slots(self, builder: Builder, recent: int) -> Tensor:
         return ring_slots(self.sources, builder.buffers[recent].width).to(torch.int32)

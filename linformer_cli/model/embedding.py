@@ -69,15 +69,15 @@ def fill_ring(state: EmbeddingState, length: int) -> Tensor:
 def context_sources(context: str, image: ImageShape) -> Tensor:
     """The numbers int64 [T, slots] of the known values that each position looks up in tables; -1 means no value.
 
-    `window` and `residual` have no slots, `previous` has one, the previous value, and `recent` has one for each of the
-    last four values. The other contexts have one slot for each channel of six pixels (left, two left, above left,
-    above, above right, two above) and for the earlier channels of the pixel itself. Pixels outside the image are
-    missing. Every number is smaller than its position.
+    `residual` has no slots, `previous` has one, the previous value, and `recent` has one for each of the last four
+    values. The other contexts have one slot for each channel of six pixels (left, two left, above left, above, above
+    right, two above) and for the earlier channels of the pixel itself. Pixels outside the image are missing. Every
+    number is smaller than its position.
     """
     if context in _LAST_VALUES:
         # This tensor is on the CPU even for a model on the meta device, because `reach` is computed from it.
         return find_last_values(torch.arange(image.positions, device="cpu"), _LAST_VALUES[context])
-    if context in ("window", "residual"):
+    if context == "residual":
         return torch.empty(image.positions, 0, dtype=torch.int64, device="cpu")
     return find_pixels(image, _NEIGHBOURS)
 
@@ -92,19 +92,13 @@ def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor
 
     The first slots are the earlier channels of the pixel itself.
     """
-    channel = torch.arange(image.positions, device="cpu") % image.channels
-    own = find_own_channels(image)
+    positions = torch.arange(image.positions, device="cpu")
+    channel = positions % image.channels
+    own = [torch.where(channel > other, positions - channel + other, -1) for other in range(image.channels - 1)]
     slots = []
     for same in find_same_channel(image, offsets).unbind(dim=1):
         slots += [torch.where(same < 0, -1, same - channel + other) for other in range(image.channels)]
-    return torch.cat([own, torch.stack(slots, dim=1)], dim=1)
-
-
-def find_own_channels(image: ImageShape) -> Tensor:
-    """The numbers int64 [T, channels - 1] of the earlier channels of each position's pixel; -1 means not earlier."""
-    positions = torch.arange(image.positions, device="cpu").unsqueeze(1)
-    channel, other = positions % image.channels, torch.arange(image.channels - 1, device="cpu")
-    return torch.where(channel > other, positions - channel + other, -1)
+    return torch.stack([*own, *slots], dim=1)
 
 
 def find_same_channel(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
@@ -135,9 +129,9 @@ class PixelEmbedding(nn.Module):
     If the blocks step over pixels, there is one vector [B, pixels, width] for each pixel whose first value is predicted
     at one of the tokens.
 
-    The state holds the last `reach` values: about two image rows for `neighbours`, and three for `window`, `wide` and
-    `hashed`. A slot without a value has its own embedding, which is also used for the start token. In a model with
-    classes, the vector of the class is added at every position. `window` and `wide` add the output of `Surroundings`,
+    The state holds the last `reach` values: about two image rows for `neighbours`, and three for `wide`, `hashed` and
+    `residual`. A slot without a value has its own embedding, which is also used for the start token. In a model with
+    classes, the vector of the class is added at every position. `wide` and `residual` add the output of `Surroundings`,
     and `hashed` adds the outputs of `Surroundings` and `NeighbourTables`.
 
     If the vectors depend only on the last values, and not on positions, there may be more than T tokens. `last_values`
@@ -155,7 +149,7 @@ class PixelEmbedding(nn.Module):
         # The number of values from one input of the blocks to the next.
         self.stride = image.positions // grid.positions
         seen = [context_sources(config.context, image)]
-        if config.context in ("window", "residual", "wide", "hashed"):
+        if config.context in ("wide", "hashed", "residual"):
             seen.append(find_pixels(image, list_surroundings()))
         if config.context == "hashed":
             seen.append(find_same_channel(image, TABLE_PIXELS))
@@ -272,7 +266,8 @@ class PixelEmbedding(nn.Module):
                 builder.emit("look_around", (numbers, recent, around), (count, self.levels))
             else:
                 builder.emit("take_differences", (numbers, recent, around), (count, *differences.integers))
-            hidden = builder.project(self.surroundings.input, numbers, "hidden", "gelu")
+            # Many small differences beside a large one would be rounded to 0.
+            hidden = builder.project(self.surroundings.input, numbers, "hidden", "gelu", differences is not None)
             builder.add(builder.project(self.surroundings.output, hidden, "branch"))
         if self.tables is not None:
             numbers = builder.scratch("numbers", self.tables.output.in_features)

@@ -150,9 +150,7 @@ class PixelModel(nn.Module):
         """Head parameters [B, T, P] from the vectors [B, T, width] of tokens int64 [B, T] that follow `before`."""
         parameters = self.head(self.norm(x))
         if self.channels is not None and isinstance(self.head, MixtureHead):
-            predictions = self.channels.predict(tokens, before)
-            if predictions is not None:
-                return self.head.move_means(parameters, predictions)
+            return self.head.move_means(parameters, self.channels.predict(tokens, before))
         return cast(Tensor, parameters)
 
     def on_training_step(self, step: int, seed: int) -> None:

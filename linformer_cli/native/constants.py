@@ -14,9 +14,10 @@ DIFFERENCE_SCALE = 8
 LANES, TILE_ROWS = 16, 64
 # The largest number of levels of a value, or of logistics in a mixture.
 MOST_LEVELS = 1024
-# The activations and the number formats of a projection.
+# The activations and the number formats of a projection. `exact` is float32 whose results have the same bits on every
+# processor, for single products of int8 programs.
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
-FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2}
+FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "exact": 3}
 # The largest numbers of buffers, integers and real numbers that an operation takes.
 BUFFERS, INTEGERS, REALS = 12, 20, 4
 

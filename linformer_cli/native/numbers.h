@@ -4,9 +4,10 @@
 #include <cstdint>
 #include <cstring>
 
-enum Format { BFLOAT16 = LINTX_FORMAT_BFLOAT16, INT8 = LINTX_FORMAT_INT8 };
+enum Format { BFLOAT16 = LINTX_FORMAT_BFLOAT16, INT8 = LINTX_FORMAT_INT8, EXACT = LINTX_FORMAT_EXACT };
 
-// Browsers load an engine without products of floats, which is smaller. With products in int8, caches are bfloat16.
+// Browsers load an engine without the product formats float32 and bfloat16, which is smaller. With products in int8,
+// caches are bfloat16.
 #ifdef LINTX_ONLY_INT8
 constexpr bool ONLY_INT8 = true;
 #else

@@ -60,7 +60,7 @@ void check_look_up(Rules& r) {
 void check_project(Rules& r) {
     const double columns = r.integer(0), rows = std::ceil(r.integer(1) / LINTX_TILE_ROWS) * LINTX_TILE_ROWS;
     const int64_t format = r.op.integer[3];
-    r.need(columns >= 1 && rows >= 1 && format <= INT8);
+    r.need(columns >= 1 && rows >= 1 && format <= EXACT);
     r.row(0, columns);
     r.scratch(1, rows);
     r.constant(3, rows);
@@ -191,7 +191,7 @@ inline Text check_program(const FileProgram& file) {
         const auto rule = std::find_if(std::begin(RULES), std::end(RULES),
                                        [&](const auto& each) { return operation.name == each.name; });
         if (rule == std::end(RULES)) return Text("the file has the unknown operation '") << operation.name << "'";
-        if (ONLY_INT8 && operation.name == "project" && operation.arguments.integer[3] != INT8)
+        if (ONLY_INT8 && operation.name == "project" && operation.arguments.integer[3] < INT8)
             return "the file has products of floats, and this engine has products in int8 only";
         Rules rules(file, operation.arguments, n < file.blocks ? file.values() / file.channels : file.values());
         rules.distinct(operation.name == "join");

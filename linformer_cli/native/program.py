@@ -158,24 +158,33 @@ class Builder:
         """Append an operation."""
         self.operations.append(Operation(name, tuple(buffers), tuple(integers), tuple(reals)))
 
-    def project(self, linear: nn.Linear, source: int, name: str, activation: str = "none") -> int:
-        """Apply `linear` and then `activation` to buffer `source`. The result is scratch memory called `name`."""
-        return self.project_by(linear.weight, linear.bias, source, name, activation)
+    def project(
+        self, linear: nn.Linear, source: int, name: str, activation: str = "none", sensitive: bool = False
+    ) -> int:
+        """Apply `linear` and then `activation` to buffer `source`. The result is scratch memory called `name`.
 
-    def project_by(self, weight: Tensor, bias: Tensor, source: int, name: str, activation: str = "none") -> int:
+        A `sensitive` product, which loses too much in int8, is computed in float32 instead.
+        """
+        return self.project_by(linear.weight, linear.bias, source, name, activation, sensitive)
+
+    def project_by(
+        self, weight: Tensor, bias: Tensor, source: int, name: str, activation: str = "none", sensitive: bool = False
+    ) -> int:
         """Do what `project` does, with `weight` [rows, columns] and `bias` [rows]."""
         rows, columns = weight.shape
         missing = -rows % TILE_ROWS
         output = self.scratch(name, rows + missing)
-        matrix = self._append(Buffer(Kind.WEIGHTS, weight.numel(), self.products, weight.detach()))
+        products, code = self.products, str(self.products).removeprefix("torch.")
+        if sensitive and products == torch.int8:
+            products, code = torch.float32, "exact"
+        matrix = self._append(Buffer(Kind.WEIGHTS, weight.numel(), products, weight.detach()))
         buffers = [source, output, matrix, self.shared(functional.pad(bias, (0, missing)))]
-        if self.products == torch.bfloat16:
+        if products == torch.bfloat16:
             buffers.append(self.scratch("rounded", columns + columns % 2, torch.bfloat16))
-        elif self.products == torch.int8:
+        elif products == torch.int8:
             # Room for 16 bits per column, with the columns rounded up to a multiple of four, and for the scale.
             buffers.append(self.scratch("quantised", (columns + 3) // 4 * 2 + 1, torch.int32))
-        format_code = FORMATS[str(self.products).removeprefix("torch.")]
-        self.emit("project", buffers, (columns, rows, ACTIVATIONS[activation], format_code))
+        self.emit("project", buffers, (columns, rows, ACTIVATIONS[activation], FORMATS[code]))
         return output
 
     def gate(self, target: int, source: int, width: int, first: int, activation: str = "none") -> None:

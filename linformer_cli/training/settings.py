@@ -16,13 +16,19 @@ from linformer_cli.config import (
     NetworkConfig,
     RunConfig,
     TrainConfig,
-    holds_bytes,
 )
 from linformer_cli.data.images import fit_size
 from linformer_cli.documents import parse_config, read_toml
 from linformer_cli.errors import CheckpointError, UsageError, shorten, unknown_name
 from linformer_cli.model.mixers import check_parts, parse_options
-from linformer_cli.presets import BYTES_PRESET, DEFAULT_PRESET, RECIPES, complete_recipe, find_preset, find_preset_data
+from linformer_cli.presets import (
+    DEFAULT_PRESET,
+    RECIPES,
+    complete_recipe,
+    find_default_preset,
+    find_preset,
+    find_preset_data,
+)
 
 _TABLES = ("model", "data", "train")
 _INIT_FROM = "init_from"
@@ -133,13 +139,13 @@ def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
 
 
 def merge_settings(
-    given: Given, file: Path | None = None, source: Checkpoint | None = None, default_preset: str = DEFAULT_PRESET
+    given: Given, file: Path | None = None, source: Checkpoint | None = None, images_preset: str | None = None
 ) -> Settings:
     """Merge settings: the command line takes precedence over `file`, and `file` over the preset.
 
-    The data set defaults to the preset's. The preset defaults to `BYTES_PRESET` for bytes, or else to `default_preset`.
-    With a `source`, network and data set default to those of the source, but a named preset overrides the network.
-    Raises `UsageError` for unknown keys and names, and for a file that is not TOML.
+    The data set defaults to the preset's. The preset defaults to that of the data set, or, for images, to
+    `images_preset`. With a `source`, network and data set default to those of the source, but a named preset overrides
+    the network. Raises `UsageError` for unknown keys and names, and for a file that is not TOML.
     """
     document = read_tables(file) if file is not None else {}
     name = given.preset or document.get("preset")
@@ -148,7 +154,7 @@ def merge_settings(
         data = {"labels": True, **data}
     if source is None:
         if name is None:
-            name = BYTES_PRESET if holds_bytes(str(data.get("name"))) else default_preset
+            name = find_default_preset(str(data.get("name")), images_preset)
         network = find_preset(name).model_dump()
         data = data if "name" in data else {"name": find_preset_data(name), **data}
     else:

@@ -92,7 +92,7 @@ def test_defaults_come_from_the_presets(monkeypatch: pytest.MonkeyPatch) -> None
         return describe_default(name, config.model_fields[name])
 
     assert default(Sizes, "kind") == " Default: round."
-    assert default(TrainConfig, "batch") == " Default: 16."
+    assert default(TrainConfig, "accumulation") == " Default: 1."
     assert default(TrainConfig, "steps") == default(NetworkConfig, "attention_options") == ""
     assert default(TrainConfig, "learning_rate") == " Default: per preset (mnist-wide: 0.008)."
     assert default(NetworkConfig, "width") == " Default: per preset (mnist-wide: 128)."

@@ -13,10 +13,10 @@ from torch import Tensor
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.embedding import PixelEmbedding, context_sources, find_same_channel, sinusoidal_table
 
-Context = Literal["previous", "recent", "neighbours", "window", "wide", "hashed"]
-CONTEXTS = ["previous", "recent", "neighbours", "window", "wide", "hashed"]
+Context = Literal["previous", "recent", "neighbours", "wide", "hashed"]
+CONTEXTS = ["previous", "recent", "neighbours", "wide", "hashed"]
 # These contexts use matrix products, not only tables of single values.
-WIDER = ("window", "wide", "hashed")
+WIDER = ("wide", "hashed")
 CPU = torch.device("cpu")
 IMAGES = [(4, 5, 3), (4, 5, 1), (3, 1, 3), (3, 1, 1), (1, 4, 3), (3, 2, 1), (1, 1, 3), (1, 1, 1)]
 
@@ -38,8 +38,7 @@ def visible_places(context: Context, image: ImageShape, place: int) -> list[int]
                 beside = up == 0 and left in (1, 2)
                 above = (up == 1 and left in (-1, 0, 1)) or (up == 2 and left == 0)
                 around = (up in (1, 2, 3) and -4 <= left <= 4) or (up == 0 and 1 <= left <= 4)
-                near = context != "window" and (beside or above)
-                if own or near or (context in WIDER and around):
+                if own or beside or above or (context in WIDER and around):
                     places.append((other_row * image.width + other_column) * image.channels + other_channel)
     return places
 

@@ -54,15 +54,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     ]
 }
 for name, changes in {
-    "linear-pixels-grid-pre-categorical": {"context": "neighbours"},
+    "linear-pixels-grid-pre-categorical": {},
     "softmax-pixels-paper-post-mixture": {
         **{"attention": "softmax", "embedding": "paper", "norm": "post", "head": "mixture"},
     },
     "lstm-pixels-grid-pre-categorical": {"attention": "lstm"},
-    "linear-residuals-grid-pre-categorical": {"context": "residual"},
-    "linear-residuals-grid-pre-mixture": {"context": "residual", "head": "mixture"},
 }.items():
-    VARIANTS[name] = {"size": (3, 3, 3), "unit": "pixel", "context": "wide", **changes}
+    VARIANTS[name] = {"size": (3, 3, 3), "unit": "pixel", "context": "residual", **changes}
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 # These variants include every mechanism, image and context, for tests that depend on nothing else.
 some_variants = pytest.mark.parametrize(

@@ -30,11 +30,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "optional class": {"classes": 3, "optional_class": True},
     "the paper's with classes": {"classes": 3, "embedding": "paper", "context": "previous"},
     "colour": {"image": ImageShape(height=5, width=4, channels=3, levels=256)},
-    "window": {"context": "window"},
-    "window, colour, the paper's embedding": {
-        **{"context": "window", "embedding": "paper"},
-        "image": ImageShape(height=5, width=4, channels=3, levels=256),
-    },
     "wide": {"context": "wide"},
     "wide, colour, odd widths": {
         **{"context": "wide", "width": 21, "feed_forward": 19, "norm": "post"},
@@ -45,18 +40,17 @@ CHANGES: dict[str, dict[str, Any]] = {
         **{"context": "hashed", "width": 21, "feed_forward": 19, "norm": "post"},
         "image": ImageShape(height=5, width=4, channels=3, levels=256),
     },
-    "pixels": {"unit": "pixel", "image": ImageShape(height=5, width=4, channels=3, levels=256)},
-    "pixels, odd widths": {
-        **{"unit": "pixel", "context": "wide", "width": 21, "feed_forward": 19, "norm": "post", "head": "mixture"},
-        **{"classes": 3, "image": ImageShape(height=5, width=4, channels=3, levels=256)},
-    },
-    "residuals, odd widths": {
-        **{"unit": "pixel", "context": "residual", "width": 21, "feed_forward": 19, "head": "mixture"},
-        "image": ImageShape(height=5, width=4, channels=3, levels=256),
-    },
-    "residuals, categorical": {
+    "pixels": {
         **{"unit": "pixel", "context": "residual"},
         "image": ImageShape(height=5, width=4, channels=3, levels=16),
+    },
+    "pixels, odd widths": {
+        **{"unit": "pixel", "context": "residual", "width": 21, "feed_forward": 19, "norm": "post", "head": "mixture"},
+        **{"classes": 3, "image": ImageShape(height=5, width=4, channels=3, levels=256)},
+    },
+    "pixels, the paper's embedding": {
+        **{"unit": "pixel", "context": "residual", "embedding": "paper", "head": "mixture"},
+        "image": ImageShape(height=5, width=4, channels=3, levels=256),
     },
     "many columns": {"width": 276, "norm": "post"},
 }

@@ -8,11 +8,12 @@ import pytest
 import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
 from numpy.typing import NDArray
-from sampling.cases import draw_tokens
+from sampling.cases import CHANGES, draw_tokens
 from sampling.test_native_mechanisms import VARIANTS
 from torch import Tensor
 
 from linformer_cli.checkpoint import load_weights, read_checkpoint
+from linformer_cli.checkpoint_folders import shipped_checkpoints
 from linformer_cli.config import ImageShape
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.evaluation.bits import measure_nats, stepped_nats
@@ -32,10 +33,12 @@ every_other = pytest.mark.parametrize(
 )
 
 
-def multiply(weight: Tensor, bias: Tensor, x: Tensor, activation: str = "none") -> NDArray[np.float32]:
+def multiply(
+    weight: Tensor, bias: Tensor, x: Tensor, activation: str = "none", sensitive: bool = False
+) -> NDArray[np.float32]:
     """Return the native engine's products [N, rows] of weight [rows, columns] and x [N, columns], plus the bias."""
     builder = Builder(torch.int8, x.shape[1])
-    output = builder.project_by(weight, bias, builder.x, "output", activation)
+    output = builder.project_by(weight, bias, builder.x, "output", activation, sensitive)
     program = Program(torch.int8, 1, tuple(builder.buffers), tuple(builder.operations), -1, -1, output, ())
     memory = Memory(program, len(x))
     memory.tensors[builder.x].copy_(x)
@@ -94,6 +97,19 @@ def test_zeros_give_the_bias_and_infinite_inputs_give_nan(instruction_set) -> No
     assert np.isnan(multiply(weight, bias, x + 1)[0]).tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("columns", [1, 5, 96])
+@pytest.mark.parametrize("rows", [30, 65])
+def test_sensitive_products_are_float32_sums_in_a_fixed_order(instruction_set, columns, rows) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    for batch in (1, 2, 7, 13):
+        weight, bias = torch.randn(rows, columns, generator=generator), torch.randn(rows, generator=generator)
+        x = torch.randn(batch, columns, generator=generator)
+        expected = np.zeros((batch, rows), np.float32)
+        for i in range(columns):  # numpy rounds the product, then the sum
+            expected += weight[:, i].numpy() * x[:, i : i + 1].numpy()
+        np.testing.assert_array_equal(multiply(weight, bias, x, sensitive=True), expected + bias.numpy())
+
+
 def test_the_engine_uses_no_elementary_functions_of_the_c_library() -> None:
     """The functions of the C library differ between machines; `maths.h` has replacements."""
     folder = PACKAGE / "native"
@@ -136,13 +152,17 @@ def test_every_instruction_set_computes_the_same_bits(build, instruction_set, va
 
 
 @every_other
-@pytest.mark.parametrize("changes", [{}, {"head": "mixture"}, {"activation": "relu", "norm": "post"}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"head": "mixture"}, {"activation": "relu", "norm": "post"}, CHANGES["pixels, the paper's embedding"]],
+    ids=str,
+)
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
 def test_every_instruction_set_draws_the_same_images(
     build_tiny_model, instruction_set, attention, changes, monkeypatch
 ) -> None:
     """The images are drawn in several batch sizes. Single images are drawn with look-ahead."""
-    model = build_tiny_model(attention=attention, context="wide", **changes)
+    model = build_tiny_model(attention=attention, **{"context": "wide", **changes})
 
     def draw(batch: int) -> NDArray[np.uint8]:
         return Sampler(model, 5, engine=NATIVE, products=torch.int8).sample_images(7, batch)
@@ -163,9 +183,10 @@ def test_results_have_the_same_bits_for_any_batch_and_threads(build, variant) ->
         assert torch.equal(step_through(model, batch, threads), expected[:batch])
 
 
-def test_int8_hardly_changes_the_bits_per_dim_of_the_shipped_model() -> None:
+@pytest.mark.parametrize("name", shipped_checkpoints())
+def test_int8_hardly_changes_the_bits_per_dim_of_a_shipped_model(name) -> None:
     """The images are drawn by the model itself; their bits/dim are typical of its data."""
-    model = load_weights(read_checkpoint(None))
+    model = load_weights(read_checkpoint(name))
     values = Sampler(model, engine=NATIVE).sample(range(4)).values
     images = values_to_images(values, model.config.image)
     found = [

@@ -89,6 +89,12 @@ def test_the_data_set_is_known_before_its_images_are_loaded(write) -> None:
     assert (data.name, data.image_size, data.data_dir) == ("glyphs", 9, "/somewhere")
 
 
+def test_data_sets_have_default_presets() -> None:
+    chosen = {name: merge_settings(Given(data={"name": name})).preset for name in ("mnist", "cifar10", "bytes:x")}
+    assert chosen == {"mnist": "mnist-wide", "cifar10": "cifar10-pixel", "bytes:x": "bytes-small"}
+    assert merge_settings(Given(data={"name": "cifar10"}), images_preset="tiny").preset == "tiny"
+
+
 @pytest.mark.parametrize(("preset", "name"), [(None, "mnist"), ("tiny", "mnist"), ("cifar10-paper", "cifar10")])
 def test_a_preset_has_a_default_data_set(preset, name) -> None:
     assert merge_settings(Given(preset, data={"data_dir": "/somewhere"})).data_config.name == name

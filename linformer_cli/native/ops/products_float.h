@@ -42,6 +42,13 @@ struct Float32 : FloatSums {
     }
 };
 
+// Products and sums are rounded separately, so the results have the same bits on every processor.
+struct Exact : FloatSums {
+    static floats::part add(floats::part sums, words::part weight, uint32_t x) {
+        return sums + bits_as<floats::part>(weight) * bits_as<float>(x);
+    }
+};
+
 // A word is two numbers.
 struct Bfloat16 : FloatSums {
     static floats::part add(floats::part sums, words::part weight, uint32_t x) {

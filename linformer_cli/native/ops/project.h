@@ -1,6 +1,6 @@
 // Products of packed weights and the vectors of a few rows, plus a bias and an activation.
 //
-// Buffers: input, output, weights, bias, and for formats other than float32 the converted input. Integers: columns,
+// Buffers: input, output, weights, bias, and for bfloat16 and int8 the converted input. Integers: columns,
 // rows, activation, format.
 #pragma once
 
@@ -13,6 +13,7 @@ namespace {
 
 void project(const Pass& pass, const Operation& op) {
     const int64_t columns = op.integer[0], format = op.integer[3], input = op.buffer[4];
+    if (format == EXACT) return multiply<Exact>(pass, op, op.buffer[0], 1);
     if (!ONLY_INT8 && format != BFLOAT16 && format != INT8) return multiply<Float32>(pass, op, op.buffer[0], 1);
     pass.for_each(pass.rows, pass.rows * columns, [&](int64_t row) {
         const float* x = pass.at<float>(op.buffer[0], row);
