@@ -19,7 +19,7 @@ Scale = Literal["log", "linear"]
 
 _PANEL_INCHES = (3.4, 3.2)
 _ONE_ROW = 3  # the largest number of panels in a single row
-_MOST_TICKS = 6
+_MOST_TICKS = 5
 _MARKERS_OF_A_CURVE = 8
 _FEW_MARKERS = 12
 _RING_SIZE = 70  # square points
