@@ -40,54 +40,50 @@ class ChannelNetwork(nn.Module):
         )
         self.dropout = config.dropout
 
-    def forward(self, pixels: Tensor, tokens: Tensor, state: EmbeddingState, pixel: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors [B, T, width] at tokens int64 [B, T] that follow `state`, and the last pixel's vector [B, width].
+    def forward(
+        self, pixels: Tensor, tokens: Tensor, state: EmbeddingState, pixel: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Vectors [B, T, width] and predictions [B, T] at tokens int64 [B, T] that follow `state`.
 
-        `pixels` [B, pixels, width] are the vectors of the pixels that begin at these tokens. `pixel` [B, width] is the
-        vector of the pixel before them, to which the first tokens may belong.
+        The predictions of the next values are on a scale from -1 to 1. The third result is the vector [B, width] of the
+        last pixel. `pixels` [B, pixels, width] are the vectors of the pixels that begin at these tokens. `pixel`
+        [B, width] is the vector of the pixel before them, to which the first tokens may belong.
         """
         start, length = int(state.position), tokens.shape[1]
         if start % self.count:
             pixels = torch.cat([pixel.unsqueeze(1).to(pixels.dtype), pixels], dim=1)
         x = pixels.repeat_interleave(self.count, dim=1)[:, start % self.count :][:, :length]
-        values = self._read(tokens, state)
+        values = read_values(tokens, state, self.sources[start : start + length], self.levels)
         rows = values[..., : self.count - 1] + torch.arange(self.count - 1, device=values.device) * (self.levels + 1)
         x = x + functional.embedding_bag(rows.flatten(0, 1), self.values, mode="sum").unflatten(0, x.shape[:2])
-        x = x + self.numbers(self.differences.numbers(values, self.numbers.weight.dtype))
-        x = x + self.channel(torch.arange(start, start + length, device=x.device) % self.count)
-        return add_dropped(x, self.feed_forward(self.norm(x)), self.dropout), pixels[:, -1]
+        dtype = self.numbers.weight.dtype
+        x = x + self.numbers(self.differences.numbers(values, dtype))
+        channels = torch.arange(start, start + length, device=x.device) % self.count
+        x = x + self.channel(channels)
+        # bfloat16 cannot hold every prediction.
+        predictions = self.differences.predict(values, channels, torch.promote_types(dtype, torch.float32))
+        return add_dropped(x, self.feed_forward(self.norm(x)), self.dropout), predictions, pixels[:, -1]
 
-    def predict(self, tokens: Tensor, state: EmbeddingState) -> Tensor:
-        """Predictions [B, T], on a scale from -1 to 1, of the values after tokens int64 [B, T] that follow `state`."""
-        start, length = int(state.position), tokens.shape[1]
-        channels = torch.arange(start, start + length, device=tokens.device) % self.count
-        dtype = torch.promote_types(self.numbers.weight.dtype, torch.float32)  # bfloat16 cannot hold every value
-        return self.differences.predict(self._read(tokens, state), channels, dtype)
+    def emit(self, builder: Builder, recent: int, pixel: int) -> int:
+        """Emit a step without predictions; returns the buffer of the slots, which `emit_predictions` needs.
 
-    def _read(self, tokens: Tensor, state: EmbeddingState) -> Tensor:
-        start = int(state.position)
-        return read_values(tokens, state, self.sources[start : start + tokens.shape[1]], self.levels)
-
-    def emit(self, builder: Builder, recent: int, pixel: int) -> None:
-        """Emit a step. `recent` is the ring of recent values, and `pixel` the state with the pixel's vector."""
-        count, every = self.count - 1, self._find_slots(builder, recent)
-        slots = builder.shared(every[:, :count])
+        `recent` is the ring of recent values, and `pixel` the state with the pixel's vector.
+        """
+        count = self.count - 1
+        slots = ring_slots(self.sources, builder.buffers[recent].width).to(torch.int32)
+        every, own = builder.shared(slots), builder.shared(slots[:, :count])
         table = builder.shared(self.values)
         places = builder.shared(self.channel(torch.arange(len(self.sources), device=self.values.device) % self.count))
-        buffers = (builder.x, recent, slots, table, places, -1, -1)
+        buffers = (builder.x, recent, own, table, places, -1, -1)
         builder.emit("embed", buffers, (builder.width, count, self.levels, 0))
         builder.add(pixel)
         numbers = builder.scratch("numbers", self.numbers.in_features)
-        integers = (every.shape[1], *self.differences.integers)
-        builder.emit("take_differences", (numbers, recent, builder.shared(every)), integers)
+        builder.emit("take_differences", (numbers, recent, every), (slots.shape[1], *self.differences.integers))
         builder.add(builder.project(self.numbers, numbers, "branch"))
         builder.add_branch(self.norm, True, lambda x: self.feed_forward.emit(builder, x))
+        return every
 
-    def emit_predictions(self, builder: Builder, recent: int, parameters: int, mixtures: int) -> None:
-        """Emit the addition of `predict` to the means in the buffer `parameters` of a mixture head."""
-        slots = self._find_slots(builder, recent)
-        integers = (slots.shape[1], *self.differences.integers, mixtures)
-        builder.emit("add_predictions", (parameters, recent, builder.shared(slots)), integers)
-
-    def _find_slots(self, builder: Builder, recent: int) -> Tensor:
-        return ring_slots(self.sources, builder.buffers[recent].width).to(torch.int32)
+    def emit_predictions(self, builder: Builder, recent: int, slots: int, parameters: int, mixtures: int) -> None:
+        """Emit the addition of the prediction to the means in the buffer `parameters` of a mixture head."""
+        integers = (self.sources.shape[1], *self.differences.integers, mixtures)
+        builder.emit("add_predictions", (parameters, recent, slots), integers)

@@ -115,9 +115,8 @@ class PixelModel(nn.Module):
         for index, block in enumerate(self.typed_blocks if x.shape[1] else []):
             x, layers[index] = block.attend(x, layers[index])
         pixel = x[:, :0, 0] if state is None else state.pixel
-        if self.channels is not None:
-            x, pixel = self.channels(x, tokens, before, pixel)
-        return self._read_head(x, tokens, before), PixelState(embedding, tuple(layers), pixel)
+        parameters, pixel = self._read_head(x, tokens, before, pixel)
+        return parameters, PixelState(embedding, tuple(layers), pixel)
 
     def init_state(self, batch: int, capacity: int | None = None) -> PixelState:
         """The state of `batch` images before the first token.
@@ -140,18 +139,21 @@ class PixelModel(nn.Module):
             for index, block in enumerate(self.typed_blocks):
                 x, layers[index] = block.step(x, layers[index])
             x = x.unsqueeze(1)
-        pixel = state.pixel
-        if self.channels is not None:
-            x, pixel = self.channels(x, tokens, state.embedding, pixel)
-        parameters = self._read_head(x, tokens, state.embedding).squeeze(1)
-        return parameters, PixelState(embedding, tuple(layers), pixel)
+        parameters, pixel = self._read_head(x, tokens, state.embedding, state.pixel)
+        return parameters.squeeze(1), PixelState(embedding, tuple(layers), pixel)
 
-    def _read_head(self, x: Tensor, tokens: Tensor, before: EmbeddingState) -> Tensor:
-        """Head parameters [B, T, P] from the vectors [B, T, width] of tokens int64 [B, T] that follow `before`."""
+    def _read_head(self, x: Tensor, tokens: Tensor, before: EmbeddingState, pixel: Tensor) -> tuple[Tensor, Tensor]:
+        """Head parameters [B, T, P] at tokens int64 [B, T] that follow `before`, and the last pixel's vector.
+
+        `x` are the vectors of the blocks, and `pixel` is the vector of the pixel before them.
+        """
+        if self.channels is None:
+            return self.head(self.norm(x)), pixel
+        x, predictions, pixel = self.channels(x, tokens, before, pixel)
         parameters = self.head(self.norm(x))
-        if self.channels is not None and isinstance(self.head, MixtureHead):
-            return self.head.move_means(parameters, self.channels.predict(tokens, before))
-        return cast(Tensor, parameters)
+        if isinstance(self.head, MixtureHead):
+            parameters = self.head.move_means(parameters, predictions)
+        return parameters, pixel
 
     def on_training_step(self, step: int, seed: int) -> None:
         """Tell every attention mechanism that training step number `step` of a run with `seed` begins."""

@@ -32,12 +32,12 @@ def compile_step(model: PixelModel, window: int = 1, products: torch.dtype | Non
     if model.channels is not None:
         pixel = builder.keep()
         stride, blocks = model.embedding.stride, len(builder.operations)
-        model.channels.emit(builder, recent, pixel)
+        slots = model.channels.emit(builder, recent, pixel)
     # A mean of a mixture must be exact to a fraction of a level.
     sensitive = isinstance(model.head, MixtureHead)
     output = builder.project(model.head.projection, builder.norm(model.norm), "output", sensitive=sensitive)
     if model.channels is not None and isinstance(model.head, MixtureHead):
-        model.channels.emit_predictions(builder, recent, output, model.head.mixtures)
+        model.channels.emit_predictions(builder, recent, slots, output, model.head.mixtures)
     parts = tuple(builder.buffers), tuple(builder.operations)
     return Program(products, window, *parts, recent, label, output, tuple(states), stride, blocks, pixel)
 
