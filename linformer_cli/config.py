@@ -117,18 +117,14 @@ class NetworkConfig(Config):
         "neighbours",
         description="Known values that a position sees directly. previous: only the previous value. recent: the last "
         "four values. neighbours: the neighbouring values. wide: neighbours, and as numbers three rows above and four "
-        "columns to either side. hashed: wide, and hashed groups of neighbours. residual: the numbers of wide, as "
-        "differences from the nearest neighbours; only with unit pixel.",
+        "columns to either side. hashed: wide, and hashed groups of neighbours. residual, for colour images: the "
+        "numbers of wide, as differences from the nearest neighbours; the blocks step over whole pixels, and a small "
+        "network predicts the channels of a pixel.",
     )
     embedding: Literal["grid", "paper", "none"] = Field(
         "grid",
         description="Positions. grid: learned tables of rows, columns and channels. paper: sinusoids (Katharopoulos "
         "2020). none: no positions, for sequences of any length.",
-    )
-    unit: Literal["value", "pixel"] = Field(
-        "value",
-        description="What the blocks step over. value: every channel of every pixel. pixel: whole pixels, with a small "
-        "network for the channels of a pixel.",
     )
     head: Literal["categorical", "mixture"] = Field(
         "categorical",
@@ -152,18 +148,15 @@ class NetworkConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _pixels_see_pixels(self) -> Self:
-        if (self.unit == "pixel") != (self.context == "residual"):
-            raise ValueError(
-                f"unit 'pixel' and context 'residual' need each other, found '{self.unit}' and '{self.context}'"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _convolution_sees_earlier_positions(self) -> Self:
         if self.short_convolution == 1:
             raise ValueError("short_convolution must be 0 (none) or at least 2, found 1")
         return self
+
+    @property
+    def steps_over_pixels(self) -> bool:
+        """Whether a position of the blocks is a whole pixel, not a single value."""
+        return self.context == "residual"
 
     @property
     def layer_parts(self) -> list[str]:
@@ -185,14 +178,14 @@ class ModelConfig(NetworkConfig):
 
     @model_validator(mode="after")
     def _pixels_have_channels(self) -> Self:
-        if self.unit == "pixel" and self.image.channels == 1:
-            raise ValueError("unit 'pixel' needs images with three channels; in a grey image, values are pixels")
+        if self.steps_over_pixels and self.image.channels == 1:
+            raise ValueError("context 'residual' needs images with three channels; in a grey image, values are pixels")
         return self
 
     @property
     def block_image(self) -> ImageShape:
         """The image that the blocks step over: all values, or one position for each pixel."""
-        return self.image.model_copy(update={"channels": 1}) if self.unit == "pixel" else self.image
+        return self.image.model_copy(update={"channels": 1}) if self.steps_over_pixels else self.image
 
     @property
     def required_classes(self) -> int:

@@ -34,9 +34,7 @@ PRESETS: dict[str, NetworkConfig] = {
     # The best network found among those that two CPU cores train in an hour or two (docs/notes/quality.md).
     DEFAULT_PRESET: NetworkConfig(context="wide"),
     # For colour images. Its blocks step over whole pixels.
-    CIFAR10_PRESET: NetworkConfig(
-        unit="pixel", context="residual", head="mixture", width=192, heads=6, feed_forward=768
-    ),
+    CIFAR10_PRESET: NetworkConfig(context="residual", head="mixture", width=192, heads=6, feed_forward=768),
     # For windows of bytes. Without positions, a model can draw text of any length.
     BYTES_PRESET: NetworkConfig(context="recent", embedding="none"),
     # For tests and first trials. It trains in seconds.

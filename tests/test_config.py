@@ -103,15 +103,11 @@ def test_the_paper_embedding_needs_a_width_divisible_by_4(raises_one_line) -> No
 
 
 def test_blocks_step_over_pixels_of_colour_images_only(raises_one_line) -> None:
-    with raises_one_line(UsageError, "unit 'pixel' and context 'residual' need each other, found 'pixel' and 'wide'"):
-        parse_config(NetworkConfig, {"unit": "pixel", "context": "wide"}, "model")
-    with raises_one_line(UsageError, "unit 'pixel' and context 'residual' need each other, found 'value' and 'resid"):
-        parse_config(NetworkConfig, {"context": "residual"}, "model")
     image = {"height": 4, "width": 5}
-    with raises_one_line(UsageError, "unit 'pixel' needs images with three channels"):
-        parse_config(ModelConfig, {"unit": "pixel", "context": "residual", "image": image}, "model")
+    with raises_one_line(UsageError, "context 'residual' needs images with three channels"):
+        parse_config(ModelConfig, {"context": "residual", "image": image}, "model")
     colour = {**image, "channels": 3}
-    config = parse_config(ModelConfig, {"unit": "pixel", "context": "residual", "image": colour}, "model")
+    config = parse_config(ModelConfig, {"context": "residual", "image": colour}, "model")
     assert (config.image.positions, config.block_image.positions) == (60, 20)
 
 

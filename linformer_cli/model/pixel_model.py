@@ -40,7 +40,7 @@ class PixelModel(nn.Module):
         self.config = config
         self.embedding = PixelEmbedding(config)
         self.blocks = nn.ModuleList(build_blocks(config))
-        self.channels = ChannelNetwork(config) if config.unit == "pixel" else None
+        self.channels = ChannelNetwork(config) if config.steps_over_pixels else None
         self.norm = nn.LayerNorm(config.width)
         self.head = build_head(config)
         initialise_weights(self, self.typed_blocks)

@@ -60,7 +60,7 @@ for name, changes in {
     },
     "lstm-pixels-grid-pre-categorical": {"attention": "lstm"},
 }.items():
-    VARIANTS[name] = {"size": (3, 3, 3), "unit": "pixel", "context": "residual", **changes}
+    VARIANTS[name] = {"size": (3, 3, 3), "context": "residual", **changes}
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 # These variants include every mechanism, image and context, for tests that depend on nothing else.
 some_variants = pytest.mark.parametrize(

@@ -41,15 +41,15 @@ CHANGES: dict[str, dict[str, Any]] = {
         "image": ImageShape(height=5, width=4, channels=3, levels=256),
     },
     "pixels": {
-        **{"unit": "pixel", "context": "residual"},
+        **{"context": "residual"},
         "image": ImageShape(height=5, width=4, channels=3, levels=16),
     },
     "pixels, odd widths": {
-        **{"unit": "pixel", "context": "residual", "width": 21, "feed_forward": 19, "norm": "post", "head": "mixture"},
+        **{"context": "residual", "width": 21, "feed_forward": 19, "norm": "post", "head": "mixture"},
         **{"classes": 3, "image": ImageShape(height=5, width=4, channels=3, levels=256)},
     },
     "pixels, the paper's embedding": {
-        **{"unit": "pixel", "context": "residual", "embedding": "paper", "head": "mixture"},
+        **{"context": "residual", "embedding": "paper", "head": "mixture"},
         "image": ImageShape(height=5, width=4, channels=3, levels=256),
     },
     "many columns": {"width": 276, "norm": "post"},
