@@ -43,6 +43,7 @@ def quality(
         ),
     ] = 1000,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images drawn at once.")] = 64,
+    guidance: options.Guidance = 1.0,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
@@ -112,7 +113,7 @@ def quality(
                 bar.show(update)
 
             judge = load_judge(train.images[:], labels, classes, RECIPE, on_update)
-        sampler = Sampler(model, seed, filters, session.engine, session.products)
+        sampler = Sampler(model, seed, filters, session.engine, session.products, guidance)
         samples = _draw(sampler, count, batch, asked, stop)
         talk("comparing the samples with the test and training images")
         bits = info.training.validation_bits_per_dim if name == info.data.name else None
@@ -120,8 +121,8 @@ def quality(
         if image is not None:
             _write_image(image, samples, train.images[:], session)
     if json:
-        asked_for = {"data": name, "count": count, "seed": seed, "batch": batch, **vars(filters), "image": image}
-        print_json({**session.record, **asked_for, **vars(report)})
+        drawn = {"count": count, "seed": seed, "batch": batch, "guidance": guidance, **vars(filters)}
+        print_json({**session.record, "data": name, **drawn, "image": image, **vars(report)})
     else:
         _print(report, style)
 

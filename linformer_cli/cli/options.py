@@ -168,6 +168,14 @@ Scale = Annotated[
     int | None,
     typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.", show_default=False),
 ]
+Guidance = Annotated[
+    float,
+    typer.Option(
+        "--guidance",
+        help="Above 1, images follow their class more closely: the weight of the class in every prediction. Needs a "
+        "model trained with --hide-class, and twice the time.",
+    ),
+]
 Temperature = Annotated[float, typer.Option("--temperature", help="Divisor of the log probabilities. Applied first.")]
 TopK = Annotated[
     int | None, typer.Option("--top-k", help="Sample from the K likeliest values. Applied second.", show_default=False)

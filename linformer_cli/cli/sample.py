@@ -86,6 +86,7 @@ def sample(
         int | None, typer.Option("--columns", min=1, help="Columns of the grid.", show_default=False)
     ] = None,
     scale: options.Scale = None,
+    guidance: options.Guidance = 1.0,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
@@ -123,7 +124,7 @@ def sample(
     - `lintx sample -n 4 -o - | display`
     - `lintx sample -n 16 --gif drawing.gif`
     - `torchrun --nproc-per-node 8 -m linformer_cli sample runs/first -n 10000 --files drawn`
-    - `lintx sample runs/digits --class all -n 8`
+    - `lintx sample runs/digits --class all -n 8 --guidance 2`
     - `lintx sample runs/text --prompt 'import ' -n 500 --temperature 0.8`
     """
     if out == "-" and json:
@@ -138,10 +139,10 @@ def sample(
         from linformer_cli.sampling.decode import Sampler
 
         filters = Filters(temperature, top_k, top_p)
-        sampler = Sampler(session.model, seed, filters, session.engine, session.products)
+        sampler = Sampler(session.model, seed, filters, session.engine, session.products, guidance)
         if session.checkpoint.info.data.words is WINDOWS:
             of_images = {"-o": out, "--class": class_name, "--files": files, "--columns": columns, "--scale": scale}
-            refuse_options({**of_images, "--gif": gif})
+            refuse_options({**of_images, "--gif": gif, "--guidance": None if guidance == 1 else guidance})
             if team.count > 1:
                 raise UsageError("several processes draw images only; start one process to draw text")
             record = {**session.record, "seed": seed, **vars(filters), "first": first} if json else None
@@ -162,7 +163,7 @@ def sample(
         if session.model.config.classes and not numbers.chosen:
             drawn_as = f"classes 0 to {numbers.turns - 1} in turn" if numbers.turns else "images without a class"
             talk(f"{drawn_as}; select with --class")
-        asked = {"seed": seed, "batch": batch, **vars(filters), "class": class_name}
+        asked = {"seed": seed, "batch": batch, "guidance": guidance, **vars(filters), "class": class_name}
         settings = {**session.record, **asked}
 
         def describe(index: int) -> dict[str, object]:

@@ -16,6 +16,7 @@ from linformer_cli.system.memory import work_in_batches
 
 from .choose import Filters, UniformStreams
 from .engines import AUTO, EngineCache
+from .guidance import check_guidance, draw_guided
 
 
 class Labels(Protocol):
@@ -43,6 +44,7 @@ class Sampler:
 
     Up to rounding, image i depends only on (seed, i) and its class, and not on the batch size, the engine or the other
     images. By default, there are no `filters`. `engine` is one of `ENGINES` or `auto`; `Engine` explains `products`.
+    `guidance` is the weight of `guide`. If it is not 1, which means no guidance, images need a class.
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class Sampler:
         filters: Filters | None = None,
         engine: str = AUTO,
         products: torch.dtype | None = None,
+        guidance: float = 1.0,
     ) -> None:
-        self.model, self.seed, self.filters = model, seed, filters or Filters()
+        self.model, self.seed, self.filters, self.guidance = model, seed, filters or Filters(), guidance
         self.engines = EngineCache(engine, model, products=products)
 
     @torch.no_grad()
@@ -64,17 +67,26 @@ class Sampler:
 
         `labels[i]` is the class of image i. By default, images have no class if the class is optional, or else they
         rotate through all classes of the model.
-        `Engine.draw_values` explains `before_step`. Raises `LintxError` if the model predicts NaN or infinity.
+        `Engine.draw_values` explains `before_step`. Raises `LintxError` if the model predicts NaN or infinity, and what
+        `check_guidance` raises.
         """
+        check_guidance(self.model, self.guidance, labels is not None)
         began = time.perf_counter()
         batch, positions = len(indices), self.model.config.image.positions
         if labels is None:
             chosen = self.model.take_turns(indices)
         else:
             chosen = torch.tensor([labels[index] for index in indices])
-        with self.engines.start(batch) as engine:
-            first = engine.step(self.model.start_tokens(batch, chosen))
-            values = engine.draw_values(first, UniformStreams(self.seed, indices), self.filters, positions, before_step)
+        tokens, streams = self.model.start_tokens(batch, chosen), UniformStreams(self.seed, indices)
+        if self.guidance != 1:
+            tokens = torch.cat([tokens, self.model.start_tokens(batch)])
+        with self.engines.start(len(tokens)) as engine:
+            first = engine.step(tokens)
+            if self.guidance == 1:
+                values = engine.draw_values(first, streams, self.filters, positions, before_step)
+            else:
+                weight = self.guidance
+                values = draw_guided(engine, first, streams, self.filters, weight, positions, before_step)
         # The start token counts as one pass.
         passes = 1 + engine.look_aheads if engine.look_aheads else positions
         return SampledBatch(indices, values, time.perf_counter() - began, engine.state_bytes, passes)

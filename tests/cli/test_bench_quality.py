@@ -11,7 +11,7 @@ from linformer_cli.bench.judge import JudgeRecipe
 
 TINY = JudgeRecipe(channels=4, features=8, updates=20, batch=16)
 SMALL = ("--preset", "tiny", "--steps", "3", "--batch", "4", "--sample-every", "0")
-KEYS = {"data", "count", "seed", "batch", "temperature", "top_k", "top_p", "image", "rows", "classes"} | {
+KEYS = {"data", "count", "seed", "batch", "guidance", "temperature", "top_k", "top_p", "image", "rows", "classes"} | {
     *("checkpoint", "checkpoint_sha256", "attention", "precision", "device", "engine"),
     *("judge_accuracy", "judge_sha256", "test_images", "settings", "environment"),
 }

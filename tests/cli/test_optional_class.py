@@ -1,5 +1,6 @@
 """Tests of the commands with a model whose class is optional: every command works without a class."""
 
+import io
 import math
 from pathlib import Path
 
@@ -76,6 +77,10 @@ def test_hidden_classes_need_classes(data, lintx, tmp_path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def decode(png: bytes) -> bytes:
+    return Image.open(io.BytesIO(png)).tobytes()
+
+
 def test_sample_draws_without_a_class_or_with_one(run, lintx, tmp_path) -> None:
     def draw(*options):
         files = tmp_path / "-".join(map(str, options))
@@ -89,6 +94,12 @@ def test_sample_draws_without_a_class_or_with_one(run, lintx, tmp_path) -> None:
     of_one, other, _ = draw("-n", 3, "--class", 1)
     assert of_one == [1] * 3 and other != images
     assert draw("-n", 1, "--class", "all")[0] == [0, 1, 2]
+    assert draw("-n", 3, "--class", 1, "--guidance", 1)[1] == other
+    of_one, guided, _ = draw("-n", 3, "--class", 1, "--guidance", 9)
+    assert of_one == [1] * 3 and [decode(image) for image in guided] != [decode(image) for image in other]
+    refused = lintx("sample", run, "--guidance", 3, "-o", tmp_path / "no.png")
+    assert refused.code == 2 and "choose a class with --class" in refused.stderr
+    assert not (tmp_path / "no.png").exists()
 
 
 def test_eval_measures_without_the_class_or_given_the_class(run, data, lintx) -> None:

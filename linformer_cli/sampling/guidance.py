@@ -1,0 +1,66 @@
+"""Guidance: images follow their class more closely (Ho and Salimans 2022, arXiv 2207.12598)."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from linformer_cli.errors import LintxError, UsageError
+from linformer_cli.model.heads import invert_cumulative
+from linformer_cli.model.pixel_model import PixelModel
+
+from .choose import Filters, UniformStreams, filter_log_probabilities
+from .engines import Engine
+from .engines.base import DAMAGED
+
+
+def check_guidance(model: PixelModel, weight: float, has_class: bool) -> None:
+    """Raise `UsageError` if images of `model`, with a class or without, cannot be drawn with this guidance."""
+    if not 0 <= weight < float("inf"):
+        raise UsageError(f"--guidance must be at least 0 and finite, found {weight}")
+    if weight == 1:
+        return
+    if not model.config.optional_class:
+        raise UsageError("--guidance needs a model that also draws without a class, trained with --hide-class")
+    if not has_class:
+        raise UsageError("--guidance compares drawing with a class and without; choose a class with --class")
+
+
+def guide(log_probabilities: Tensor, weight: float) -> Tensor:
+    """Guided log probabilities [B, levels], not normalised, from those of B images with and then without their class.
+
+    With p(x | c) and p(x), the result is proportional to p(x) (p(x | c) / p(x))^weight for every value x.
+    """
+    given, free = log_probabilities.chunk(2)
+    return free + weight * (given - free)
+
+
+@torch.no_grad()
+def draw_guided(
+    engine: Engine,
+    parameters: Tensor,
+    streams: UniformStreams,
+    filters: Filters,
+    weight: float,
+    count: int,
+    before_step: Callable[[], None] | None = None,
+) -> Tensor:
+    """Do what `Engine.draw_values` does, for half as many images as the engine has rows.
+
+    Rows b and B + b of the engine, and of `parameters`, draw the same image: the first with its class, the second
+    without. NaN and infinity are reported only at the end.
+    """
+    values = torch.empty(count, engine.batch // 2, dtype=torch.uint8)
+    for number in range(count):
+        if before_step is not None:
+            before_step()
+        guided = guide(engine.model.head.log_probabilities(parameters), weight)
+        uniforms = streams.take().to(guided.device)
+        drawn = invert_cumulative(filter_log_probabilities(guided, filters).exp(), uniforms)[0]
+        drawn = drawn.clamp(0, engine.model.head.levels - 1)  # a draw from NaN may give any number
+        values[number] = drawn
+        if number < count - 1:
+            parameters = engine.step(torch.cat([drawn, drawn]))
+    if not bool(torch.isfinite(parameters).all()):
+        raise LintxError(DAMAGED)
+    return values.T.contiguous()

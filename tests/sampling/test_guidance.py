@@ -1,0 +1,90 @@
+"""Tests of guidance: the drawn distribution is p(x) (p(x | class) / p(x))^weight at every value."""
+
+import pytest
+import torch
+from machine import HAS_LIBRARY
+from sampling.cases import sample_values
+from torch import Tensor
+
+from linformer_cli.errors import LintxError, UsageError
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.sampling.choose import Filters, UniformStreams
+from linformer_cli.sampling.decode import Sampler
+from linformer_cli.sampling.guidance import guide
+
+LABELS = [2, 0, 1]
+CLASSES = {"classes": 3, "optional_class": True}
+
+
+@pytest.fixture(params=["categorical", "mixture"])
+def model(request, build_tiny_model) -> PixelModel:
+    built: PixelModel = build_tiny_model(dtype=torch.float64, head=request.param, **CLASSES)
+    assert built.embedding.classes is not None
+    built.embedding.classes.weight.data.mul_(8)  # the classes must matter
+    return built
+
+
+def draw(model: PixelModel, weight: float, batch: int = 3, engine: str = "textbook", **settings: object) -> Tensor:
+    sampler = Sampler(model, 5, engine=engine, guidance=weight, **settings)
+    return torch.cat([part.values for part in sampler.iter_batches(range(3), batch, LABELS)])
+
+
+@torch.no_grad()
+def draw_in_parallel(model: PixelModel, weight: float, filters: Filters) -> Tensor:
+    """Draw with the parallel form, which reads the image from its start again for every value."""
+    positions, labels = model.config.image.positions, torch.tensor(LABELS)
+    values, streams = torch.zeros(3, positions, dtype=torch.int64), UniformStreams(5, range(3))
+    for position in range(positions):
+        of_class, of_none = (
+            model.head.log_probabilities(model.attend(model.shift_values(values, given))[0])[:, position]
+            for given in (labels, None)
+        )
+        shares = (of_none.exp() * (of_class.exp() / of_none.exp()) ** weight) ** (1 / filters.temperature)
+        sums = (shares / shares.sum(dim=1, keepdim=True)).cumsum(dim=1)
+        values[:, position] = (sums <= streams.take().unsqueeze(1)).sum(dim=1)
+    return values
+
+
+@pytest.mark.parametrize("weight", [0.5, 3.0])
+@pytest.mark.parametrize("filters", [Filters(), Filters(temperature=0.7)], ids=["all values", "temperature"])
+def test_values_have_the_guided_distribution(model: PixelModel, weight: float, filters: Filters) -> None:
+    drawn = draw(model, weight, filters=filters)
+    assert torch.equal(drawn.long(), draw_in_parallel(model, weight, filters))
+    assert not torch.equal(drawn, draw(model, 1.0, filters=filters))
+    alone = draw(model, weight, batch=1, filters=filters)
+    assert torch.equal(alone, drawn)
+
+
+def test_weight_0_draws_without_the_class(model: PixelModel) -> None:
+    filters = Filters(top_k=model.head.levels)  # any filter makes a mixture draw from a table, as guidance does
+    assert torch.equal(draw(model, 0.0, filters=filters), sample_values(model, range(3), 5, filters).values)
+
+
+def test_weight_1_predicts_with_the_class() -> None:
+    given, free = torch.randn(2, 4, 7, dtype=torch.float64)
+    assert torch.allclose(guide(torch.cat([given, free]), 1.0), given)
+
+
+@pytest.mark.skipif(not HAS_LIBRARY, reason="the engine 'native' needs the library")
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+def test_the_native_engine_draws_the_same_images(build_tiny_model, head: str) -> None:
+    model = build_tiny_model(head=head, **CLASSES)
+    assert torch.equal(draw(model, 2.0, engine="native"), draw(model, 2.0))
+    whole = draw(model, 2.0, engine="native", products=torch.int8)
+    assert torch.equal(draw(model, 2.0, batch=1, engine="native", products=torch.int8), whole)
+
+
+def test_guidance_needs_a_class_and_a_model_that_needs_none(model: PixelModel, build_tiny_model) -> None:
+    with pytest.raises(UsageError, match="choose a class"):
+        Sampler(model, guidance=2).sample(range(2))
+    with pytest.raises(UsageError, match="trained with --hide-class"):
+        Sampler(build_tiny_model(classes=3), guidance=2).sample(range(2), [0, 1])
+    for weight in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(UsageError, match="at least 0 and finite"):
+            Sampler(model, guidance=weight).sample(range(2), [0, 1])
+
+
+def test_a_damaged_model_is_reported(model: PixelModel) -> None:
+    model.head.projection.bias.data[0] = torch.nan
+    with pytest.raises(LintxError, match="not a finite number"):
+        draw(model, 2.0)
