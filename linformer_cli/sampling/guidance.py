@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.errors import LintxError, UsageError
-from linformer_cli.model.heads import invert_cumulative
+from linformer_cli.model.heads import CategoricalHead, invert_cumulative
 from linformer_cli.model.pixel_model import PixelModel
 
 from .choose import Filters, UniformStreams, filter_log_probabilities
@@ -50,14 +50,17 @@ def draw_guided(
     Rows b and B + b of the engine, and of `parameters`, draw the same image: the first with its class, the second
     without. NaN and infinity are reported only at the end.
     """
-    values = torch.empty(count, engine.batch // 2, dtype=torch.uint8)
+    head, values = engine.model.head, torch.empty(count, engine.batch // 2, dtype=torch.uint8)
     for number in range(count):
         if before_step is not None:
             before_step()
-        guided = guide(engine.model.head.log_probabilities(parameters), weight)
-        uniforms = streams.take().to(guided.device)
-        drawn = invert_cumulative(filter_log_probabilities(guided, filters).exp(), uniforms)[0]
-        drawn = drawn.clamp(0, engine.model.head.levels - 1)  # a draw from NaN may give any number
+        uniforms = streams.take()
+        if isinstance(head, CategoricalHead):  # logits are log probabilities up to a constant
+            drawn = engine.draw(guide(parameters, weight), uniforms, filters)
+        else:
+            guided = filter_log_probabilities(guide(head.log_probabilities(parameters), weight), filters)
+            drawn = invert_cumulative(guided.exp(), uniforms.to(guided.device))[0]
+        drawn = drawn.clamp(0, head.levels - 1)  # a draw from NaN may give any number
         values[number] = drawn
         if number < count - 1:
             parameters = engine.step(torch.cat([drawn, drawn]))
