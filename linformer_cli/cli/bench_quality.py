@@ -92,8 +92,10 @@ def quality(
     from linformer_cli.bench.quality import measure_quality
     from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.decode import Sampler
+    from linformer_cli.sampling.guidance import check_guidance
     from linformer_cli.system.signals import catch_signals
 
+    check_guidance(session.model, guidance, session.model.config.classes > 0)
     info, model = session.checkpoint.info, session.model
     filters = Filters(temperature, top_k, top_p)
     name = data or info.data.name

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linformer_cli.errors import UsageError
-from linformer_cli.model.heads import Head, invert_cumulative
+from linformer_cli.model.heads import invert_cumulative
 
 from .philox import draw_uniforms
 
@@ -108,7 +108,9 @@ def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Ten
     return filtered.masked_fill(~kept, -torch.inf).log_softmax(dim=-1)
 
 
-def draw_filtered(head: Head, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
-    """The next values int64 [B] from head parameters [B, P] after `filters`; uniforms [B] in [0, 1) on any device."""
-    filtered = filter_log_probabilities(head.log_probabilities(parameters), filters)
-    return invert_cumulative(filtered.exp(), uniforms)[0]
+def draw_filtered(log_probabilities: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
+    """The next values int64 [B] after `filters`; uniforms [B] in [0, 1) on any device.
+
+    `log_probabilities` [B, levels] need not be normalised.
+    """
+    return invert_cumulative(filter_log_probabilities(log_probabilities, filters).exp(), uniforms)[0]

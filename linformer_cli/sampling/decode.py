@@ -77,16 +77,15 @@ class Sampler:
             chosen = self.model.take_turns(indices)
         else:
             chosen = torch.tensor([labels[index] for index in indices])
-        tokens, streams = self.model.start_tokens(batch, chosen), UniformStreams(self.seed, indices)
+        tokens = self.model.start_tokens(batch, chosen)
         if self.guidance != 1:
             tokens = torch.cat([tokens, self.model.start_tokens(batch)])
         with self.engines.start(len(tokens)) as engine:
-            first = engine.step(tokens)
-            if self.guidance == 1:
-                values = engine.draw_values(first, streams, self.filters, positions, before_step)
+            drawing = engine.step(tokens), UniformStreams(self.seed, indices), self.filters, positions, before_step
+            if self.guidance != 1:
+                values = draw_guided(self.guidance, engine, *drawing)
             else:
-                weight = self.guidance
-                values = draw_guided(engine, first, streams, self.filters, weight, positions, before_step)
+                values = engine.draw_values(*drawing)
         # The start token counts as one pass.
         passes = 1 + engine.look_aheads if engine.look_aheads else positions
         return SampledBatch(indices, values, time.perf_counter() - began, engine.state_bytes, passes)

@@ -6,18 +6,21 @@ import torch
 from torch import Tensor
 
 from linformer_cli.errors import LintxError, UsageError
-from linformer_cli.model.heads import CategoricalHead, invert_cumulative
+from linformer_cli.model.heads import CategoricalHead
 from linformer_cli.model.pixel_model import PixelModel
 
-from .choose import Filters, UniformStreams, filter_log_probabilities
+from .choose import Filters, UniformStreams, draw_filtered
 from .engines import Engine
 from .engines.base import DAMAGED
+
+# Far above any use, and small enough that no logit overflows.
+_LARGEST = 1000
 
 
 def check_guidance(model: PixelModel, weight: float, has_class: bool) -> None:
     """Raise `UsageError` if images of `model`, with a class or without, cannot be drawn with this guidance."""
-    if not 0 <= weight < float("inf"):
-        raise UsageError(f"--guidance must be at least 0 and finite, found {weight}")
+    if not 0 <= weight <= _LARGEST:
+        raise UsageError(f"--guidance must be from 0 to {_LARGEST}, found {weight}")
     if weight == 1:
         return
     if not model.config.optional_class:
@@ -37,11 +40,11 @@ def guide(log_probabilities: Tensor, weight: float) -> Tensor:
 
 @torch.no_grad()
 def draw_guided(
+    weight: float,
     engine: Engine,
     parameters: Tensor,
     streams: UniformStreams,
     filters: Filters,
-    weight: float,
     count: int,
     before_step: Callable[[], None] | None = None,
 ) -> Tensor:
@@ -58,8 +61,7 @@ def draw_guided(
         if isinstance(head, CategoricalHead):  # logits are log probabilities up to a constant
             drawn = engine.draw(guide(parameters, weight), uniforms, filters)
         else:
-            guided = filter_log_probabilities(guide(head.log_probabilities(parameters), weight), filters)
-            drawn = invert_cumulative(guided.exp(), uniforms.to(guided.device))[0]
+            drawn = draw_filtered(guide(head.log_probabilities(parameters), weight), uniforms, filters)
         drawn = drawn.clamp(0, head.levels - 1)  # a draw from NaN may give any number
         values[number] = drawn
         if number < count - 1:

@@ -89,6 +89,20 @@ def test_a_model_with_classes_draws_every_class(lintx, conditional, tmp_path) ->
     assert few.code == 2 and "increase --count" in few.stderr
 
 
+def test_guidance_changes_the_samples(lintx, tmp_path, run_folder) -> None:
+    data, run = save_images(tmp_path / "data"), tmp_path / "run"
+    assert lintx("train", "--data", data, "--classes", "--hide-class", 0.5, *SMALL, "--out", run).code == 0
+    plain, same, guided = (
+        lintx("bench", "quality", run, "-n", 30, *extra, "--json").document
+        for extra in ((), ("--guidance", 1), ("--guidance", 9))
+    )
+    assert (same["guidance"], guided["guidance"]) == (1, 9)
+    assert plain["rows"] == same["rows"] and plain["rows"][0] != guided["rows"][0]
+    refused = lintx("bench", "quality", run_folder, "--guidance", 2)
+    assert refused.code == 2 and "trained with --hide-class" in refused.stderr
+    assert "training the judge" not in refused.stderr  # which would take minutes
+
+
 def test_a_model_of_bytes_is_refused(lintx, tmp_path) -> None:
     (tmp_path / "text").write_bytes(bytes(range(256)) * 8)
     run = tmp_path / "run"

@@ -40,10 +40,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         **{"context": "hashed", "width": 21, "feed_forward": 19, "norm": "post"},
         "image": ImageShape(height=5, width=4, channels=3, levels=256),
     },
-    "pixels": {
-        **{"context": "residual"},
-        "image": ImageShape(height=5, width=4, channels=3, levels=16),
-    },
+    "pixels": {"context": "residual", "image": ImageShape(height=5, width=4, channels=3, levels=16)},
     "pixels, odd widths": {
         **{"context": "residual", "width": 21, "feed_forward": 19, "norm": "post", "head": "mixture"},
         **{"classes": 3, "image": ImageShape(height=5, width=4, channels=3, levels=256)},

@@ -145,7 +145,7 @@ def test_top_k_1_takes_the_likeliest_value_for_any_random_number(head) -> None:
     likeliest = head.log_probabilities(parameters).argmax(dim=-1)
     for uniform in (0.0, 0.3, 1 - 2.0**-53):
         uniforms = torch.full((50,), uniform, dtype=torch.float64)
-        assert torch.equal(draw_filtered(head, parameters, uniforms, Filters(top_k=1)), likeliest)
+        assert torch.equal(draw_filtered(head.log_probabilities(parameters), uniforms, Filters(top_k=1)), likeliest)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -155,7 +155,9 @@ def test_a_dropped_value_is_never_drawn(head, dtype: torch.dtype) -> None:
     kept = filter_log_probabilities(head.log_probabilities(parameters), filters).isfinite()
     # The largest float64 below 1 is 1 in float32. Even then, no value after the last kept one may be drawn.
     for uniform in (0.0, 2.0**-53, 0.5, 1 - 2.0**-24, 1 - 2.0**-30, 1 - 2.0**-53):
-        chosen = draw_filtered(head, parameters, torch.full((200,), uniform, dtype=torch.float64), filters)
+        chosen = draw_filtered(
+            head.log_probabilities(parameters), torch.full((200,), uniform, dtype=torch.float64), filters
+        )
         assert kept.gather(1, chosen.unsqueeze(1)).all()
 
 
@@ -165,7 +167,7 @@ def test_filtered_values_are_drawn_with_their_probabilities(head) -> None:
     filters = Filters(temperature=0.8, top_k=8, top_p=0.95)
     count = 10_000
     uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    chosen = draw_filtered(head, parameters.expand(count, -1), uniforms, filters)
+    chosen = draw_filtered(head.log_probabilities(parameters.expand(count, -1)), uniforms, filters)
     shares = torch.bincount(chosen, minlength=16) / count
     expected = filter_log_probabilities(head.log_probabilities(parameters), filters).exp()
     assert (shares - expected).abs().max() <= 1 / count

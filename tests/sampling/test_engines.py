@@ -315,7 +315,7 @@ def test_engines_pass_random_numbers_to_the_head_unchanged(build_tiny_model, mon
     monkeypatch.setattr(model.head, "draw", lambda parameters, uniforms: given.append(uniforms))
     monkeypatch.setattr(
         "linformer_cli.sampling.engines.base.draw_filtered",
-        lambda head, parameters, uniforms, filters: given.append(uniforms),
+        lambda log_probabilities, uniforms, filters: given.append(uniforms),
     )
     engine, uniforms = TextbookEngine(model, 2), torch.rand(2, dtype=torch.float64)
     for filters in (Filters(), Filters(top_k=1)):

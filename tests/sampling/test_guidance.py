@@ -79,8 +79,8 @@ def test_guidance_needs_a_class_and_a_model_that_needs_none(model: PixelModel, b
         Sampler(model, guidance=2).sample(range(2))
     with pytest.raises(UsageError, match="trained with --hide-class"):
         Sampler(build_tiny_model(classes=3), guidance=2).sample(range(2), [0, 1])
-    for weight in (-1.0, float("inf"), float("nan")):
-        with pytest.raises(UsageError, match="at least 0 and finite"):
+    for weight in (-1.0, 1001.0, float("inf"), float("nan")):
+        with pytest.raises(UsageError, match="from 0 to 1000"):
             Sampler(model, guidance=weight).sample(range(2), [0, 1])
 
 

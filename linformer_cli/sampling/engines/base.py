@@ -84,7 +84,7 @@ class Engine(ABC):
         Without filters, no table of all values' probabilities is computed.
         """
         if filters.active:
-            return draw_filtered(self.model.head, parameters, uniforms, filters)
+            return draw_filtered(self.model.head.log_probabilities(parameters), uniforms, filters)
         return self.model.head.draw(parameters, uniforms)
 
     @torch.no_grad()
