@@ -72,6 +72,7 @@ def complete(
             "--gif", help="Also write an animation of the images being drawn.", show_default=False, metavar="FILE"
         ),
     ] = None,
+    guidance: options.Guidance = 1.0,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
@@ -109,13 +110,15 @@ def complete(
     from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.complete import parse_keep
     from linformer_cli.sampling.decode import Sampler
+    from linformer_cli.sampling.guidance import check_guidance
 
     filters = Filters(temperature, top_k, top_p)
     known = parse_keep(keep, session.model.config.image)
     label = session.choose_class(class_name, "images")
-    asked = {"seed": seed, "batch": count, "keep": keep, "invert": invert, **vars(filters), "class": label}
-    settings = {**session.record, **asked}
-    sampler = Sampler(session.model, seed, filters, session.engine, session.products)
+    check_guidance(session.model, guidance, label is not None)
+    drawing = {"seed": seed, "batch": count, "guidance": guidance, **vars(filters)}
+    settings = {**session.record, **drawing, "keep": keep, "invert": invert, "class": label}
+    sampler = Sampler(session.model, seed, filters, session.engine, session.products, guidance)
     training_frame = session.checkpoint.info.data.frame if frame == "auto" and fit is None and not invert else None
     load = partial(
         load_picture, shape=session.model.config.image, fit=fit or "crop", invert=invert, frame=training_frame

@@ -12,8 +12,8 @@ from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.memory import work_in_batches
 
-from .choose import UniformStreams
 from .decode import Sampler
+from .guidance import check_guidance
 
 
 @dataclass(frozen=True)
@@ -73,19 +73,22 @@ def complete_values(
     """Return `count` completions of `original` int64 [T] from its first `known` values. `label` is its class, if any.
 
     The known values are read once, in parallel, for all completions. As in sampling, the random numbers of completion i
-    depend only on (seed, i). `work_in_batches` explains `on_halve`.
+    depend only on (seed, i). `work_in_batches` explains `on_halve`. Bits/dim are those of the model without guidance.
+    Raises what `check_guidance` raises.
     """
     model, positions = sampler.model, sampler.model.config.image.positions
+    check_guidance(model, sampler.guidance, label is not None)
     labels = None if label is None else torch.tensor([label])
-    tokens = torch.cat([model.start_tokens(1, labels), original[:known].to(model.device)]).unsqueeze(0)
-    parameters, state = model.attend(tokens, model.init_state(1, positions))
+    starts = sampler.start_tokens(1, labels).unsqueeze(1)
+    tokens = torch.cat([starts, original[:known].to(model.device).expand(len(starts), -1)], dim=1)
+    parameters, state = model.attend(tokens, model.init_state(len(starts), positions))
 
     def draw(indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the completions with these indices, [n, T], and the bits of their values."""
         copies = len(indices)
-        first, streams = parameters[:, -1].expand(copies, -1), UniformStreams(sampler.seed, indices)
-        with sampler.engines.start(copies, state) as engine:
-            rest = engine.draw_values(first, streams, sampler.filters, positions - known).long()
+        with sampler.engines.start(copies * len(starts), state) as engine:
+            first = parameters[:, -1].repeat_interleave(copies, dim=0)
+            rest = sampler.draw_values(engine, first, indices, positions - known).long()
         completed = torch.cat([original[:known].expand(copies, -1), rest], dim=1)
         return completed, _bits(model, completed, labels)
 

@@ -15,7 +15,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.memory import work_in_batches
 
 from .choose import Filters, UniformStreams
-from .engines import AUTO, EngineCache
+from .engines import AUTO, Engine, EngineCache
 from .guidance import check_guidance, draw_guided
 
 
@@ -77,18 +77,37 @@ class Sampler:
             chosen = self.model.take_turns(indices)
         else:
             chosen = torch.tensor([labels[index] for index in indices])
-        tokens = self.model.start_tokens(batch, chosen)
-        if self.guidance != 1:
-            tokens = torch.cat([tokens, self.model.start_tokens(batch)])
+        tokens = self.start_tokens(batch, chosen)
         with self.engines.start(len(tokens)) as engine:
-            drawing = engine.step(tokens), UniformStreams(self.seed, indices), self.filters, positions, before_step
-            if self.guidance != 1:
-                values = draw_guided(self.guidance, engine, *drawing)
-            else:
-                values = engine.draw_values(*drawing)
+            values = self.draw_values(engine, engine.step(tokens), indices, positions, before_step)
         # The start token counts as one pass.
         passes = 1 + engine.look_aheads if engine.look_aheads else positions
         return SampledBatch(indices, values, time.perf_counter() - began, engine.state_bytes, passes)
+
+    def start_tokens(self, count: int, labels: Tensor | None) -> Tensor:
+        """Return the start tokens of `count` images with these classes, int64 [rows]: a row of the engine per image.
+
+        With guidance, another `count` rows follow, for the same images without a class.
+        """
+        tokens = self.model.start_tokens(count, labels)
+        return tokens if self.guidance == 1 else torch.cat([tokens, self.model.start_tokens(count)])
+
+    def draw_values(
+        self,
+        engine: Engine,
+        parameters: Tensor,
+        indices: Sequence[int],
+        count: int,
+        before_step: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """Return the next `count` values of the images `indices`, uint8 [B, count], the first from `parameters`.
+
+        The rows of `engine` and `parameters` are those of `start_tokens`. `Engine.draw_values` explains the rest.
+        """
+        drawing = parameters, UniformStreams(self.seed, indices), self.filters, count, before_step
+        if self.guidance == 1:
+            return engine.draw_values(*drawing)
+        return draw_guided(self.guidance, engine, *drawing)
 
     def iter_batches(
         self,

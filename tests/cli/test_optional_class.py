@@ -139,6 +139,15 @@ def test_complete_takes_a_class_or_none(run, lintx, tmp_path) -> None:
     rests = [document["rows"][0]["original_rest_bits_per_dim"] for document in (without, given)]
     assert rests[0] != rests[1]
     assert lintx(*command, "--class", "0,1").code == 2
+    guided = lintx(*command, "--class", 2, "--guidance", 9).document
+    assert (given["guidance"], guided["guidance"]) == (1, 9)
+    completed = [document["rows"][0]["completed_bits_per_dim"] for document in (given, guided)]
+    assert completed[0] != completed[1]
+    assert guided["rows"][0]["original_rest_bits_per_dim"] == rests[1]
+    (tmp_path / "out.png").unlink()
+    refused = lintx(*command, "--guidance", 2)
+    assert refused.code == 2 and "choose a class with --class" in refused.stderr
+    assert not (tmp_path / "out.png").exists()
 
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason="compressed files need the library")

@@ -1,5 +1,7 @@
 """Tests of guidance: the drawn distribution is p(x) (p(x | class) / p(x))^weight at every value."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from machine import HAS_LIBRARY
@@ -9,6 +11,7 @@ from torch import Tensor
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
+from linformer_cli.sampling.complete import complete_values
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.guidance import guide
 
@@ -30,11 +33,14 @@ def draw(model: PixelModel, weight: float, batch: int = 3, engine: str = "textbo
 
 
 @torch.no_grad()
-def draw_in_parallel(model: PixelModel, weight: float, filters: Filters) -> Tensor:
-    """Draw with the parallel form, which reads the image from its start again for every value."""
-    positions, labels = model.config.image.positions, torch.tensor(LABELS)
-    values, streams = torch.zeros(3, positions, dtype=torch.int64), UniformStreams(5, range(3))
-    for position in range(positions):
+def draw_in_parallel(
+    model: PixelModel, weight: float, filters: Filters, known: Sequence[int] = (), classes: Sequence[int] = LABELS
+) -> Tensor:
+    """Draw after the `known` values with the parallel form, which reads the image from its start for every value."""
+    positions, labels = model.config.image.positions, torch.tensor(classes)
+    values, streams = torch.zeros(len(labels), positions, dtype=torch.int64), UniformStreams(5, range(len(labels)))
+    values[:, : len(known)] = torch.tensor(known)
+    for position in range(len(known), positions):
         of_class, of_none = (
             model.head.log_probabilities(model.attend(model.shift_values(values, given))[0])[:, position]
             for given in (labels, None)
@@ -53,6 +59,20 @@ def test_values_have_the_guided_distribution(model: PixelModel, weight: float, f
     assert not torch.equal(drawn, draw(model, 1.0, filters=filters))
     alone = draw(model, weight, batch=1, filters=filters)
     assert torch.equal(alone, drawn)
+
+
+@pytest.mark.parametrize("known", [0, 1, 24])
+def test_completions_have_the_guided_distribution(model: PixelModel, known: int) -> None:
+    original = torch.arange(64) % 16
+    for label in range(2):
+        done = complete_values(Sampler(model, 5, guidance=3), original, known, 3, label)
+        expected = draw_in_parallel(model, 3, Filters(), original[:known].tolist(), [label] * 3)
+        assert torch.equal(done.values, expected)
+        plain = complete_values(Sampler(model, 5), original, known, 3, label)
+        assert not torch.equal(done.values, plain.values)
+        assert done.kept_bits_per_dim == pytest.approx(plain.kept_bits_per_dim, nan_ok=True)
+    with pytest.raises(UsageError, match="choose a class"):
+        complete_values(Sampler(model, guidance=3), original, known, 3)
 
 
 def test_weight_0_draws_without_the_class(model: PixelModel) -> None:
