@@ -110,12 +110,10 @@ def complete(
     from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.complete import parse_keep
     from linformer_cli.sampling.decode import Sampler
-    from linformer_cli.sampling.guidance import check_guidance
 
     filters = Filters(temperature, top_k, top_p)
     known = parse_keep(keep, session.model.config.image)
     label = session.choose_class(class_name, "images")
-    check_guidance(session.model, guidance, label is not None)
     drawing = {"seed": seed, "batch": count, "guidance": guidance, **vars(filters)}
     settings = {**session.record, **drawing, "keep": keep, "invert": invert, "class": label}
     sampler = Sampler(session.model, seed, filters, session.engine, session.products, guidance)
