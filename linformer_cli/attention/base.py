@@ -257,6 +257,11 @@ def fork_state(state: State, copies: int = 1) -> State:
     return cast(State, _map_states(repeat, state, common=Tensor.clone))
 
 
+def fork_into(tensor: Tensor, rows: Tensor) -> None:
+    """Copy `rows` [n, ...] into `tensor` [B, ...], each to B / n adjacent images, as `fork_state` repeats them."""
+    tensor.unflatten(0, (len(rows), -1)).copy_(rows.unsqueeze(1))
+
+
 def _map_states(
     change: Callable[..., Tensor], first: Any, *others: Any, common: Callable[[Tensor], Tensor] = lambda x: x
 ) -> Any:

@@ -133,7 +133,7 @@ def test_a_model_without_classes_cannot_be_given_the_class(run_folder, lintx) ->
 def test_complete_takes_a_class_or_none(run, lintx, tmp_path) -> None:
     picture = tmp_path / "picture.png"
     Image.fromarray(np.random.default_rng(1).integers(0, 256, (6, 6), dtype=np.uint8)).save(picture)
-    command = ("complete", picture, "--checkpoint", run, "-n", 1, "-o", tmp_path / "out.png", "--json")
+    command = ("complete", picture, "--checkpoint", run, "-n", 2, "-o", tmp_path / "out.png", "--json")
     without, given = lintx(*command).document, lintx(*command, "--class", 2).document
     assert (without["class"], given["class"]) == (None, 2)
     rests = [document["rows"][0]["original_rest_bits_per_dim"] for document in (without, given)]

@@ -268,15 +268,16 @@ def test_a_restarted_engine_reuses_its_memory(build_tiny_model, monkeypatch, tri
         pytest.importorskip("triton", reason=NO_TRITON)
         monkeypatch.setattr(kernels, "serves", lambda *arguments: True)
     model = build_tiny_model(head_width=16, layers=1, classes=3, context="wide")
-    tokens = draw_tokens(model, 2)
+    tokens = draw_tokens(model, 4)
     with torch.no_grad():
         (_, state), (_, single) = model.attend(tokens[:, :5]), model.attend(tokens[:1, :5])
-    engine = CudaEngine(model, 2)
+        _, pair = model.attend(tokens[::2, :5])
+    engine = CudaEngine(model, 4)
     memory = [part.data_ptr() for part in engine.tensors()]
-    both = fork_state(single, 2)
-    for known, start, same in ((0, None, None), (5, state, state), (5, single, both), (0, None, None)):
+    forked = ((5, single, fork_state(single, 4)), (5, pair, fork_state(pair, 2)))
+    for known, start, same in ((0, None, None), (5, state, state), *forked, (0, None, None)):
         engine.start(start)
-        new = CudaEngine(model, 2, same)
+        new = CudaEngine(model, 4, same)
         for token in tokens[:, known : known + 11].unbind(dim=1):
             assert torch.equal(engine.step(token), new.step(token))
     assert [part.data_ptr() for part in engine.tensors()] == memory

@@ -115,6 +115,19 @@ def test_native_continues_from_a_state_of_attend(build_tiny_model, batch, thread
 
 
 @needs_library
+@pytest.mark.parametrize("states", [1, 2, 6])
+@pytest.mark.parametrize("name", ["categorical", "pixels"])
+def test_adjacent_images_continue_the_same_state(build_tiny_model, name, states) -> None:
+    model = build_tiny_model(classes=3, **CHANGES.get(name, {}))
+    tokens = draw_tokens(model, states)
+    with torch.no_grad():
+        _, state = model.attend(tokens[:, :9])
+    engine, textbook = NativeEngine(model, 6, state), TextbookEngine(model, 6, fork_state(state, 6 // states))
+    for token in draw_tokens(model, 6)[:, 9:14].unbind(dim=1):
+        assert_agree(engine.step(token), textbook.step(token), FLOAT32)
+
+
+@needs_library
 def test_native_accepts_a_state_with_any_strides(build_tiny_model) -> None:
     model = build_tiny_model()
     tokens = draw_tokens(model, 3)

@@ -90,6 +90,12 @@ def test_weight_1_predicts_with_the_class() -> None:
 def test_the_native_engine_draws_the_same_images(build_tiny_model, head: str) -> None:
     model = build_tiny_model(head=head, **CLASSES)
     assert torch.equal(draw(model, 2.0, engine="native"), draw(model, 2.0))
+    original = torch.arange(64) % 16
+    completed = [
+        complete_values(Sampler(model, 5, engine=engine, guidance=2), original, 24, 3, label=1)
+        for engine in ("native", "textbook")
+    ]
+    assert torch.equal(completed[0].values, completed[1].values)
     whole = draw(model, 2.0, engine="native", products=torch.int8)
     assert torch.equal(draw(model, 2.0, batch=1, engine="native", products=torch.int8), whole)
 

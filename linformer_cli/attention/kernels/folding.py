@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from linformer_cli.attention.base import fork_into
+
 # The number of steps per write of s. A larger value writes s less often but reads more pending pairs per step. For
 # heads of width 32 and pairs in bfloat16, 8 moves the fewest bytes: 0.64 times as many as a step that reads and writes
 # s.
@@ -45,9 +47,9 @@ def build_folded_state(s: Tensor, z: Tensor, steps: Tensor, dtype: torch.dtype, 
 
 
 def refill(state: FoldedState, s: Tensor, z: Tensor) -> None:
-    """Reset `state` in place to a copy of the sums s and z, without pending pairs."""
-    state.s.copy_(s)
-    state.z.copy_(z)
+    """Reset `state` in place to the sums s and z, each row for adjacent images (`fork_into`), without pending pairs."""
+    fork_into(state.s, s)
+    fork_into(state.z, z)
     state.keys.zero_()
     state.values.zero_()
 

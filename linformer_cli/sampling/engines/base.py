@@ -65,7 +65,8 @@ class Engine(ABC):
     def start(self, state: PixelState | None = None) -> None:
         """Begin `batch` new images, each from a copy of `state` (None: the start of an image).
 
-        `state` is the state of `batch` images, or of one image that all new images continue.
+        `state` is the state of `batch` images, or of fewer: each of its n images is continued by `batch` / n adjacent
+        new images.
         """
 
     def copy_state(self, state: PixelState | None) -> PixelState:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.base import state_tensors
+from linformer_cli.attention.base import fork_into, state_tensors
 from linformer_cli.attention.kernels import folding
 from linformer_cli.attention.kernels import linear as kernels
 from linformer_cli.attention.kernels.folding import FoldedState
@@ -83,7 +83,7 @@ class CudaEngine(Engine):
                 folding.refill(own, *layer)
             else:
                 for part, new in zip(own, layer, strict=True):
-                    part.copy_(new)
+                    fork_into(part, new)
 
     @property
     def state_bytes(self) -> int:
@@ -231,9 +231,9 @@ class _Embedding:
 
     def start(self, state: EmbeddingState) -> None:
         """Continue from `state`, using the same tensors as before."""
-        self.recent.copy_(fill_ring(state, self._reach))
+        fork_into(self.recent, fill_ring(state, self._reach))
         self.position.copy_(state.position)
-        self.label.copy_(state.label)
+        fork_into(self.label, state.label)
 
     def read(self, tokens_t: Tensor) -> Tensor:
         """Return the vectors [B, D] of the next token int64 [B]."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from linformer_cli.attention.base import fork_into
 from linformer_cli.errors import LintxError
 from linformer_cli.model.embedding import fill_ring
 from linformer_cli.model.heads import MixtureHead
@@ -75,11 +76,11 @@ class NativeEngine(Engine):
         if state is None:
             return
         self._position = int(state.embedding.position)
-        self._recent.copy_(fill_ring(state.embedding, self._recent.shape[1]))
+        fork_into(self._recent, fill_ring(state.embedding, self._recent.shape[1]))
         if self.program.label >= 0:
-            self._memory.tensors[self.program.label].copy_(state.embedding.label)
+            fork_into(self._memory.tensors[self.program.label], state.embedding.label)
         if self.program.pixel >= 0:
-            self._memory.tensors[self.program.pixel].copy_(state.pixel)
+            fork_into(self._memory.tensors[self.program.pixel], state.pixel)
         for index, (block, layer) in enumerate(zip(self.model.typed_blocks, state.layers, strict=True)):
             self._memory.set_layer(index, block.list_states(layer))
 

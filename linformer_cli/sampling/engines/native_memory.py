@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from linformer_cli.attention.base import fork_into
 from linformer_cli.native.constants import BUFFERS, INTEGERS, REALS
 from linformer_cli.native.library import load_library
 from linformer_cli.native.packing import pack
@@ -131,6 +132,6 @@ class Memory:
                 tensor.fill_(buffer.initial)
 
     def set_layer(self, layer: int, states: Sequence[Tensor]) -> None:
-        """Copy tensors [B, ...] to the states of a layer. A tensor [1, ...] is copied to all images."""
+        """Copy tensors [n, ...] to the states of a layer, each row to B / n adjacent images."""
         for index, state in zip(self.program.states[layer], states, strict=True):
-            self.tensors[index].copy_(state.reshape(len(state), -1))
+            fork_into(self.tensors[index], state.reshape(len(state), -1))
