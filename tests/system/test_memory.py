@@ -2,19 +2,60 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from linformer_cli.system.memory import is_out_of_memory, measure_peak_memory
+from linformer_cli.system import memory
+from linformer_cli.system.memory import allocate_zeros, is_out_of_memory, measure_peak_memory
 
 
 def test_peak_memory_is_counted_in_bytes() -> None:
     ballast = torch.ones(8_000_000)  # 32 MB, actually written
     peak = measure_peak_memory("cpu")
     assert ballast.numel() * 4 < peak < 2**40
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3, 2**20 + 1)])  # the second needs a page of 2 MiB and more
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16])
+def test_zeros_can_be_written(shape, dtype) -> None:
+    zeros = allocate_zeros(shape, dtype)
+    assert zeros.shape == shape and zeros.dtype == dtype and zeros.is_contiguous() and not zeros.any()
+    zeros.fill_(3)
+    assert zeros.eq(3).all()
+
+
+def read_flags(address: int) -> list[str]:
+    """Read the kernel's flags of the mapping that contains an address."""
+    regions = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]
+    for region in regions:
+        first, end = (int(text, 16) for text in region.split()[0].split("-"))
+        if first <= address < end:
+            return re.findall(r"^VmFlags:(.*)$", region, flags=re.MULTILINE)[0].split()
+    raise AssertionError("no mapping contains this address")
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this system has no pages of 2 MiB for programs"
+)
+def test_large_zeros_ask_for_large_pages() -> None:
+    large, small = allocate_zeros((2**21,), torch.float32), allocate_zeros((2**10,), torch.float32)
+    assert "hg" in read_flags(large.data_ptr() + 2**22) and "hg" not in read_flags(small.data_ptr())
+
+
+def test_small_pages_are_used_if_the_system_refuses_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object, **named: object) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(memory.mmap, "mmap", refuse)
+    assert allocate_zeros((2**21,), torch.float32).shape == (2**21,)
+    with pytest.raises(RuntimeError) as caught:
+        allocate_zeros((2**50,), torch.float32)
+    assert is_out_of_memory(caught.value)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")

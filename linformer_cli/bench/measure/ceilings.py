@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from linformer_cli.system.device import torch_dtype
-from linformer_cli.system.memory import measure_free_memory
+from linformer_cli.system.memory import allocate_zeros, measure_free_memory
 
 from .timing import Timing, time_work
 
@@ -122,6 +122,6 @@ class Ceilings:
         """Copy a block of `_COPY_BYTES`, or of an eighth of the free memory if that is less."""
         free = measure_free_memory(self._device)
         count = max(1, min(_COPY_BYTES, _COPY_BYTES if free is None else free // 8) // 4)
-        source, target = torch.ones(count, device=self._device), torch.empty(count, device=self._device)
+        source, target = (allocate_zeros((count,), torch.float32).to(self._device).fill_(1) for _ in range(2))
         timing = Timing(self._timer(lambda: target.copy_(source), self._device, self._repeats))
         return CopyCeiling(timing.rate(2 * 4 * count / 1e9), 4 * count, timing.samples)

@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from linformer_cli.attention.base import fork_into
@@ -11,6 +10,7 @@ from linformer_cli.native.constants import BUFFERS, INTEGERS, REALS
 from linformer_cli.native.library import load_library
 from linformer_cli.native.packing import pack
 from linformer_cli.native.program import Kind, Program
+from linformer_cli.system.memory import allocate_zeros
 
 # Up to this many images per thread, all threads share every product, because a thread with only a few images would read
 # all weights to do little work. With more images, each thread takes its own share of the images through all layers.
@@ -97,7 +97,7 @@ class Memory:
         self.tensors = [
             pack(buffer.tensor, buffer.dtype) if buffer.kind == Kind.WEIGHTS and buffer.tensor is not None
             else buffer.tensor if buffer.tensor is not None
-            else torch.zeros(batch if buffer.kind == Kind.STATE else rows, buffer.width, dtype=buffer.dtype)
+            else allocate_zeros((batch if buffer.kind == Kind.STATE else rows, buffer.width), buffer.dtype)
             for buffer in program.buffers
         ]  # fmt: skip
         self._buffers = (Buffer * len(program.buffers))()
