@@ -1,10 +1,9 @@
 """The check before any timing: a mechanism whose parallel and step forms disagree is not timed."""
 
-import torch
-
 from linformer_cli.errors import DisagreementError
 from linformer_cli.evaluation.agreement import measure_agreement
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.system.seeding import seeded
 
 from .models import BenchModel
 
@@ -28,7 +27,6 @@ def require_model_agrees(timed: BenchModel) -> None:
     if not timed.trained and model.config.layers > CHECKED_LAYERS:
         # All layers of an untrained model have the same structure. Comparing all layers of a deep model in float64
         # would take longer than timing the model.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with seeded(0):
             model = PixelModel(model.config.model_copy(update={"layers": CHECKED_LAYERS})).eval()
     require_agreement(model)

@@ -4,7 +4,6 @@ The benchmark reports mean squared errors for each combination of feature map, k
 or independent), number of features and norm of the inputs.
 """
 
-import functools
 import itertools
 import math
 import statistics
@@ -26,6 +25,11 @@ SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")
 # `small_kernel` covers this share of the pairs: those with the smallest exp(x . y).
 SMALL_SHARE = 0.25
 VALUE_WIDTH = 32
+
+# A feature map, whether directions are orthogonal, and the number of features.
+_Kind = tuple[str, bool, int]
+# The mean squared errors `output`, `bounded_output`, `kernel` and `small_kernel` of a draw.
+_Errors = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -82,43 +86,23 @@ class Approximation:
         return "orthogonal" if self.orthogonal else "independent"
 
 
-class Measurement:
-    """The errors of one kind of features at one norm. A round is one draw of inputs and directions."""
-
-    def __init__(self, attention: PerformerAttention, norm: float, draws: Draws) -> None:
-        self._attention, self._norm, self._draws = attention, norm, draws
-        self._errors: list[tuple[float, float, float, float]] = []
-
-    def measure_round(self) -> None:
-        """Measure the next draw."""
-        draw = len(self._errors)
-        exact = _attend_exactly(self._draws, draw, self._norm)
-        self._errors.append(_measure_draw(self._attention, self._draws.seed, draw, exact))
-
-    def row(self) -> Approximation:
-        """Return the mean and quartiles over the draws so far."""
-        options = self._attention.options
-        spreads = [summarise(values) for values in zip(*self._errors, strict=True)]
-        kind = options.feature_map, options.orthogonal, self._attention.features, self._norm
-        return Approximation(*kind, len(self._errors), *spreads)
-
-
-def prepare(
+def measure_approximation(
     features: Sequence[int],
     norms: Sequence[float],
-    feature_maps: Sequence[str],
-    orthogonal: Sequence[bool],
-    draws: Draws,
-) -> list[Measurement]:
-    """Return a measurement for each combination of the arguments. The norm varies fastest, the feature map slowest.
+    feature_maps: Sequence[str] = SOFTMAX_FEATURE_MAPS,
+    orthogonal: Sequence[bool] = (True, False),
+    draws: Draws | None = None,
+) -> list[Approximation]:
+    """Return a row for each combination of the arguments. The norm varies fastest, the feature map slowest.
 
     Attention is causal and in float64. Queries and keys have random directions and the length norm * sqrt(K), as if
     their entries had variance norm^2. Values are drawn from N(0, 1). The inputs and directions of a draw depend
-    only on the seed and the number of the draw, so all measurements get the same inputs, scaled to their norms.
+    only on the seed and the number of the draw, so all rows get the same inputs, scaled to their norms.
 
     Raises `UsageError` for a number of features that the mechanism refuses, for a feature map that does not estimate
     softmax, and for a norm at which the square of the kernel overflows float64.
     """
+    draws = draws or Draws()
     for feature_map in feature_maps:
         if feature_map not in SOFTMAX_FEATURE_MAPS:
             known = ", ".join(SOFTMAX_FEATURE_MAPS)
@@ -127,27 +111,17 @@ def prepare(
     largest = math.sqrt(math.log(sys.float_info.max) / 2) / draws.head_width**0.25
     if (norm := max(norms, default=0.0)) > largest:
         raise UsageError(f"at K = {draws.head_width} norms above {largest:.3g} overflow float64, found {norm:g}")
-    measurements = []
-    for feature_map, is_orthogonal, count in itertools.product(feature_maps, orthogonal, features):
-        attention = _build_attention(feature_map, is_orthogonal, count, draws)
-        measurements += [Measurement(attention, norm, draws) for norm in norms]
-    return measurements
-
-
-def measure_approximation(
-    features: Sequence[int],
-    norms: Sequence[float],
-    feature_maps: Sequence[str] = SOFTMAX_FEATURE_MAPS,
-    orthogonal: Sequence[bool] = (True, False),
-    draws: Draws | None = None,
-) -> list[Approximation]:
-    """Run all measurements of `prepare` and return their rows."""
-    draws = draws or Draws()
-    measurements = prepare(features, norms, feature_maps, orthogonal, draws)
-    for _ in range(draws.draws):
-        for measurement in measurements:
-            measurement.measure_round()
-    return [measurement.row() for measurement in measurements]
+    kinds = list(itertools.product(feature_maps, orthogonal, features))
+    attentions = {kind: _build_attention(*kind, draws) for kind in kinds}
+    errors: dict[tuple[_Kind, float], list[_Errors]] = {pair: [] for pair in itertools.product(kinds, norms)}
+    for draw in range(draws.draws):
+        exact = {norm: _attend_exactly(draws, draw, norm) for norm in norms}
+        for (kind, norm), found in errors.items():
+            found.append(_measure_draw(attentions[kind], draws.seed, draw, exact[norm]))
+    return [
+        Approximation(*kind, norm, draws.draws, *map(summarise, zip(*found, strict=True)))
+        for (kind, norm), found in errors.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -161,9 +135,8 @@ class _Exact:
     output: Tensor
 
 
-@functools.lru_cache(maxsize=8)
 def _attend_exactly(draws: Draws, draw: int, norm: float) -> _Exact:
-    """Return the inputs of a draw at one norm and their softmax attention. Measurements share the cached result."""
+    """Return the inputs of a draw at one norm and their softmax attention."""
     generator = torch.Generator().manual_seed(draws.seed + draw)
     q, k, v = (
         torch.randn(draws.positions, width, generator=generator, dtype=torch.float64)
@@ -197,9 +170,7 @@ def _average(kernel: Tensor, v: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _measure_draw(
-    attention: PerformerAttention, seed: int, draw: int, exact: _Exact
-) -> tuple[float, float, float, float]:
+def _measure_draw(attention: PerformerAttention, seed: int, draw: int, exact: _Exact) -> _Errors:
     """Return the mean squared errors `output`, `bounded_output`, `kernel` and `small_kernel`."""
     attention.on_training_step(draw, seed)
     kernel = attention.kernel(exact.q, exact.k)[0, 0]

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from linformer_cli.attention.base import Attention
 from linformer_cli.system.environment import describe_environment
+from linformer_cli.system.seeding import seeded
 from linformer_cli.system.signals import StopRequest
 
 from .agreement import require_agreement
@@ -131,8 +132,7 @@ class Learner:
         self.variant = variant
         self.failed: str | None = None
         self._settings, self._ceilings = settings, ceilings
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
+        with seeded(settings.seed):
             self.model = CopyModel(variant, settings).to(settings.device).train()
         self._optimizer = torch.optim.RAdam(self.model.parameters(), lr=LEARNING_RATE)
         self._updates: list[_Update] = []

@@ -1,6 +1,7 @@
 """How time and memory grow with the number of positions T: exponents, predictions, and where softmax is overtaken."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,10 +39,7 @@ def fit_exponent(points: Sequence[Point]) -> float | None:
     logs = [(math.log(x), math.log(y)) for x, y in points if y > 0]
     if len({x for x, _ in logs}) < 2:
         return None
-    mean_x, mean_y = (sum(values) / len(logs) for values in zip(*logs, strict=True))
-    spread = sum((x - mean_x) ** 2 for x, _ in logs)
-    slope: float = sum((x - mean_x) * (y - mean_y) for x, y in logs) / spread
-    return slope
+    return statistics.linear_regression(*zip(*logs, strict=True)).slope
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from linformer_cli.data.batches import Batches, shift_images
 from linformer_cli.documents import read_bytes
 from linformer_cli.errors import LintxError
 from linformer_cli.files import user_cache, write_file
+from linformer_cli.system.seeding import seeded
 
 from .measure.timing import Check, never_stop
 
@@ -106,8 +107,7 @@ def load_judge(
     for array in (images, labels):
         digest.update(np.ascontiguousarray(array).data)
     path = user_cache() / "judges" / f"{digest.hexdigest()[:16]}.safetensors"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
+    with seeded(recipe.seed):
         judge = Judge(images.shape[1:], classes, recipe)
     try:
         judge.load_state_dict(load(read_bytes(path, _LARGEST_FILE)))

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from linformer_cli.checkpoint import load_weights, read_checkpoint
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.documents import parse_config
@@ -12,6 +10,7 @@ from linformer_cli.metrics import label_runs
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.presets import find_preset, find_preset_image
 from linformer_cli.system.device import torch_dtype
+from linformer_cli.system.seeding import seeded
 
 from .rows import BASELINE, Quality
 from .trained_runs import TrainedRun, find_trained
@@ -78,8 +77,7 @@ def build_models(
     for preset, network in networks:
         for variant in variants:
             config = network.model_copy(update={"attention": variant.attention, "attention_options": variant.options})
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
+            with seeded(0):
                 model = PixelModel(config)
             model = model.to(device=device, dtype=torch_dtype(precision)).eval()
             models.append(BenchModel(variant.label, model, preset, trained=False))

@@ -156,7 +156,10 @@ class PaperBench:
         return PaperConditions(
             METHODS,
             networks,
-            {timed.preset or timed.name: count_product_flops(timed.model) for timed in self._list_models()},
+            {
+                name: {timed.name: count_product_flops(timed.model) for timed in models}
+                for name, models in self._models.items()
+            },
             self._sizes.batches,
             self._sizes.rounds,
             self._sampling_precision,

@@ -16,11 +16,15 @@ from .rows import AttentionRow, SamplingRow, TrainingRow
 
 @dataclass(frozen=True)
 class PaperConditions:
-    """The settings that the rows depend on. `product_flops_per_position` also covers the networks of `runs`."""
+    """The settings that the rows depend on.
+
+    `product_flops_per_position` lists the FLOPs of every model by network and method. Models of `runs` with other
+    networks are under the key `runs`.
+    """
 
     methods: Sequence[str]
     networks: Mapping[str, ModelConfig]
-    product_flops_per_position: Mapping[str, int]
+    product_flops_per_position: Mapping[str, Mapping[str, int]]
     batches: Sequence[int]
     rounds: int
     sampling_precision: str

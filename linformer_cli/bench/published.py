@@ -50,17 +50,20 @@ PUBLISHED: dict[tuple[str, str], Published] = {
 }
 
 
+def _name_method(attention: str, options: Mapping[str, OptionValue]) -> str:
+    """Return the name of a method in these tables, or a name that is not in them."""
+    if attention == "lsh":
+        return f"lsh-{options.get('rounds')}"
+    return "" if attention == "linear" and options.get("feature_map", "elu") != "elu" else attention
+
+
 def find_published(
     preset: str | None, attention: str, options: Mapping[str, OptionValue], engine: str
 ) -> Published | None:
     """Return the paper's figures for the method of one of our rows, or None if the paper has no such figures."""
-    method = attention
-    if attention == "softmax":
+    method = _name_method(attention, options)
+    if method == "softmax":
         method = "softmax-rerun" if engine == "rerun" else "softmax-cached"
-    elif attention == "lsh":
-        method = f"lsh-{options.get('rounds')}"
-    elif attention == "linear" and options.get("feature_map", "elu") != "elu":
-        return None
     return PUBLISHED.get((preset or "", method))
 
 
@@ -85,11 +88,7 @@ PUBLISHED_SPEECH: dict[str, PublishedSpeech] = {
 
 def find_published_speech(attention: str, options: Mapping[str, OptionValue]) -> PublishedSpeech | None:
     """Return the paper's figures for speech recognition with a method, or None if there are none."""
-    if attention == "lsh":
-        return PUBLISHED_SPEECH.get(f"lsh-{options.get('rounds')}")
-    if attention == "linear" and options.get("feature_map", "elu") != "elu":
-        return None
-    return PUBLISHED_SPEECH.get(attention)
+    return PUBLISHED_SPEECH.get(_name_method(attention, options))
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,8 @@ class SpeechBench:
         rows = [self._describe_row(variant) for variant in self._variants if variant.label in self._trainees]
         training = self._schedule.parts[0]
         reduced = [line for line in self._schedule.reduced if not line.startswith(f"{training.name}:")]
-        if self._settings.epochs is not None and training.rounds_done < self._settings.epochs:
-            reduced.append(f"training: {training.rounds_done} of {self._settings.epochs} epochs because time ran out")
+        if self._settings.epochs is not None and self._schedule.finished and training.rounds_done < training.rounds:
+            reduced.append(f"training: {training.rounds_done} of {training.rounds} epochs because time ran out")
         if self._settings.preset != "paper":
             paper, own = PRESETS["paper"], self._encoder
             reduced.append(
@@ -177,17 +177,10 @@ class SpeechBench:
             attention_options=variant.options,
             device=self._settings.device,
             parameters=trainees[0].parameters,
-            epochs=0,
-            error_rate=None,
-            error_rate_range=None,
-            beam_error_rate=None,
-            seconds_per_epoch=None,
-            seconds_per_epoch_quartiles=None,
             times_softmax=None if softmax is None else compare_epochs(trainees, softmax),
             memory_bytes=memory[0] if memory else None,
             published=find_published_speech(variant.attention, variant.options),
             failed=next((one.failed for one in trainees if one.failed), None),
-            seeds=(),
         )
         seeds = [found for one in trainees if (found := one.result()) is not None]
         return summarise(row, seeds, [seconds for one in trainees for seconds in one.seconds])

@@ -11,6 +11,7 @@ from linformer_cli.speech.batches import Batch
 from linformer_cli.speech.encoder import EncoderSettings, build_encoder
 from linformer_cli.speech.features import BANDS
 from linformer_cli.speech.learner import Learner, TrainingSettings
+from linformer_cli.system.seeding import seeded
 
 from .measure.ceilings import Ceilings
 from .measure.fresh_process import PassFailed, run_fresh
@@ -128,8 +129,7 @@ def measure(given: dict[str, Any]) -> dict[str, Any]:
 
 def build_learner(setup: StepSetup) -> Learner:
     """Return an untrained encoder with its optimizer."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         encoder = build_encoder(setup.attention, setup.options, setup.settings, setup.symbols)
     return Learner(encoder.to(setup.device), TrainingSettings(), 0)
 

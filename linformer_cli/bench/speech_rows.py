@@ -9,6 +9,7 @@ from typing import Any
 from linformer_cli.speech.encoder import EncoderSettings
 from linformer_cli.speech.learner import TrainingSettings
 
+from .measure.timing import Timing
 from .published import PublishedSpeech
 from .rows import Quartiles, Row
 
@@ -43,7 +44,7 @@ class SeedResult:
     points: Sequence[SpeechPoint]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SpeechRow:
     """One mechanism. Error rates are means over the seeds, and `error_rate_range` is the lowest and the highest.
 
@@ -57,17 +58,17 @@ class SpeechRow:
     attention_options: Mapping[str, object]
     device: str
     parameters: int
-    epochs: int
-    error_rate: float | None
-    error_rate_range: tuple[float, float] | None
-    beam_error_rate: float | None
-    seconds_per_epoch: float | None
-    seconds_per_epoch_quartiles: Quartiles | None
+    epochs: int = 0
+    error_rate: float | None = None
+    error_rate_range: tuple[float, float] | None = None
+    beam_error_rate: float | None = None
+    seconds_per_epoch: float | None = None
+    seconds_per_epoch_quartiles: Quartiles | None = None
     times_softmax: float | None
     memory_bytes: int | None
     published: PublishedSpeech | None
     failed: str | None
-    seeds: Sequence[SeedResult]
+    seeds: Sequence[SeedResult] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,15 +144,15 @@ def summarise(row: SpeechRow, seeds: Sequence[SeedResult], seconds: Sequence[flo
         return row
     rates = [seed.error_rate for seed in seeds]
     beams = [seed.beam_error_rate for seed in seeds if seed.beam_error_rate is not None]
-    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else 3 * [seconds[0]]
+    timing = Timing(seconds)
     return dataclasses.replace(
         row,
         epochs=min(len(seed.points) for seed in seeds),
         error_rate=statistics.fmean(rates),
         error_rate_range=(min(rates), max(rates)),
         beam_error_rate=statistics.fmean(beams) if len(beams) == len(seeds) else None,
-        seconds_per_epoch=middle,
-        seconds_per_epoch_quartiles=(low, high),
+        seconds_per_epoch=timing.median,
+        seconds_per_epoch_quartiles=timing.quartiles,
         seeds=seeds,
     )
 

@@ -4,8 +4,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from linformer_cli.errors import TrainingError
 from linformer_cli.speech.batches import Batch, group_by_length, make_batches
 from linformer_cli.speech.encoder import EncoderSettings, build_encoder, count_parameters
@@ -13,6 +11,7 @@ from linformer_cli.speech.folds import Fold
 from linformer_cli.speech.learner import Learner, TrainingSettings
 from linformer_cli.speech.saved import Recogniser
 from linformer_cli.speech.scoring import Errors
+from linformer_cli.system.seeding import seeded
 
 from .measure.timing import Check, time_work
 from .speech_rows import SeedResult, SpeechPoint
@@ -56,8 +55,7 @@ class Trainee:
         self._beam_errors: Errors | None = None
         self._alphabet = data.fold.corpus.alphabet
         seed = data.fold.seed
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             encoder = build_encoder(variant.attention, variant.options, settings, len(self._alphabet))
         self.parameters = count_parameters(encoder)
         self._learner, self._device = Learner(encoder.to(device), self.training, seed), device
@@ -77,8 +75,7 @@ class Trainee:
             done += 1
             return progress((done - 1) / count)
 
-        with torch.random.fork_rng(devices=[]):  # dropout depends only on seed and epoch
-            torch.manual_seed(self.data.fold.seed * 1_000_003 + len(self.points))
+        with seeded(self.data.fold.seed * 1_000_003 + len(self.points)):  # dropout depends only on seed and epoch
             try:
                 seconds = time_work(lambda: losses.append(self._learner.train(epoch.batches, advance)), self._device)
             except TrainingError as error:

@@ -7,7 +7,8 @@ import typer
 
 from linformer_cli.data import Split
 from linformer_cli.errors import UsageError
-from linformer_cli.report.codec import CODEC_COLUMNS, CODEC_FILE_COLUMNS, PUBLISHED_COLUMNS
+from linformer_cli.report.codec import CODEC_COLUMNS, PUBLISHED_COLUMNS
+from linformer_cli.system.environment import describe_machine
 from linformer_cli.units import WINDOWS
 
 from . import options
@@ -83,10 +84,9 @@ def codec(
 
 
 def _print(report: "CodecReport", style: Any) -> None:
-    if style == "csv":
-        print_records(report.rows, CODEC_FILE_COLUMNS, style)
-        return
     print_records(report.rows, CODEC_COLUMNS, style)
+    if style == "csv":
+        return
     if report.published:
         print()
         print_records(report.published, PUBLISHED_COLUMNS, style)
@@ -94,8 +94,7 @@ def _print(report: "CodecReport", style: Any) -> None:
         talk(
             f"the model's own {report.model_bits_per_dim:.4f} bits/dim; drawing: {report.drawn_per_second:.3g} images/s"
         )
-    machine = report.environment
-    talk(f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
+    talk(describe_machine(report.environment))
 
 
 def _draw(path: Path, session: Session, images: Any, labels: Any) -> None:

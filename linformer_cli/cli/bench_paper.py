@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from linformer_cli.files import require_writable
-from linformer_cli.report.copy import COPY_COLUMNS
+from linformer_cli.report.copy import choose_columns
 from linformer_cli.report.tables import TableStyle
 
 from . import options
-from .bench_tables import describe_passes, print_growth, print_sampling, print_training, talk_about_machine
+from .bench_tables import (
+    describe_passes,
+    print_growth,
+    print_sampling,
+    print_training,
+    talk_about_machine,
+    write_report,
+)
 from .output import print_json, print_records, talk
 
 if TYPE_CHECKING:
@@ -77,7 +84,7 @@ def _print(report: "PaperReport", style: TableStyle) -> None:
         print_growth(report.scaling, report.exponents, style)
     if report.copy is not None and report.copy.rows:
         print()
-        print_records(report.copy.rows, COPY_COLUMNS, "md" if style == "md" else "table")
+        print_records(report.copy.rows, choose_columns(report.copy.rows), "md" if style == "md" else "table")
     for line in report.reduced:
         talk(f"reduced: {line}")
     talk_about_machine(report.environment, report.ceilings)
@@ -94,12 +101,6 @@ def _talk_about_row(part: str, row: "Row", number: int) -> None:
 
 
 def _write(out: Path, report: "PaperReport") -> None:
-    """Write all files of the folder. If writing is interrupted, each file is either complete or unchanged."""
-    from linformer_cli.files import write_file
     from linformer_cli.report.paper_page import render_figures, render_page
-    from linformer_cli.report.tables import to_json
 
-    write_file(out / "paper.json", (to_json(report) + "\n").encode())
-    write_file(out / "paper.md", render_page(report).encode())
-    for name, data in render_figures(report).items():
-        write_file(out / name, data)
+    write_report(out, "paper", report, render_page(report), render_figures(report))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from linformer_cli.errors import DataError, UsageError
-from linformer_cli.report.quality import CLASS_COLUMNS, QUALITY_COLUMNS, QUALITY_FILE_COLUMNS
+from linformer_cli.report.quality import CLASS_COLUMNS, QUALITY_COLUMNS
 from linformer_cli.units import WINDOWS, format_percent
 
 from . import options
@@ -171,10 +171,9 @@ def _write_image(path: Path, samples: Any, training: Any, session: Session) -> N
 
 
 def _print(report: "QualityReport", style: Any) -> None:
-    if style == "csv":
-        print_records(report.rows, QUALITY_FILE_COLUMNS, style)
-        return
     print_records(report.rows, QUALITY_COLUMNS, style)
+    if style == "csv":
+        return
     if report.classes:
         print()
         print_records(report.classes, CLASS_COLUMNS, style)

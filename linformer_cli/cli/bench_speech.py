@@ -9,8 +9,10 @@ import typer
 from linformer_cli.files import require_writable
 from linformer_cli.report import speech as report_speech
 from linformer_cli.report.tables import TableStyle
+from linformer_cli.system.environment import describe_machine
 
 from . import options
+from .bench_tables import write_report
 from .output import complain, print_json, print_records, talk, write_plot
 
 if TYPE_CHECKING:
@@ -158,14 +160,7 @@ def _talk_about_rows(rows: "Sequence[SpeechRow]") -> None:
 
 
 def _write(out: Path, report: "SpeechReport") -> None:
-    """Write all files of the folder, except the encoders."""
-    from linformer_cli.files import write_file
-    from linformer_cli.report.tables import to_json
-
-    write_file(out / "speech.json", (to_json(report) + "\n").encode())
-    write_file(out / "speech.md", report_speech.render_page(report).encode())
-    for name, picture in report_speech.render_figures(report).items():
-        write_file(out / name, picture)
+    write_report(out, "speech", report, report_speech.render_page(report), report_speech.render_figures(report))
 
 
 def _print(report: "SpeechReport", style: TableStyle) -> None:
@@ -180,8 +175,7 @@ def _print(report: "SpeechReport", style: TableStyle) -> None:
         print(line)
     for line in (*report.settings.notes, *(f"reduced: {line}" for line in report.reduced)):
         talk(line)
-    machine = report.environment
-    talk(f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
+    talk(describe_machine(report.environment))
 
 
 def _transcribe(file: Path, out: Path, name: str | None, plot: Path | None, json: bool) -> None:

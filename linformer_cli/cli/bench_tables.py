@@ -1,10 +1,12 @@
 """Output shared by benchmark commands: tables of speed, lines about each measured row, and the machine."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linformer_cli.report import benchmarks
-from linformer_cli.report.tables import Column, TableStyle
+from linformer_cli.report.tables import Column, TableStyle, to_json
+from linformer_cli.system.environment import describe_machine
 from linformer_cli.units import format_bytes, format_milliseconds
 
 from .output import print_json, print_records, talk
@@ -50,7 +52,7 @@ def _print_speeds(rows: "Sequence[ModelRow]", tables: Tables, columns: Sequence[
     if style == "csv":
         print_records(flat, columns, "csv")
         return
-    if style == "md":
+    if style == "md" and flat:
         print_records(flat, benchmarks.choose_columns(flat, columns, benchmarks.QUALITY), "md")
         return
     for preset in dict.fromkeys(row["preset"] for row in flat):
@@ -109,9 +111,19 @@ def describe_passes(row: "AttentionRow") -> str:
     )
 
 
+def write_report(out: Path, name: str, report: object, page: str, figures: Mapping[str, bytes]) -> None:
+    """Write NAME.json, NAME.md and the figures. After an interruption, each file is either complete or unchanged."""
+    from linformer_cli.files import write_file
+
+    write_file(out / f"{name}.json", (to_json(report) + "\n").encode())
+    write_file(out / f"{name}.md", page.encode())
+    for file, picture in figures.items():
+        write_file(out / file, picture)
+
+
 def talk_about_machine(environment: Mapping[str, Any], ceilings: "CeilingsReport") -> None:
     """Print the machine and its highest rates on stderr."""
-    talk(f"{environment['processor']}, {environment['threads']} threads, torch {environment['versions']['torch']}")
+    talk(describe_machine(environment))
     best: dict[str, float] = {}
     for product in ceilings.products:
         best[product.precision] = max(best.get(product.precision, 0.0), product.gigaflops)

@@ -41,7 +41,7 @@ def _table_columns(words: Words) -> tuple[Column, ...]:
 _IMAGES = 16_000
 _MISSING = Column("missing", "missing")
 _CSV_COLUMNS = tuple(
-    Column(key, key)
+    Column(key)
     for key in (
         *("name", "attention", "attention_options", "images", "bits_per_dim", "standard_error", "validation_images"),
         *("parameters", "state_bytes_per_image", "device", "training_batch", "training_precision"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from linformer_cli import __version__
 from linformer_cli.errors import LintxError
+from linformer_cli.system.seeding import seeded
 from linformer_cli.units import WINDOWS
 
 if TYPE_CHECKING:
@@ -57,14 +58,12 @@ class Description:
 
 def build_site(checkpoint: "Checkpoint") -> dict[str, File]:
     """The files of the demo by name. Raises `LintxError` if the model cannot become a program."""
-    import torch
 
     from linformer_cli.bench.models import with_softmax
     from linformer_cli.checkpoint import load_weights
 
     model = load_weights(checkpoint)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # the rival has the same random weights in every site
+    with seeded(0):  # the rival has the same random weights in every site
         models = with_softmax(checkpoint.path.name, model)
     info, network = checkpoint.info, model.config
     description = Description(

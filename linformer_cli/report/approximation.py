@@ -41,9 +41,9 @@ _SETTINGS = (
 )
 _SPREAD = ("mean", "first_quartile", "median", "third_quartile")
 CSV_COLUMNS = (
-    *(Column(column.key, column.key) for column in _SETTINGS),
-    Column("draws", "draws"),
-    *(Column(f"{error.key}_{part}", f"{error.key}_{part}") for error in ErrorName for part in _SPREAD),
+    *_SETTINGS,
+    Column("draws"),
+    *(Column(f"{error.key}_{part}") for error in ErrorName for part in _SPREAD),
 )
 
 

@@ -144,12 +144,11 @@ REACH_COLUMNS = (
     Column("overtakes_softmax", "overtakes softmax at T"),
 )
 SCALING_FILE_COLUMNS = (
-    *(Column(key, key) for key in ("name", "attention", "device", "heads", "head_width", "positions", "batch")),
-    *(Column(key, key) for key in ("repeats", "seconds_per_sequence", "seconds_quartile_1", "seconds_quartile_3")),
-    *(Column(key, key) for key in ("times_softmax", "memory_bytes_per_sequence", "peak_memory_bytes", "copy_share")),
+    *(Column(key) for key in ("name", "attention", "device", "heads", "head_width", "positions", "batch")),
+    *(Column(key) for key in ("repeats", "seconds_per_sequence", "seconds_quartile_1", "seconds_quartile_3")),
+    *(Column(key) for key in ("times_softmax", "memory_bytes_per_sequence", "peak_memory_bytes", "copy_share")),
     *_EXPONENTS,
-    *(Column(key, key) for key in ("longest_positions", "overtakes_softmax_at", "overtakes_softmax")),
-    Column("left_out", "left out"),
+    *(Column(key) for key in ("longest_positions", "overtakes_softmax_at", "overtakes_softmax", "left_out")),
 )
 
 

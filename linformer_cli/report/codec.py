@@ -19,7 +19,6 @@ CODEC_COLUMNS = (
     Column("decoding_share", "decoding / drawing", format=format_percent),
     Column("left_out", "left out"),
 )
-CODEC_FILE_COLUMNS = tuple(Column(column.key, column.key) for column in CODEC_COLUMNS)
 PUBLISHED_COLUMNS = (
     Column("method", "published", names=True),
     Column("bits_per_dim", "bits/dim", format=".2f"),

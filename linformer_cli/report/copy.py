@@ -21,7 +21,7 @@ COPY_COLUMNS = (
 )
 _FAILED = Column("failed", "failed")
 CSV_COLUMNS = tuple(
-    Column(key, key)
+    Column(key)
     for key in ("task", "reduced", "name", "attention", "device", "update", "loss", "accuracy", "learning_rate")
 )
 _SHOWN_POINTS = 10

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from linformer_cli.system.environment import describe_machine
 from linformer_cli.units import format_duration
 
 from .benchmark_plots import render_growth, render_quality, render_speed, trained_rows
@@ -17,14 +18,14 @@ from .benchmarks import (
     flatten_growth,
     flatten_speed,
 )
-from .copy import COPY_COLUMNS, render_copy
-from .plots import PlotFormat
+from .copy import choose_columns as choose_copy_columns
+from .copy import render_copy
+from .plots import PLOT_FORMATS
 from .tables import Column, Record, render_records
 
 if TYPE_CHECKING:
     from linformer_cli.bench.paper_report import PaperReport
 
-PLOT_FORMATS: tuple[PlotFormat, ...] = ("png", "svg")
 _CEILING_COLUMNS = (
     Column("network", "network"),
     Column("precision", "precision"),
@@ -36,12 +37,12 @@ _CEILING_COLUMNS = (
 
 def render_page(report: "PaperReport") -> str:
     """Render `report` as Markdown."""
-    machine, published = report.environment, report.settings.published
+    published = report.settings.published
     lines = [
         "# The tables of Katharopoulos 2020 on this machine",
         "",
-        f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}; measured in "
-        f"{format_duration(report.elapsed_seconds)} of a budget of {format_duration(report.budget_seconds)}.",
+        f"{describe_machine(report.environment)}; measured in {format_duration(report.elapsed_seconds)} of a budget of "
+        f"{format_duration(report.budget_seconds)}.",
     ]
     if report.unfinished:
         lines.append(f"Not finished: {', '.join(report.unfinished)}.")
@@ -56,8 +57,12 @@ def render_page(report: "PaperReport") -> str:
     lines += _table("Reach", report.exponents, REACH_COLUMNS)
     if report.copy:
         title = report.copy.settings.task
-        lines += _table(title[0].upper() + title[1:], report.copy.rows, COPY_COLUMNS)
-    networks = {flops: name for name, flops in report.settings.product_flops_per_position.items()}
+        lines += _table(title[0].upper() + title[1:], report.copy.rows, choose_copy_columns(report.copy.rows))
+    networks = {
+        flops: name
+        for name, methods in report.settings.product_flops_per_position.items()
+        for flops in methods.values()
+    }
     ceilings = [
         {**vars(product), "network": networks.get(product.flops // product.rows, "copy task")}
         for product in report.ceilings.products

@@ -15,6 +15,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 MARKERS = "osD^vPX"
 PlotFormat = Literal["png", "svg"]
+PLOT_FORMATS: tuple[PlotFormat, ...] = ("png", "svg")
 Scale = Literal["log", "linear"]
 
 _PANEL_INCHES = (3.4, 3.2)

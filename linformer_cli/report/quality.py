@@ -19,7 +19,6 @@ QUALITY_COLUMNS = (
     Column("nearest_distance", "nearest training image", format=",.0f"),
     Column("smallest_distance", "smallest", format=",.0f"),
 )
-QUALITY_FILE_COLUMNS = tuple(Column(column.key, column.key) for column in QUALITY_COLUMNS)
 CLASS_COLUMNS = (
     Column("label", "class", names=True),
     Column("samples", "samples", format=","),

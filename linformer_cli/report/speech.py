@@ -4,16 +4,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from linformer_cli.system.environment import describe_machine
 from linformer_cli.units import format_bytes, format_duration
 
-from .plots import Curve, Panel, PlotFormat, Span, number_styles, render_plot, render_spectrogram
+from .plots import PLOT_FORMATS, Curve, Panel, PlotFormat, Span, number_styles, render_plot, render_spectrogram
 from .tables import Column, render_records
 
 if TYPE_CHECKING:
     from linformer_cli.bench.speech_rows import LengthRow, SpeechPoint, SpeechReport, SpeechRow
     from linformer_cli.speech.saved import Transcript
 
-PLOT_FORMATS: tuple[PlotFormat, ...] = ("png", "svg")
 _NAME = Column("name", "encoder", names=True)
 SPEECH_COLUMNS = (
     _NAME,
@@ -51,8 +51,8 @@ SEED_COLUMNS = (
     Column("validation_symbols", "of symbols", format=","),
 )
 CSV_COLUMNS = (
-    *(Column(key, key) for key in ("title", "name", "attention", "device", "seed", "speakers", "epoch", "loss")),
-    *(Column(key, key) for key in ("error_rate", "training_seconds", "learning_rate")),
+    *(Column(key) for key in ("title", "name", "attention", "device", "seed", "speakers", "epoch", "loss")),
+    *(Column(key) for key in ("error_rate", "training_seconds", "learning_rate")),
 )
 HEARD_COLUMNS = (
     Column("symbol", "symbol"),
@@ -112,12 +112,12 @@ def list_tables(report: "SpeechReport") -> list[tuple[list[dict[str, Any]], list
 
 def render_page(report: "SpeechReport") -> str:
     """Render `report` as Markdown."""
-    machine, settings = report.environment, report.settings
+    settings = report.settings
     lines = [
         f"# {describe_title(report)}",
         "",
-        f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}; measured in "
-        f"{format_duration(report.elapsed_seconds)} of a budget of {format_duration(report.budget_seconds)}.",
+        f"{describe_machine(report.environment)}; measured in {format_duration(report.elapsed_seconds)} of a budget of "
+        f"{format_duration(report.budget_seconds)}.",
         f"{settings.seeds} seeds, each with other held-out speakers. An epoch is {settings.epoch_utterances:,} "
         f"utterances with {settings.epoch_frames:,} frames of 10 ms.",
     ]

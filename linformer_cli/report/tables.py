@@ -33,7 +33,7 @@ TableStyle = Literal["table", "md", "csv"]
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """One column of a table. CSV needs only the key.
 
     `key` is the key of a mapping or the field or property of a dataclass. It is also the CSV header, so it should name
     the unit (`state_bytes`). `title` and `unit` form the heading in tables. `format` is a format specification such as
@@ -43,7 +43,7 @@ class Column:
     """
 
     key: str
-    title: str
+    title: str = ""
     unit: str = ""
     format: str | Callable[[float], str] = ""
     names: bool = False

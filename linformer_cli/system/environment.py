@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -31,6 +32,11 @@ def describe_environment() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "mps": torch.backends.mps.is_available(),
     }
+
+
+def describe_machine(environment: Mapping[str, Any]) -> str:
+    """Describe the processor of `environment` in a few words."""
+    return f"{environment['processor']}, {environment['threads']} threads, torch {environment['versions']['torch']}"
 
 
 def _version(package: str) -> str | None:

@@ -10,13 +10,15 @@ from machine import FASTEST_ENGINE
 
 from linformer_cli.bench import attention, paper, sample, train
 from linformer_cli.bench.copy_task import CopySettings
+from linformer_cli.bench.measure.costs import count_product_flops
 from linformer_cli.bench.measure.pass_memory import PassMemory
-from linformer_cli.bench.models import BenchModel
-from linformer_cli.bench.paper import PaperBench, PaperSettings
+from linformer_cli.bench.models import BenchModel, build_models
+from linformer_cli.bench.paper import METHODS, PaperBench, PaperSettings
 from linformer_cli.bench.paper_report import PaperReport
 from linformer_cli.bench.paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
 from linformer_cli.bench.rows import Row
 from linformer_cli.bench.trained_runs import read_trained_runs
+from linformer_cli.bench.variants import parse_variants
 from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DisagreementError, Interrupted
@@ -104,8 +106,10 @@ def test_all_parts_are_measured_and_shown_in_the_report(networks) -> None:
         assert words in page
     assert "Not finished" not in page
     ceilings = page.split("## The ceilings of this machine")[1].split("\n\n")[1].splitlines()[2:]
-    names = {line.split("|")[1].strip() for line in ceilings}
-    assert names == {"mnist-paper", "two", "copy task"}
+    models = build_models(parse_variants(METHODS), networks, "cpu", "fp32")
+    wanted = {count_product_flops(timed.model): timed.preset for timed in models}
+    names = [wanted.get(product.flops // product.rows, "copy task") for product in report.ceilings.products]
+    assert [line.split("|")[1].strip() for line in ceilings] == names and len(set(names)) == 3
     figures = render_figures(report)
     assert {"images-per-second.png", "images-per-second.svg", "attention.png", "attention.svg"} <= set(figures)
     assert figures["attention.png"].startswith(b"\x89PNG") and b"<svg" in figures["images-per-second.svg"]

@@ -112,7 +112,7 @@ def test_an_interrupted_round_is_forgotten(corpus: Corpus, monkeypatch: pytest.M
     assert report.ended == "interrupted" and saved[-1] == report
     assert {len(seed.points) for row in report.rows for seed in row.seeds} == {2}
     assert all(row.beam_error_rate is None for row in report.rows)
-    assert "training: 2 of 3 epochs because time ran out" in report.reduced
+    assert not any("time ran out" in line for line in report.reduced)
 
 
 def test_an_encoder_whose_loss_is_not_a_number_fails_alone(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,26 +157,20 @@ def test_methods_are_those_of_the_paper_by_default() -> None:
 
 def make_row(attention: str, rates: Sequence[float], seconds: float) -> SpeechRow:
     seeds = [SeedResult(number, ["ann"], 100, rate, None, 0, 0, 0, ()) for number, rate in enumerate(rates)]
-    mean = sum(rates) / len(rates)
-    published = find_published_speech(attention, {})
     return SpeechRow(
-        "t",
-        attention,
-        attention,
-        {},
-        "cpu",
-        1,
-        1,
-        mean,
-        (0, 1),
-        None,
-        seconds,
-        None,
-        None,
-        None,
-        published,
-        None,
-        seeds,
+        title="t",
+        name=attention,
+        attention=attention,
+        attention_options={},
+        device="cpu",
+        parameters=1,
+        error_rate=sum(rates) / len(rates),
+        seconds_per_epoch=seconds,
+        times_softmax=None,
+        memory_bytes=None,
+        published=find_published_speech(attention, {}),
+        failed=None,
+        seeds=seeds,
     )
 
 

@@ -189,8 +189,9 @@ def test_bench_paper_keeps_its_results_after_ctrl_c(lintx, little_paper, monkeyp
 
     right = train.build_trainer
     monkeypatch.setattr(train, "build_trainer", press)
-    outcome = lintx("bench", "paper", "--out", tmp_path)
+    outcome = lintx("bench", "paper", "--out", tmp_path, "--format", "md")
     assert outcome.code == 130
+    assert outcome.stdout.count("\n") == 2 + 2 * 3  # the table of sampling, and no table of training
     assert "Stopped; the results so far are kept" in outcome.stderr
     document = json.loads((tmp_path / "paper.json").read_text())
     assert document["unfinished"] == ["training", "scaling", "memory", "copy"]

@@ -11,6 +11,7 @@ from linformer_cli.config import ImageShape, ModelConfig, OptionValue
 from linformer_cli.documents import parse_config
 from linformer_cli.model.mixers import build_attention
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.system.seeding import seeded
 
 LEAST_TRAFFIC = (
     "the rate of the least possible traffic, as a share of the rate of memory copies. The forward pass reads inputs "
@@ -57,8 +58,7 @@ def build_pass(setup: PassSetup, inputs: Inputs | None = None) -> Callable[[], N
         tensor = shared.get((kind, channels))
         if tensor is None:
             size = (setup.batch, shape.heads, shape.positions, channels)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(_KINDS.index(kind))
+            with seeded(_KINDS.index(kind)):
                 tensor = torch.randn(size, device=setup.device).requires_grad_(kind != "gradient")
             shared[kind, channels] = tensor
         kept[kind, channels] = tensor
@@ -91,8 +91,7 @@ def count_least_bytes(setup: PassSetup) -> int:
 def _build(setup: PassSetup) -> Attention:
     width, row = setup.head_width, max(1, round(setup.positions**0.5))
     shape = AttentionShape(setup.heads, width, width, setup.positions, row)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         return build_attention(setup.attention, dict(setup.options), shape).to(setup.device).train()
 
 
@@ -112,6 +111,5 @@ def build_checked_model(setup: PassSetup) -> PixelModel:
         "image": _CHECKED_IMAGE,
     }
     config = parse_config(ModelConfig, sizes, f"{setup.heads} heads of {setup.head_width}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         return PixelModel(config).eval()

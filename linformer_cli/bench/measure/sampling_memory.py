@@ -14,6 +14,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import build_engine
 from linformer_cli.system.device import product_dtype, torch_dtype
+from linformer_cli.system.seeding import seeded
 
 from .costs import count_state_bytes
 from .fresh_process import run_fresh
@@ -57,8 +58,7 @@ def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
 
     The function has been warmed up with one image.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         model = PixelModel(ModelConfig.model_validate(setup.model))
     model = model.to(device=setup.device, dtype=torch_dtype(setup.precision)).eval()
     positions = model.config.image.positions
