@@ -20,6 +20,11 @@ def shipped_checkpoints() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(found.glob(f"*/{CONFIG}"))} if found else {}
 
 
+def find_shipped_name(path: Path) -> str:
+    """The name of the shipped model in folder `path`, or ""."""
+    return next((name for name, folder in shipped_checkpoints().items() if folder == path.resolve()), "")
+
+
 def find_checkpoint(name: str | Path | None = None) -> Path:
     """The checkpoint folder that `name` refers to.
 

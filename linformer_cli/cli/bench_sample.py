@@ -166,7 +166,7 @@ def _open_checkpoint(
     from linformer_cli.bench.models import build_models, with_softmax
 
     session = open_session(checkpoint, device, precision)
-    path = str(session.checkpoint.path)
+    path = session.name
     if names is None:
         return with_softmax(session.model.config.attention, session.model), path
     variants = options.choose_variants(names, True)

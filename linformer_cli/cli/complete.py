@@ -103,7 +103,7 @@ def complete(
         raise UsageError(f"'{given[0]}' is one of the images and would be replaced; choose another output file")
     session = open_session(checkpoint, device, precision, engine)
     if session.checkpoint.info.data.words is WINDOWS:
-        path = session.checkpoint.path
+        path = session.name
         raise UsageError(f"'{path}' draws bytes, not images; to continue a text: lintx sample {path} --prompt TEXT")
 
     from linformer_cli.data.pictures import load_picture

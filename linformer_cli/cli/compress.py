@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from linformer_cli.checkpoint_folders import find_shipped_name
 from linformer_cli.data import Split
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.files import open_atomically, require_writable
@@ -18,7 +19,7 @@ from linformer_cli.units import WINDOWS, count_words
 
 from . import options
 from .output import complain, print_json, talk
-from .packing import STREAM, Bar, build_coder, find_shipped_name, read_stdin, require_binary_stdout, write_stdout
+from .packing import STREAM, Bar, build_coder, read_stdin, require_binary_stdout, write_stdout
 from .session import Session, open_session
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class _Paths:
 
 def _choose_shape(session: Session, length: int | None, is_bytes: bool, data: str | None) -> "ImageShape":
     """The size of the tiles. Raises `UsageError` for a --length that the model does not support."""
-    shape, path = session.model.config.image, session.checkpoint.path
+    shape, path = session.model.config.image, session.name
     if is_bytes and data is not None:
         raise UsageError(f"'{path}' is a model of bytes, which compresses files: leave out --data and name them")
     if length is None or (is_bytes and length == shape.width):

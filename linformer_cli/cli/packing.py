@@ -4,7 +4,6 @@ import shutil
 import sys
 import tempfile
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self
 
@@ -29,13 +28,6 @@ def build_coder(session: "Session") -> "Coder":
     from linformer_cli.codec.predictor import PredictorCache
 
     return Coder(PredictorCache(session.model))
-
-
-def find_shipped_name(path: Path) -> str:
-    """The name of the shipped checkpoint in folder `path`, or ""."""
-    from linformer_cli.checkpoint_folders import shipped_checkpoints
-
-    return next((name for name, folder in shipped_checkpoints().items() if folder == path.resolve()), "")
 
 
 def read_stdin() -> BinaryIO:
