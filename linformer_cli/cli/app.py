@@ -39,7 +39,7 @@ _CLOSED_PIPE = 128 + 13  # the exit code of a command that SIGPIPE ended; a numb
 
 app = typer.Typer(
     name="lintx",
-    help="Train pixel models with linear attention, and sample and complete images in constant memory.",
+    help="Train autoregressive models of images or bytes with linear and other attentions, and sample from them.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,

@@ -88,7 +88,7 @@ Presets = Annotated[
     ),
 ]
 Batches = Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.", metavar="LIST")]
-Repeats = Annotated[int, typer.Option("--repeats", min=1, max=LARGEST_COUNT, help="Timed repeats after one warm-up.")]
+Repeats = Annotated[int, typer.Option("--repeats", min=1, max=LARGEST_COUNT, help="Timed repeats.")]
 RowLimit = Annotated[str, typer.Option("--limit", help="Time limit for all repeats of one row.")]
 Runs = Annotated[
     list[str] | None,
@@ -111,8 +111,9 @@ SamplingPrecision = Annotated[
     typer.Option(
         "--precision",
         help="Precision of weights and activations; sums are float32. int8 is for the native engine; auto selects it "
-        "there unless fp32 is faster. With the native engine, images do not depend on --batch. In int8, they do not "
-        "depend on the processor either. With other engines, --batch changes a few images, and more of them in bf16.",
+        "there unless fp32 is more than 5 % faster. With the native engine, images do not depend on --batch. In int8, "
+        "they do not depend on the processor either. With other engines, --batch changes a few images, and more of "
+        "them in bf16.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings on stderr.", callback=_hush)]
