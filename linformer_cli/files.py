@@ -59,14 +59,8 @@ def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) ->
 
     Raises `LintxError` with the path and the reason if the system refuses, or if `path` is a pipe without a reader.
     """
-    try:
-        if is_special(Path(path)):
-            with _open_directly(path) as opened:
-                opened.write(data)
-        else:
-            _write_then_rename(Path(os.path.realpath(path)), data, flush)
-    except OSError as error:
-        raise _explain(path, error) from None
+    with open_atomically(Path(path), flush=flush) as file:
+        file.write(data)
 
 
 @contextlib.contextmanager
@@ -173,11 +167,6 @@ def _open_directly(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         if hasattr(os, "O_NONBLOCK"):
             os.set_blocking(handle, True)
         yield opened
-
-
-def _write_then_rename(target: Path, data: bytes, flush: bool) -> None:
-    with _rename_later(target.parent, lambda: target, flush) as file:
-        file.write(data)
 
 
 @contextlib.contextmanager

@@ -35,13 +35,11 @@ _DETAIL_COLUMNS = (
 )
 
 
-_size = functools.partial(typer.Option, min=1, max=options.LARGEST_COUNT, show_default=False)
+_size = functools.partial(typer.Option, min=1, max=options.LARGEST_COUNT)
 
 
 def attentions(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A mechanism to show in detail.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A mechanism to show in detail.")] = None,
     positions: Annotated[
         int | None, _size("--positions", help="Number of positions T for state bytes. Default: 784.")
     ] = None,
@@ -54,7 +52,6 @@ def attentions(
         typer.Option(
             "--checkpoint",
             help="Take positions, heads and head width from a checkpoint.",
-            show_default=False,
             metavar="CHECKPOINT",
         ),
     ] = None,
@@ -76,7 +73,7 @@ def attentions(
     """
     from linformer_cli.attention.base import AttentionShape
     from linformer_cli.checkpoint import read_checkpoint
-    from linformer_cli.config import NetworkConfig
+    from linformer_cli.config import LARGEST_SIZE, NetworkConfig
     from linformer_cli.documents import parse_config
     from linformer_cli.model.mixers import MIXERS, find_mixer
 
@@ -91,7 +88,12 @@ def attentions(
         positions, heads, head_width = positions or 784, heads or 8, head_width or 32
         row = max(1, round(positions**0.5))
         width = heads * head_width
-        widths = {"heads": heads, "head_width": head_width, "width": width, "feed_forward": 4 * width}
+        widths = {
+            "heads": heads,
+            "head_width": head_width,
+            "width": width,
+            "feed_forward": min(LARGEST_SIZE, 4 * width),
+        }
         network = parse_config(NetworkConfig, widths, "sizes")
     shape = AttentionShape(heads, head_width, head_width, positions, row)
     chosen = MIXERS if name is None else {name: find_mixer(name)}

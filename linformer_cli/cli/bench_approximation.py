@@ -43,7 +43,7 @@ def approximation(
     seed: options.Seed = 0,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", help="Also plot medians and quartiles to a .png or .svg file.", show_default=False),
+        typer.Option("--plot", help="Also plot medians and quartiles to a .png or .svg file."),
     ] = None,
     error: Annotated[
         ErrorName, typer.Option("--error", help="The error that the table and the plot show.")

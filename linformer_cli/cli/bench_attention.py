@@ -33,7 +33,7 @@ def attention(
     device: options.Device = "auto",
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", help="Also plot time and memory against T to a .png or .svg file.", show_default=False),
+        typer.Option("--plot", help="Also plot time and memory against T to a .png or .svg file."),
     ] = None,
     style: options.Style = "table",
     json: options.Json = False,

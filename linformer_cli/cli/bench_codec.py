@@ -26,9 +26,7 @@ def codec(
     checkpoint: options.CheckpointOption = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            "--data", help="Data set. Default: the model's training data set.", show_default=False, metavar="NAME"
-        ),
+        typer.Option("--data", help="Data set. Default: the model's training data set.", metavar="NAME"),
     ] = None,
     split: Annotated[Split, typer.Option("--split", help="The split of the data set.")] = "test",
     data_dir: options.DataDir = None,
@@ -39,7 +37,7 @@ def codec(
     repeats: options.Repeats = 3,
     picture: Annotated[
         Path | None,
-        typer.Option("--picture", help="Also draw where the bits go, to a .png file.", show_default=False),
+        typer.Option("--picture", help="Also draw where the bits go, to a .png file."),
     ] = None,
     style: options.Style = "table",
     json: options.Json = False,

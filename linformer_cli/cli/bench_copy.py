@@ -46,7 +46,6 @@ def copy(
             min=1,
             max=LARGEST_SIZE,
             help="Length of the sequences; default 128, or 32 if --budget is below 1h.",
-            show_default=False,
         ),
     ] = None,
     width: Annotated[
@@ -56,7 +55,6 @@ def copy(
             min=1,
             max=_LARGEST_WIDTH,
             help="Width of the models; default 256, or 128 if --budget is below 1h.",
-            show_default=False,
         ),
     ] = None,
     every: Annotated[
@@ -65,9 +63,7 @@ def copy(
     ] = 25,
     seed: options.Seed = 0,
     device: options.Device = "auto",
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Write the curves to a .png or .svg file.", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Write the curves to a .png or .svg file.")] = None,
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
@@ -140,7 +136,7 @@ def _print(report: "CopyReport", style: TableStyle) -> None:
         print_records(list_points(report.rows), CSV_COLUMNS, "csv")
         return
     print(f"{report.settings.task}\n")
-    shape: TableStyle = "md" if style == "md" else "table"
+    shape: TableStyle = style
     print_records(report.rows, choose_columns(report.rows), shape)
     losses, columns = tabulate_losses(report.rows)
     if len(losses) > 1:

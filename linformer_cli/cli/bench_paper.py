@@ -84,7 +84,7 @@ def _print(report: "PaperReport", style: TableStyle) -> None:
         print_growth(report.scaling, report.exponents, style)
     if report.copy is not None and report.copy.rows:
         print()
-        print_records(report.copy.rows, choose_columns(report.copy.rows), "md" if style == "md" else "table")
+        print_records(report.copy.rows, choose_columns(report.copy.rows), style)
     for line in report.reduced:
         talk(f"reduced: {line}")
     talk_about_machine(report.environment, report.ceilings)

@@ -31,7 +31,6 @@ def quality(
         typer.Option(
             "--data",
             help="Data set with labels. Default: the model's training data set.",
-            show_default=False,
             metavar="NAME",
         ),
     ] = None,
@@ -55,7 +54,6 @@ def quality(
         typer.Option(
             "--image",
             help="Also draw samples to a .png file, each above its nearest training image.",
-            show_default=False,
         ),
     ] = None,
     style: options.Style = "table",

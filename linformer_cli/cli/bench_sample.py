@@ -35,7 +35,6 @@ ImageSizes = Annotated[
     typer.Option(
         "--image-size",
         help="Side lengths of square images, separated by commas, at which to time --preset networks.",
-        show_default=False,
         metavar="LIST",
     ),
 ]
@@ -44,9 +43,7 @@ Engines = Annotated[
 ]
 BitsPlot = Annotated[
     Path | None,
-    typer.Option(
-        "--bits-plot", help="Also plot bits/dim of --runs against images/s to a .png or .svg file.", show_default=False
-    ),
+    typer.Option("--bits-plot", help="Also plot bits/dim of --runs against images/s to a .png or .svg file."),
 ]
 
 

@@ -29,7 +29,6 @@ def speech(
             help="Encoders, separated by commas: bi-lstm, or a mechanism such as linear, lsh:rounds=1 or "
             "NAME=lsh:rounds=1 (tables show NAME). Default: those of the paper. With --transcribe: the encoder to use; "
             "default: the one with the lowest error rate.",
-            show_default=False,
             metavar="LIST",
         ),
     ] = None,
@@ -56,7 +55,6 @@ def speech(
             min=1,
             max=options.LARGEST_COUNT,
             help="Epochs of each training. Default: as many as the budget allows.",
-            show_default=False,
         ),
     ] = None,
     strings: Annotated[
@@ -78,7 +76,6 @@ def speech(
         typer.Option(
             "--transcribe",
             help="Measure nothing. Print the symbols of this WAV file with their times, using an encoder in --out.",
-            show_default=False,
             metavar="FILE",
         ),
     ] = None,
@@ -88,7 +85,6 @@ def speech(
             "--plot",
             help="Write the curves to a .png or .svg file. With --transcribe: the spectrogram with the symbols; "
             "default: FILE.png in --out.",
-            show_default=False,
         ),
     ] = None,
     device: options.Device = "auto",

@@ -85,11 +85,10 @@ def print_growth(rows: "Sequence[AttentionRow]", exponents: "Sequence[Exponents]
     if style == "csv":
         print_records(flat, benchmarks.SCALING_FILE_COLUMNS, "csv")
         return
-    shape: TableStyle = "md" if style == "md" else "table"
-    print_records(flat, benchmarks.SCALING_COLUMNS, shape)
+    print_records(flat, benchmarks.SCALING_COLUMNS, style)
     for columns in (benchmarks.EXPONENT_COLUMNS, benchmarks.REACH_COLUMNS):
         print()
-        print_records(exponents, columns, shape)
+        print_records(exponents, columns, style)
 
 
 def talk_about_speed(row: "ModelRow") -> None:

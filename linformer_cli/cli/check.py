@@ -25,7 +25,7 @@ def check(
     checkpoint: options.CheckpointArgument = None,
     images: Annotated[int, typer.Option("-n", "--count", min=1, max=_MOST_IMAGES, help="Number of images.")] = 2,
     positions: Annotated[
-        int | None, typer.Option("--positions", min=2, help="Number of positions. Default: all.", show_default=False)
+        int | None, typer.Option("--positions", min=2, help="Number of positions. Default: all.")
     ] = None,
     seed: options.Seed = 0,
     quiet: options.Quiet = False,

@@ -65,7 +65,6 @@ def compare(
             min=1,
             max=LARGEST_STEP,
             help=f"Training images for each mechanism; default {_IMAGES}.",
-            show_default=False,
         ),
     ] = None,
     match_parameters: Annotated[
@@ -77,16 +76,14 @@ def compare(
     ] = False,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="Data set, as for lintx train.", metavar="NAME", show_default=False),
+        typer.Option("--data", help="Data set, as for lintx train.", metavar="NAME"),
     ] = None,
     data_dir: options.DataDir = None,
     image_size: options.ImageSize = None,
     window_length: options.WindowLength = None,
     preset: Annotated[
         str | None,
-        typer.Option(
-            "--preset", help="The network; default mnist-small, or bytes-small for bytes.", show_default=False
-        ),
+        typer.Option("--preset", help="The network; default mnist-small, or bytes-small for bytes."),
     ] = None,
     config: Annotated[
         Path | None,
@@ -94,7 +91,6 @@ def compare(
             "--config",
             help="TOML file with [model], [data], [train] for all runs.",
             metavar="FILE",
-            show_default=False,
         ),
     ] = None,
     evaluate_images: Annotated[
@@ -104,7 +100,6 @@ def compare(
             min=1,
             max=options.LARGEST_COUNT,
             help="Number of validation images; default 2000.",
-            show_default=False,
         ),
     ] = None,
     batch: Annotated[
@@ -134,7 +129,6 @@ def compare(
             "--plot",
             help="Also plot bits/dim against images/s and state bytes in FILE (PNG or SVG).",
             metavar="FILE",
-            show_default=False,
         ),
     ] = None,
     training: Annotated[
@@ -223,7 +217,9 @@ def compare(
         columns = _table_columns(words)
         columns = (*columns, _MISSING) if any(row.missing for row in rows) else columns
         print_records(rows, _CSV_COLUMNS if style == "csv" else columns, style)
-    write_plot(plot, lambda kind: render_comparison(rows, kind, words))
+    interrupted = bool(failures) or stop.signal_number is not None
+    if not interrupted or any(row.bits_per_dim is not None for row in rows):
+        write_plot(plot, lambda kind: render_comparison(rows, kind, words))
     stop.raise_if_set("Stopped and saved; repeat the command to continue")
     if failures:
         raise LintxError(f"{len(failures)} of {len(entries)} failed: {', '.join(failures)}; the table says why")

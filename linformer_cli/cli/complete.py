@@ -40,7 +40,7 @@ def complete(
     ] = "top:0.5",
     class_name: Annotated[
         str | None,
-        typer.Option("--class", help="The class of the images, for a model with classes.", show_default=False),
+        typer.Option("--class", help="The class of the images, for a model with classes."),
     ] = None,
     count: Annotated[
         int, typer.Option("-n", "--count", min=1, max=_MOST_COMPLETIONS, help="Completions of each image.")
@@ -59,7 +59,6 @@ def complete(
         typer.Option(
             "--fit",
             help="How to fit an image whose aspect ratio is not the model's. Default: crop.",
-            show_default=False,
         ),
     ] = None,
     invert: Annotated[
@@ -68,9 +67,7 @@ def complete(
     scale: options.Scale = None,
     gif: Annotated[
         Path | None,
-        typer.Option(
-            "--gif", help="Also write an animation of the images being drawn.", show_default=False, metavar="FILE"
-        ),
+        typer.Option("--gif", help="Also write an animation of the images being drawn.", metavar="FILE"),
     ] = None,
     guidance: options.Guidance = 1.0,
     temperature: options.Temperature = 1.0,

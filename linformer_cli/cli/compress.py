@@ -5,7 +5,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -13,7 +12,7 @@ import typer
 
 from linformer_cli.checkpoint_folders import find_shipped_name
 from linformer_cli.data import Split
-from linformer_cli.errors import LintxError, UsageError
+from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.files import open_atomically, require_writable
 from linformer_cli.units import WINDOWS, count_words
 
@@ -40,21 +39,18 @@ def compress(
         typer.Argument(
             metavar="[IMAGES]...",
             help="Pictures, or folders of pictures; for a model of bytes, any files. '-' is stdin.",
-            show_default=False,
         ),
     ] = None,
     out: Annotated[str, typer.Option("-o", "--out", help="The file to write; '-' is stdout.", metavar="FILE")] = "",
     checkpoint: options.CheckpointOption = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="Compress a data set instead of files.", show_default=False, metavar="NAME"),
+        typer.Option("--data", help="Compress a data set instead of files.", metavar="NAME"),
     ] = None,
-    split: Annotated[
-        Split | None, typer.Option("--split", help="The split of the data set. Default: test.", show_default=False)
-    ] = None,
+    split: Annotated[Split | None, typer.Option("--split", help="The split of the data set. Default: test.")] = None,
     data_dir: options.DataDir = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.", show_default=False)
+        int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.")
     ] = None,
     tile: Annotated[
         bool,
@@ -62,7 +58,7 @@ def compress(
     ] = False,
     class_name: Annotated[
         str | None,
-        typer.Option("--class", help="The class of all pictures, for a model that needs a class.", show_default=False),
+        typer.Option("--class", help="The class of all pictures, for a model that needs a class."),
     ] = None,
     length: Annotated[
         int | None,
@@ -71,7 +67,6 @@ def compress(
             min=2,
             max=65_536,
             help="Bytes in a window, for a model of bytes that needs no positions. Default: as in training.",
-            show_default=False,
         ),
     ] = None,
     block: Annotated[
@@ -82,7 +77,6 @@ def compress(
             max=2**16,
             help="Images or windows in a block. Damage destroys whole blocks; smaller blocks need a few bytes more. "
             "Default: 500, or fewer if their states need more than 512 MiB.",
-            show_default=False,
         ),
     ] = None,
     batch: Batch = 500,
@@ -137,10 +131,9 @@ def compress(
         if data is not None:
             source = _open_data_set(session, data, split or "test", data_dir, limit, tile or class_name is not None)
         else:
-            paths = _Paths(
-                images or [], os.path.realpath(out), lambda: stack.enter_context(read_stdin()), is_bytes, tile
+            source = _open_paths(
+                session, images or [], out, lambda: stack.enter_context(read_stdin()), tile, shape, class_name
             )
-            source = _open_paths(session, paths, shape, class_name)
         size = block or choose_block(session.model.state_bytes(1, shape.positions))
         name = find_shipped_name(session.checkpoint.path)
         header = Header(identify_program(session.model), name, source.contents, size, ())
@@ -175,17 +168,6 @@ def compress(
     _talk_about(result, session)
 
 
-@dataclass(frozen=True)
-class _Paths:
-    """The arguments of the command, how to read them, and the path of the output."""
-
-    texts: list[str]
-    out: str
-    stdin: Callable[[], BinaryIO]
-    is_bytes: bool
-    tile: bool
-
-
 def _choose_shape(session: Session, length: int | None, is_bytes: bool, data: str | None) -> "ImageShape":
     """The size of the tiles. Raises `UsageError` for a --length that the model does not support."""
     shape, path = session.model.config.image, session.name
@@ -215,24 +197,33 @@ def _open_data_set(
     return ArraySource(images.images[:limit], labels, shape.levels)
 
 
-def _open_paths(session: Session, paths: _Paths, shape: "ImageShape", class_name: str | None) -> "Source":
+def _open_paths(
+    session: Session,
+    paths: list[str],
+    out: str,
+    stdin: Callable[[], BinaryIO],
+    tile: bool,
+    shape: "ImageShape",
+    class_name: str | None,
+) -> "Source":
     from linformer_cli.codec.inputs import list_inputs, open_files, open_pictures
     from linformer_cli.codec.items import Tiling
 
+    is_bytes = session.checkpoint.info.data.words is WINDOWS
     label = session.choose_class(class_name, "pictures")
     if label is not None and session.model.config.optional_class:
         raise UsageError("the class is optional, and the file is coded without it; drop --class")
-    if paths.is_bytes and paths.tile:
+    if is_bytes and tile:
         raise UsageError("--tile is for pictures, and the model compresses files of any length; drop --tile")
-    if paths.texts.count(STREAM) > 1:
+    if paths.count(STREAM) > 1:
         raise UsageError("'-' is given twice, and there is only one stdin")
-    inputs = list_inputs(paths.texts, paths.stdin, paths.is_bytes)
-    if any(isinstance(one.file, Path) and os.path.realpath(one.file) == paths.out for one in inputs):
-        raise UsageError(f"'{paths.out}' is one of the files to compress and would be replaced; choose another FILE")
-    tiling = Tiling(shape, paths.is_bytes)
-    if paths.is_bytes:
+    inputs, target = list_inputs(paths, stdin, is_bytes), os.path.realpath(out)
+    if any(isinstance(one.file, Path) and os.path.realpath(one.file) == target for one in inputs):
+        raise UsageError(f"'{target}' is one of the files to compress and would be replaced; choose another FILE")
+    tiling = Tiling(shape, is_bytes)
+    if is_bytes:
         return open_files(inputs, tiling, label)
-    return open_pictures(inputs, tiling, paths.tile, label, complain)
+    return open_pictures(inputs, tiling, tile, label, complain)
 
 
 @contextlib.contextmanager
@@ -266,7 +257,7 @@ def _verify(file: BinaryIO, packed: "Packed", coder: "Coder", batch: int) -> Non
         raise LintxError("the file does not decode to the same values, so it was not kept; please report this")
 
 
-def _measure_rivals(source: "Source") -> dict[str, int | None]:
+def _measure_rivals(source: "Source") -> dict[str, int | None] | None:
     import numpy as np
 
     from linformer_cli.codec.rivals import measure_rivals
@@ -278,7 +269,11 @@ def _measure_rivals(source: "Source") -> dict[str, int | None]:
             place += len(piece.values)
             yield piece.values[np.arange(contents.tiling.positions) < lengths[:, None]].astype(np.uint8).tobytes()
 
-    return dict(measure_rivals(read))
+    try:
+        return dict(measure_rivals(read))
+    except DataError as error:  # a file has changed since it was compressed
+        complain(f"{error}; not compared with other compressors")
+        return None
 
 
 def _talk_about(result: dict[str, Any], session: Session) -> None:

@@ -79,7 +79,6 @@ def _build_parameter(name: str, field: FieldInfo, panel: str) -> inspect.Paramet
     option: dict[str, Any] = {
         "help": f"{field.description}{describe_default(name, field)}",
         "rich_help_panel": panel,
-        "show_default": False,
     }
     if typing.get_origin(kind) is dict:
         annotation, option["metavar"] = list[str], "KEY=VALUE"

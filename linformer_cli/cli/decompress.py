@@ -40,7 +40,6 @@ def decompress(
         typer.Option(
             "--checkpoint",
             help="The model that the file was compressed with. Not needed for shipped models.",
-            show_default=False,
             metavar="CHECKPOINT",
         ),
     ] = None,
@@ -84,7 +83,7 @@ def decompress(
 
         from linformer_cli.codec.predictor import identify_program
 
-        packed.require_program(identify_program(session.model), session.checkpoint.path.name)
+        packed.require_program(identify_program(session.model), session.name)
         _require_shape(session, header)
         coder = build_coder(session)
         contents = header.contents

@@ -20,7 +20,6 @@ def demo(
         typer.Option(
             "--build",
             help="Write the files of the page to this new folder, for any web host, and stop.",
-            show_default=False,
             metavar="FOLDER",
         ),
     ] = None,

@@ -27,9 +27,7 @@ def evaluate(
     checkpoint: options.CheckpointArgument = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            "--data", help="Data set. Default: the model's training data set.", show_default=False, metavar="NAME"
-        ),
+        typer.Option("--data", help="Data set. Default: the model's training data set.", metavar="NAME"),
     ] = None,
     split: Annotated[
         Split, typer.Option("--split", help="Split to measure. Choose settings on validation, not on test.")
@@ -37,7 +35,7 @@ def evaluate(
     data_dir: options.DataDir = None,
     length: options.EvaluatedLength = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.", show_default=False)
+        int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.")
     ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 64,
     device: options.Device = "auto",
@@ -48,7 +46,6 @@ def evaluate(
             "--engine",
             help="Predict step by step with this sampling engine (auto, native, cuda, textbook) instead of in "
             "parallel, to measure the effect of its precision.",
-            show_default=False,
             metavar="NAME",
         ),
     ] = None,
@@ -57,7 +54,6 @@ def evaluate(
         typer.Option(
             "--against",
             help="A second checkpoint. Also show bits/dim minus the second model's bits/dim, on the same images.",
-            show_default=False,
             metavar="CHECKPOINT",
         ),
     ] = None,
@@ -75,7 +71,6 @@ def evaluate(
         typer.Option(
             "--plot",
             help="Also plot bits/dim against the position to a .png or .svg file.",
-            show_default=False,
             metavar="FILE",
         ),
     ] = None,
@@ -133,7 +128,7 @@ def evaluate(
     other = None if against is None else open_session(against, device, parallel)
     if other is not None:
         _require_size(other, wanted)
-    chosen = images.images[:limit]
+    chosen = images.images if limit is None else images.images[:limit]  # a slice of windows of bytes is read at once
     talk(f"{len(chosen):,} of {len(images):,} {split} {words.items} of {name}")
     began = time.perf_counter()
     nats = functools.partial(block_nats, session.model)

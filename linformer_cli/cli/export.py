@@ -27,7 +27,6 @@ def export(
             "--dtype",
             help="Format of the weights. bf16 halves the size. int8 divides it by four and is for programs only; an "
             "int8 program draws the same images on every processor. Default: fp32 for a folder, int8 for a program.",
-            show_default=False,
         ),
     ] = None,
     quiet: options.Quiet = False,

@@ -49,12 +49,11 @@ CheckpointArgument = Annotated[
     typer.Argument(
         metavar="CHECKPOINT",
         help=_CHECKPOINT,
-        show_default=False,
     ),
 ]
 CheckpointOption = Annotated[
     str | None,
-    typer.Option("--checkpoint", help=_CHECKPOINT, show_default=False, metavar="CHECKPOINT"),
+    typer.Option("--checkpoint", help=_CHECKPOINT, metavar="CHECKPOINT"),
 ]
 Variants = Annotated[
     str | None,
@@ -62,7 +61,6 @@ Variants = Annotated[
         "--attention",
         help="Mechanisms, separated by commas, such as lsh, lsh:rounds=1 or NAME=lsh:rounds=1 (tables show NAME). "
         "Default: all.",
-        show_default=False,
         metavar="LIST",
     ),
 ]
@@ -74,7 +72,6 @@ BenchVariants = Annotated[
         "--attention",
         help="Mechanisms, separated by commas, such as lsh, lsh:rounds=1 or NAME=lsh:rounds=1 (tables show NAME). "
         f"Default with --preset: {PRESET_VARIANTS}.",
-        show_default=False,
         metavar="LIST",
     ),
 ]
@@ -83,7 +80,6 @@ Presets = Annotated[
     typer.Option(
         "--preset",
         help=f"Untrained networks, separated by commas: {', '.join(PRESETS)}.",
-        show_default=False,
         metavar="LIST",
     ),
 ]
@@ -95,13 +91,12 @@ Runs = Annotated[
     typer.Option(
         "--runs",
         help="A trained run, or a folder of runs. Rows of the same model show the run's bits/dim. Can be repeated.",
-        show_default=False,
         metavar="DIR",
     ),
 ]
 SpeedPlot = Annotated[
     Path | None,
-    typer.Option("--plot", help="Also plot images/s against batch size to a .png or .svg file.", show_default=False),
+    typer.Option("--plot", help="Also plot images/s against batch size to a .png or .svg file."),
 ]
 Style = Annotated[TableStyle, typer.Option("--format", help="Format of the table.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Random seed.")]
@@ -123,7 +118,6 @@ DataDir = Annotated[
     typer.Option(
         "--data-dir",
         help="Folder for data sets and downloads. Default: $LINTX_DATA, otherwise the user's cache.",
-        show_default=False,
         metavar="DIR",
     ),
 ]
@@ -134,7 +128,6 @@ ImageSize = Annotated[
         min=4,
         max=LARGEST_SIZE,
         help="Pixels per side, for glyphs (8 to 512; default: 28) and folder:PATH (default: 32).",
-        show_default=False,
     ),
 ]
 WindowLength = Annotated[
@@ -144,7 +137,6 @@ WindowLength = Annotated[
         min=2,
         max=LARGEST_SIZE,
         help="Bytes in a window, for bytes:PATH. Default: 1024.",
-        show_default=False,
     ),
 ]
 EvaluatedLength = Annotated[
@@ -154,7 +146,6 @@ EvaluatedLength = Annotated[
         min=2,
         max=LARGEST_SIZE,
         help="Bytes in a window, for a model of bytes. Default: as in training.",
-        show_default=False,
     ),
 ]
 Channels = Annotated[
@@ -162,12 +153,11 @@ Channels = Annotated[
     typer.Option(
         "--channels",
         help="1 (grey) or 3 (RGB), for folder:PATH. Default: 3 if any image has colours, otherwise 1.",
-        show_default=False,
     ),
 ]
 Scale = Annotated[
     int | None,
-    typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.", show_default=False),
+    typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged."),
 ]
 Guidance = Annotated[
     float,
@@ -178,15 +168,12 @@ Guidance = Annotated[
     ),
 ]
 Temperature = Annotated[float, typer.Option("--temperature", help="Divisor of the log probabilities. Applied first.")]
-TopK = Annotated[
-    int | None, typer.Option("--top-k", help="Sample from the K likeliest values. Applied second.", show_default=False)
-]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Sample from the K likeliest values. Applied second.")]
 TopP = Annotated[
     float | None,
     typer.Option(
         "--top-p",
         help="Sample from the likeliest values that together reach probability P. Applied third.",
-        show_default=False,
     ),
 ]
 

@@ -18,14 +18,13 @@ DEFAULT_PLOT = Path("plot.png")
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.", show_default=False)],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             "-o",
             help="Write the curves to a .png or .svg file. Default: plot.png, unless --samples or --json is given.",
-            show_default=False,
             metavar="FILE",
         ),
     ] = None,
@@ -34,7 +33,6 @@ def plot(
         typer.Option(
             "--samples",
             help="Write the sample grids drawn during training to a .png file, one strip for each run.",
-            show_default=False,
             metavar="FILE",
         ),
     ] = None,
@@ -45,7 +43,6 @@ def plot(
             min=1,
             max=options.LARGEST_COUNT,
             help="Maximum number of grids in a strip, evenly spaced over training; default 8.",
-            show_default=False,
         ),
     ] = None,
     quiet: options.Quiet = False,

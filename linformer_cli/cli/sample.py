@@ -37,7 +37,6 @@ def sample(
             max=_MOST_IMAGES,
             help="Number of images (default: 16), or of bytes (default: without end if the model needs no positions, "
             "otherwise one window).",
-            show_default=False,
         ),
     ] = None,
     prompt: Annotated[
@@ -45,7 +44,6 @@ def sample(
         typer.Option(
             "--prompt",
             help="For a model of bytes: the text to continue, or '-' to read it from stdin.",
-            show_default=False,
             metavar="TEXT",
         ),
     ] = None,
@@ -56,7 +54,6 @@ def sample(
             "-o",
             "--out",
             help=f"PNG file for the grid; '-' writes it to stdout. Default: {_GRID}.",
-            show_default=False,
             metavar="FILE",
         ),
     ] = None,
@@ -67,7 +64,6 @@ def sample(
             help="For a model with classes: the classes to draw, separated by commas (for example '1,7'), or 'all'. "
             "Draws -n images of each class, one row per class. Default: -n images, without a class if the model was "
             "trained with --hide-class, or else all classes in turn.",
-            show_default=False,
             metavar="CLASS",
         ),
     ] = None,
@@ -76,15 +72,12 @@ def sample(
         typer.Option(
             "--files",
             help="Also write every image as a numbered PNG to this folder; existing images are not drawn again.",
-            show_default=False,
         ),
     ] = None,
     first: Annotated[
         int, typer.Option("--first", min=0, max=_LAST_FIRST, help="Number of the first image, or of the text.")
     ] = 0,
-    columns: Annotated[
-        int | None, typer.Option("--columns", min=1, help="Columns of the grid.", show_default=False)
-    ] = None,
+    columns: Annotated[int | None, typer.Option("--columns", min=1, help="Columns of the grid.")] = None,
     scale: options.Scale = None,
     guidance: options.Guidance = 1.0,
     temperature: options.Temperature = 1.0,
@@ -96,9 +89,7 @@ def sample(
     engine: options.Engine = "auto",
     gif: Annotated[
         Path | None,
-        typer.Option(
-            "--gif", help="Also write an animation of the grid being drawn.", show_default=False, metavar="FILE"
-        ),
+        typer.Option("--gif", help="Also write an animation of the grid being drawn.", metavar="FILE"),
     ] = None,
     preview: Annotated[bool, typer.Option(help="Show some images in the terminal.")] = True,
     quiet: options.Quiet = False,

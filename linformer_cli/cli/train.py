@@ -39,7 +39,6 @@ def train(
             help="Data set: mnist, fashion-mnist, cifar10, array:DIR, folder:PATH, bytes:PATH or glyphs. Default: the "
             "preset's.",
             metavar="NAME",
-            show_default=False,
         ),
     ] = None,
     data_dir: options.DataDir = None,
@@ -51,7 +50,6 @@ def train(
         typer.Option(
             "--classes/--no-classes",
             help="Condition the model on the class of each image. Default: as in --init-from, otherwise --no-classes.",
-            show_default=False,
         ),
     ] = None,
     out: Annotated[
@@ -60,7 +58,6 @@ def train(
             "--out",
             help="Folder of the new run. Default: a dated folder in runs/.",
             metavar="FOLDER",
-            show_default=False,
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume RUN (default: the newest in runs/).")] = False,
@@ -70,7 +67,6 @@ def train(
             "--init-from",
             help="Start from the weights, network and data set of a run, checkpoint or shipped model.",
             metavar="CHECKPOINT",
-            show_default=False,
         ),
     ] = None,
     config: Annotated[
@@ -79,7 +75,6 @@ def train(
             "--config",
             help="TOML file with [model], [data], [train]; options override it.",
             metavar="FILE",
-            show_default=False,
         ),
     ] = None,
     dry_run: Annotated[
@@ -96,7 +91,6 @@ def train(
             f"{CIFAR10_PRESET} for cifar10, or {BYTES_PRESET} for bytes.",
             autocompletion=options.complete_preset,
             rich_help_panel="Model",
-            show_default=False,
         ),
     ] = None,
     network: Annotated[dict[str, Any], Fields(NetworkConfig, "Model")],

@@ -1,7 +1,8 @@
 """Finds the pictures and files to compress, and refuses those that would not come back as they are."""
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -11,7 +12,7 @@ from PIL import Image
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.files import is_special
 
-from .items import Contents, Item, Tiling, check_names
+from .items import Contents, Item, Tiling, check_clashes, check_name, check_names
 from .sources import ByteSource, PictureSource, describe_picture
 
 STDIN = "-"
@@ -46,11 +47,20 @@ def list_inputs(paths: Sequence[str], stdin: Callable[[], BinaryIO], is_bytes: b
             found.append(Input(path.name, path))
     if not found:
         raise UsageError(f"found no {'files' if is_bytes else 'pictures'} in {', '.join(paths)}")
-    try:
-        check_names([one.name for one in found])
-    except DataError as error:
-        raise UsageError(f"{error}; compress them into several files, or pass the folder that contains them") from None
+    for one in found:
+        with _suggesting("rename it"):
+            check_name(one.name)
+    with _suggesting("compress them into several files, or pass the folder that contains them"):
+        check_clashes([one.name for one in found])
     return found
+
+
+@contextlib.contextmanager
+def _suggesting(remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        raise UsageError(f"{error}; {remedy}") from None
 
 
 def open_files(inputs: Sequence[Input], tiling: Tiling, label: int | None) -> ByteSource:

@@ -157,8 +157,18 @@ class Contents:
 def check_names(names: Sequence[str]) -> None:
     """Raise `DataError` for a name that could leave the folder it is written to, or that is given twice."""
     for name in names:
-        if (fault := _find_fault(name)) is not None:
-            raise DataError(f"the name '{_show(name)}' {fault}")
+        check_name(name)
+    check_clashes(names)
+
+
+def check_name(name: str) -> None:
+    """Raise `DataError` for a name that could leave the folder it is written to, on any system."""
+    if (fault := _find_fault(name)) is not None:
+        raise DataError(f"the name '{_show(name)}' {fault}")
+
+
+def check_clashes(names: Sequence[str]) -> None:
+    """Raise `DataError` if two items would be written to the same place."""
     known = set(names)
     if len(known) < len(names):
         seen: set[str] = set()

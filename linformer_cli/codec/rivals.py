@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 ZSTD_LEVEL = 19
@@ -32,13 +32,7 @@ def measure_zstd(read: Callable[[], Iterable[bytes]]) -> int | None:
 
 
 def _feed(compressor: Any, chunks: Iterable[bytes]) -> int:
-    return sum(map(len, _outputs(compressor, chunks)))
-
-
-def _outputs(compressor: Any, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    for chunk in chunks:
-        yield compressor.compress(chunk)
-    yield compressor.flush()
+    return sum(len(compressor.compress(chunk)) for chunk in chunks) + len(compressor.flush())
 
 
 def _run(program: str, chunks: Iterable[bytes]) -> int | None:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from linformer_cli.data.byte_windows import ByteWindows
 from linformer_cli.data.sequence import images_to_values
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.engines import EngineCache
@@ -105,7 +106,7 @@ def measure_bits(
 @torch.no_grad()
 def measure_nats(
     model: PixelModel,
-    images: NDArray[np.uint8],
+    images: NDArray[np.uint8] | ByteWindows,
     batch: int = 32,
     before_batch: Callable[[], None] | None = None,
     nats: Callable[[Tensor, Tensor | None], Tensor] | None = None,

@@ -29,6 +29,7 @@ from linformer_cli.presets import (
     find_preset,
     find_preset_data,
 )
+from linformer_cli.units import WINDOWS
 
 _TABLES = ("model", "data", "train")
 _INIT_FROM = "init_from"
@@ -83,9 +84,10 @@ class Settings:
         `UsageError` if `classes` is then 0.
         """
         if self.source is not None and image != self.source.info.model.image:
+            size = "--length" if self.data_config.words is WINDOWS else "--image-size"
             raise UsageError(
                 f"'{self.source.path}' draws images of {_describe_shape(self.source.info.model.image)}, but "
-                f"'{self.data_config.name}' has {_describe_shape(image)}; choose --data or --image-size to fit"
+                f"'{self.data_config.name}' has {_describe_shape(image)}; choose --data or {size} to fit"
             )
         if self.data_config.labels and not classes:
             raise UsageError(

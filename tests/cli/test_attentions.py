@@ -17,6 +17,7 @@ def test_the_list_describes_every_mechanism(lintx):
     # The state of linear has s and z of two heads; the state of softmax has keys and values of 100 positions.
     assert rows["linear"]["state_bytes"] == 2 * 16 * 17 * 4
     assert 100 * 2 * 2 * 16 * 4 <= rows["softmax"]["state_bytes"] < 100 * 2 * 2 * 16 * 4 + 100
+    assert lintx("attentions", "linear", "--head-width", 4096, "--json").document["state_bytes"] == 8 * 4096 * 4097 * 4
     for style in ("md", "csv"):
         text = lintx("attentions", "--format", style).stdout
         assert "arXiv 2006.16236" in text and "feature_map=elu" in text

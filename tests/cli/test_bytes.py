@@ -141,3 +141,8 @@ def test_what_does_not_fit_is_refused_in_one_line(lintx, run, monkeypatch, tmp_p
     last = outcome.stderr.strip().splitlines()[-1]
     assert last.startswith("Error: ") and any(part in last for part in parts), outcome.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_of_bytes_starts_a_run_with_its_own_length_only(lintx, run, text, tmp_path) -> None:
+    outcome = lintx("train", "--init-from", run, "--data", f"bytes:{text}", "--length", 64, "--out", tmp_path / "run")
+    assert outcome.code == 2 and outcome.stderr.rstrip().endswith("choose --data or --length to fit")

@@ -21,6 +21,7 @@ from linformer_cli.codec.header import encode_header
 from linformer_cli.codec.items import Contents, Tiling
 from linformer_cli.codec.unpack import PackedFile
 from linformer_cli.config import ImageShape
+from linformer_cli.errors import DataError
 from linformer_cli.sampling.decode import Sampler
 
 pytest.importorskip("constriction")
@@ -389,3 +390,24 @@ def test_the_output_is_none_of_the_inputs(lintx, grey, folder) -> None:
     before = (folder / "b.png").read_bytes()
     found = lintx("compress", folder, "-o", folder / "b.png", "--checkpoint", grey, "--force")
     assert found.code == 2 and (folder / "b.png").read_bytes() == before
+
+
+def test_a_file_that_grows_after_it_was_compressed_is_kept(lintx, text, tmp_path, monkeypatch) -> None:
+    def grown(read: object) -> None:
+        raise DataError("'app.log' became longer while it was read; start again")
+
+    monkeypatch.setattr("linformer_cli.codec.rivals.measure_rivals", grown)
+    (tmp_path / "app.log").write_bytes(b"started\n" * 40)
+    out = tmp_path / "x.lintx"
+    outcome = lintx("compress", tmp_path / "app.log", "-o", out, "--checkpoint", text, "--json")
+    assert outcome.code == 0 and outcome.document["rivals"] is None and "became longer" in outcome.stderr
+    assert lintx("decompress", out, "-o", tmp_path / "out", "--checkpoint", text).code == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+def test_a_name_that_another_system_cannot_have_is_to_be_changed(lintx, grey, tmp_path) -> None:
+    (tmp_path / "in").mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "in" / "Shot 10:30.png")
+    outcome = lintx("compress", tmp_path / "in", "-o", tmp_path / "x.lintx", "--checkpoint", grey)
+    assert outcome.code == 2 and "'Shot 10:30.png' has a backslash, a colon" in outcome.stderr
+    assert outcome.stderr.rstrip().endswith("; rename it")
