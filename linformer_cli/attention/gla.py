@@ -81,8 +81,7 @@ class GlaAttention(Attention):
 
     def _gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """log a [..., K or 1] in `dtype` and the output gate, from `extra` [B, H, ..., E]."""
-        if extra is None:
-            raise ValueError(f"gla needs {self.extra_per_head} extra scalars per head and position")
+        extra = self.require_extra(extra)
         logits, output_gate = extra.split([self.gates, self.extra_per_head - self.gates], dim=-1)
         start = torch.tensor(self.gate_start, device=extra.device, dtype=dtype)
         if self.options.gate == "scalar":

@@ -106,8 +106,7 @@ class LongShortAttention(Attention):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, LongShortState]:
-        if extra is None:
-            raise ValueError("long_short needs its scores as extra [B, H, T, rank]")
+        extra = self.require_extra(extra)
         dtype, length = accumulator_dtype(v.dtype), q.shape[2]
         if state is None:
             state = self.init_state(len(q), 0, q.device, v.dtype)
@@ -217,8 +216,7 @@ class LongShortAttention(Attention):
     def step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongShortState, extra_t: Tensor | None = None
     ) -> tuple[Tensor, LongShortState]:
-        if extra_t is None:
-            raise ValueError("long_short needs its scores as extra_t [B, H, rank]")
+        extra_t = self.require_extra(extra_t)
         keys, values, largest, sums, position = state
         place = int(position)
         k_t, new_v, scores = (x.to(sums.dtype) for x in (k_t, v_t, extra_t))

@@ -177,6 +177,4 @@ class RetentionAttention(Attention):
         inputs.emit("retention", shape.heads_and_widths, buffers, integers, (self.score_scale,))
 
     def _output_gate(self, extra: Tensor | None) -> Tensor | None:
-        if self.options.output_gate and extra is None:
-            raise ValueError("retention with an output gate needs V extra scalars per head and position")
-        return extra if self.options.output_gate else None
+        return self.require_extra(extra) if self.options.output_gate else None

@@ -96,7 +96,7 @@ class RfaAttention(Attention):
             values = functional.pad(v.to(dtype), (0, 1), value=1.0)
             s, n = (None, None) if state is None else state
             if self.options.gate:
-                gate = _expect_gate(extra).to(dtype)
+                gate = self.require_extra(extra).squeeze(-1).to(dtype)
                 log_gate = functional.logsigmoid(gate)
                 values = values * (-gate).sigmoid().unsqueeze(-1)
                 sums, s = decayed_causal_sums(phi_q, phi_k, values, log_gate, s, self.options.chunk)
@@ -135,7 +135,7 @@ class RfaAttention(Attention):
             phi_q, phi_k = self._features(torch.stack([q_t, k_t]).to(s.dtype), self.sigma)
             values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
             if self.options.gate:
-                gate = _expect_gate(extra_t).to(s.dtype)
+                gate = self.require_extra(extra_t).squeeze(-1).to(s.dtype)
                 kept, added = gate.sigmoid(), (-gate).sigmoid()
                 s.mul_(kept[..., None, None])
                 values *= added.unsqueeze(-1)
@@ -155,9 +155,3 @@ class RfaAttention(Attention):
     def list_states(self, state: Any) -> list[Tensor]:
         s, n = state
         return [s[..., :-1], s[..., -1], n]
-
-
-def _expect_gate(extra: Tensor | None) -> Tensor:
-    if extra is None:
-        raise ValueError("rfa with a gate needs one extra scalar per head and position")
-    return extra.squeeze(-1)

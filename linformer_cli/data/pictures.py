@@ -114,7 +114,7 @@ def _flatten(picture: Image.Image) -> Image.Image:
     """Return a copy without transparency and with 8 bits per channel, in mode L or RGB."""
     if picture.mode.startswith("I") or picture.mode == "F":
         # These modes have 16 bits or more, and Pillow's own conversion clips values at 255.
-        values = np.asarray(picture, dtype=np.float64)
+        values = np.nan_to_num(np.asarray(picture, dtype=np.float64), nan=0, posinf=0, neginf=0)
         highest = float(values.max(initial=0))
         # Floating-point images conventionally range from 0 to 1.
         full = 1.0 if picture.mode == "F" else 255.0

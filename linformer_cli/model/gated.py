@@ -1,6 +1,6 @@
 """The gated block of Hua 2022 (arXiv 2202.10447): one branch in place of attention and feed-forward."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,34 +37,28 @@ class GatedBlock(InnerBlock):
         return self.attention
 
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        def branch(x: Tensor) -> tuple[Tensor, Any]:
-            gate, v, z = self._project(x)
-            y, new = self.attention.attend(z.unsqueeze(1), z.unsqueeze(1), v.unsqueeze(1), state)
-            return self.output(gate * y.squeeze(1)), new
-
-        return self.add_branch(x, self.norm, branch)
+        return self._mix(x, lambda q, k, v: self.attention.attend(q, k, v, state))
 
     def attend_all(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Outputs [B, T, width] for x [B, T, width], where a position sees its whole sequence.
 
         `lengths` and the padding are those of `Attention.attend_all`.
         """
-
-        def branch(x: Tensor) -> tuple[Tensor, None]:
-            gate, v, z = self._project(x)
-            y = self.attention.attend_all(z.unsqueeze(1), z.unsqueeze(1), v.unsqueeze(1), lengths)
-            return self.output(gate * y.squeeze(1)), None
-
-        return self.add_branch(x, self.norm, branch)[0]
+        return self._mix(x, lambda q, k, v: (self.attention.attend_all(q, k, v, lengths), None))[0]
 
     @torch.no_grad()
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        def branch(x_t: Tensor) -> tuple[Tensor, Any]:
-            gate_t, v_t, z_t = self._project(x_t)
-            y_t, new = self.attention.step(z_t.unsqueeze(1), z_t.unsqueeze(1), v_t.unsqueeze(1), state)
-            return self.output(gate_t * y_t.squeeze(1)), new
+        return self._mix(x_t, lambda q, k, v: self.attention.step(q, k, v, state))
 
-        return self.add_branch(x_t, self.norm, branch)
+    def _mix(self, x: Tensor, run: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
+        """Add the branch whose positions are mixed by `run`, which takes q, k and v of a single head."""
+
+        def branch(x: Tensor) -> tuple[Tensor, Any]:
+            gate, v, z = self._project(x)
+            y, new = run(z.unsqueeze(1), z.unsqueeze(1), v.unsqueeze(1))
+            return self.output(gate * y.squeeze(1)), new
+
+        return self.add_branch(x, self.norm, branch)
 
     def emit(self, builder: Builder, name: str) -> None:
         def branch(x: int) -> int:

@@ -2,6 +2,7 @@
 
 import torch
 
+from linformer_cli.native.constants import MOST_LEVELS
 from linformer_cli.native.program import Builder, Kind, NoProgram, Program
 from linformer_cli.native.program_file import Images, encode_program
 
@@ -18,6 +19,8 @@ def compile_step(model: PixelModel, window: int = 1, products: torch.dtype | Non
     """
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise NoProgram("it does not support float64")
+    if model.config.mixtures > MOST_LEVELS:
+        raise NoProgram(f"it supports mixtures up to {MOST_LEVELS}")
     if model.channels is not None or not all(block.looks_ahead for block in model.typed_blocks):
         window = 1
     products = products or model.dtype

@@ -59,7 +59,7 @@ def draw_guided(
             before_step()
         uniforms = streams.take()
         if isinstance(head, CategoricalHead):  # logits are log probabilities up to a constant
-            drawn = engine.draw(guide(parameters, weight), uniforms, filters)
+            drawn = engine.draw(guide(parameters.float(), weight), uniforms, filters)
         else:
             drawn = draw_filtered(guide(head.log_probabilities(parameters), weight), uniforms, filters)
         drawn = drawn.clamp(0, head.levels - 1)  # a draw from NaN may give any number

@@ -40,7 +40,7 @@ def choose_device(wanted: str) -> Choice:
         raise UsageError(f"'{wanted}' does not exist; the last CUDA device of this machine is cuda:{cards - 1}")
     if kind == "mps" and not metal:
         raise UsageError("torch finds no Apple GPU on this machine; use --device cpu")
-    return Choice(wanted, "requested")
+    return Choice(f"{kind}{colon}{int(index) if index else ''}", "requested")
 
 
 def multiplies_bf16() -> bool:

@@ -48,17 +48,8 @@ def _version(package: str) -> str | None:
 
 def processor_name() -> str:
     """The processor's model, or its architecture if the model is unknown."""
-    return _read_processor("model name") or platform.processor() or platform.machine()
-
-
-def processor_features() -> str:
-    """The processor's instruction sets as Linux lists them; empty on other systems."""
-    return _read_processor("flags") or _read_processor("Features")
-
-
-def _read_processor(key: str) -> str:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
-            if line.startswith(key):
+            if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    return ""
+    return platform.processor() or platform.machine()

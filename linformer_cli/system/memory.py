@@ -140,10 +140,10 @@ def measure_free_memory(device: str) -> int | None:
         return None
     give_back_freed_memory()
     bounds = []
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, KeyError):
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         bounds.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, KeyError):
         group = Path("/sys/fs/cgroup")
         # Cached file contents count as used memory, but the system frees them when memory is needed.
         statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())

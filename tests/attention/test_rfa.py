@@ -55,9 +55,9 @@ def test_the_layer_projects_a_gate_that_starts_nearly_open(gate: bool, build_tin
 def test_a_gate_without_its_scalar_is_refused() -> None:
     attention = build()
     q, k, v, *_ = draw(3)
-    with pytest.raises(ValueError, match="one extra scalar"):
+    with pytest.raises(ValueError, match="rfa needs extra scalars"):
         attention.attend(q, k, v)
-    with pytest.raises(ValueError, match="one extra scalar"):
+    with pytest.raises(ValueError, match="rfa needs extra scalars"):
         attention.step(q[:, :, 0], k[:, :, 0], v[:, :, 0], attention.init_state(2, 3, CPU, torch.float64))
 
 

@@ -81,6 +81,11 @@ def test_freed_memory_that_this_process_keeps_counts_as_free(monkeypatch) -> Non
     assert order == ["given back"]
 
 
+def test_free_memory_is_unknown_if_the_system_does_not_say(monkeypatch) -> None:
+    monkeypatch.setattr("linformer_cli.system.memory.Path.read_text", lambda path: "MemTotal: 5 kB")
+    assert measure_free_memory("cpu") is None
+
+
 def test_free_memory_is_positive_or_unknown() -> None:
     free = measure_free_memory("cpu")
     assert free is None or free > 0

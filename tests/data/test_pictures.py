@@ -109,6 +109,14 @@ def test_floating_point_pixels_up_to_1_are_fractions_of_white(tmp_path: Path, hi
     assert np.abs(found - 255 * pixels).max() <= 0.5
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_floating_point_pixels_that_are_no_numbers_are_black(tmp_path: Path, bad: float) -> None:
+    pixels = np.full((6, 4), 0.5, np.float32)
+    pixels[2, 1] = bad
+    image = load_picture(store(tmp_path, Image.fromarray(pixels), "picture.tiff"), GREY).image
+    assert image[2, 1, 0] == 0 and (np.delete(image, 2, axis=0) == 128).all()
+
+
 def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
     # Without ink a pixel is white; full black gives black, and full cyan removes red.
     inks = np.array([[0, 0, 0, 0], [0, 0, 0, 255], [255, 0, 0, 0], [0, 255, 255, 0]], dtype=np.uint8)

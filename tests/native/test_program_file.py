@@ -26,6 +26,7 @@ from linformer_cli.model.program import encode_model
 from linformer_cli.native.build import PACKAGE, find_system_compiler
 from linformer_cli.native.constants import definitions
 from linformer_cli.native.library import load_library
+from linformer_cli.native.program import NoProgram
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
@@ -440,3 +441,8 @@ def test_no_damage_makes_a_program_access_memory_outside_its_buffers(build_tiny_
     assert found.returncode == 0, found.stderr[-2000:]
     accepted, tried = map(int, re.findall(r"\d+", found.stdout))
     assert 0 < accepted < tried
+
+
+def test_a_mixture_that_no_runner_can_open_is_not_encoded(build_tiny_model) -> None:
+    with pytest.raises(NoProgram, match="mixtures up to 1024"):
+        encode_model(build_tiny_model(head="mixture", mixtures=1025), 1, torch.int8)

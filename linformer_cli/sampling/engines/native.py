@@ -13,7 +13,6 @@ from linformer_cli.model.embedding import fill_ring
 from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.model.program import compile_step
-from linformer_cli.native.constants import MOST_LEVELS
 from linformer_cli.native.library import NoLibrary
 from linformer_cli.native.program import Kind, NoProgram
 from linformer_cli.sampling.choose import Filters, UniformStreams
@@ -61,8 +60,6 @@ class NativeEngine(Engine):
     def refusal(cls, model: PixelModel, products: torch.dtype | None = None) -> str | None:
         if model.device.type != "cpu":
             return "it runs on the CPU only"
-        if model.config.mixtures > MOST_LEVELS:
-            return f"it supports mixtures up to {MOST_LEVELS}"
         try:
             compile_step(model, products=products)
             load_kernels()
