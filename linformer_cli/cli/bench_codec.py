@@ -24,10 +24,7 @@ _SHOWN = 12
 
 def codec(
     checkpoint: options.CheckpointOption = None,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="Data set. Default: the model's training data set.", metavar="NAME"),
-    ] = None,
+    data: options.ModelData = None,
     split: Annotated[Split, typer.Option("--split", help="The split of the data set.")] = "test",
     data_dir: options.DataDir = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Use only the first N images of the split.")] = 1000,

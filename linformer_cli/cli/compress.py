@@ -49,9 +49,7 @@ def compress(
     ] = None,
     split: Annotated[Split | None, typer.Option("--split", help="The split of the data set. Default: test.")] = None,
     data_dir: options.DataDir = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.")
-    ] = None,
+    limit: options.Limit = None,
     tile: Annotated[
         bool,
         typer.Option("--tile", help="Cut pictures of any size into tiles of the model's size. Edges are padded."),

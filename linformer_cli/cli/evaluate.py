@@ -25,18 +25,13 @@ if TYPE_CHECKING:
 
 def evaluate(
     checkpoint: options.CheckpointArgument = None,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="Data set. Default: the model's training data set.", metavar="NAME"),
-    ] = None,
+    data: options.ModelData = None,
     split: Annotated[
         Split, typer.Option("--split", help="Split to measure. Choose settings on validation, not on test.")
     ] = "validation",
     data_dir: options.DataDir = None,
     length: options.EvaluatedLength = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.")
-    ] = None,
+    limit: options.Limit = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 64,
     device: options.Device = "auto",
     precision: options.SamplingPrecision = "fp32",

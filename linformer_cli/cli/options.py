@@ -55,25 +55,13 @@ CheckpointOption = Annotated[
     str | None,
     typer.Option("--checkpoint", help=_CHECKPOINT, metavar="CHECKPOINT"),
 ]
-Variants = Annotated[
-    str | None,
-    typer.Option(
-        "--attention",
-        help="Mechanisms, separated by commas, such as lsh, lsh:rounds=1 or NAME=lsh:rounds=1 (tables show NAME). "
-        "Default: all.",
-        metavar="LIST",
-    ),
-]
+_VARIANTS = "Mechanisms, separated by commas, such as lsh, lsh:rounds=1 or NAME=lsh:rounds=1 (tables show NAME). "
+Variants = Annotated[str | None, typer.Option("--attention", help=f"{_VARIANTS}Default: all.", metavar="LIST")]
 # The default mechanisms for measurements of presets.
 PRESET_VARIANTS = "linear,softmax"
 BenchVariants = Annotated[
     str | None,
-    typer.Option(
-        "--attention",
-        help="Mechanisms, separated by commas, such as lsh, lsh:rounds=1 or NAME=lsh:rounds=1 (tables show NAME). "
-        f"Default with --preset: {PRESET_VARIANTS}.",
-        metavar="LIST",
-    ),
+    typer.Option("--attention", help=f"{_VARIANTS}Default with --preset: {PRESET_VARIANTS}.", metavar="LIST"),
 ]
 Presets = Annotated[
     str | None,
@@ -113,6 +101,10 @@ SamplingPrecision = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings on stderr.", callback=_hush)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+ModelData = Annotated[
+    str | None, typer.Option("--data", help="Data set. Default: the model's training data set.", metavar="NAME")
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.")]
 DataDir = Annotated[
     str | None,
     typer.Option(
