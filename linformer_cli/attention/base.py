@@ -17,9 +17,13 @@ from torch import Tensor, nn
 
 from linformer_cli.documents import Config
 from linformer_cli.errors import UsageError
+from linformer_cli.native.library import has_library
 from linformer_cli.native.program import MixInputs, NoProgram
 
 from .parts.padding import check_lengths, fill_padding
+
+# The types of inputs that compiled kernels support.
+KERNEL_TYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 State = TypeVar("State")
 
@@ -58,6 +62,11 @@ class AttentionOptions(Config):
     """Base class of every mechanism's options. Options are frozen, and unknown keys are refused."""
 
 
+def runs_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether compiled kernels run on `device`, with inputs of `dtype`."""
+    return device.type == "cpu" and dtype in KERNEL_TYPES and has_library()
+
+
 class Attention(nn.Module, ABC):
     """One mechanism: `attend` is its parallel form, and `step` is its step form.
 
@@ -78,6 +87,8 @@ class Attention(nn.Module, ABC):
     shared_key_value: ClassVar[bool] = False
     # The mechanism replaces attention and feed-forward, so it needs a gated block instead of a transformer block.
     gated: ClassVar[bool] = False
+    # There are compiled kernels of `attend` for CPUs.
+    has_kernels: ClassVar[bool] = False
     # The mechanism has `attend_all`. Options may take it away, so an object can have False where its class has True.
     bidirectional: bool = False
     # E, the number of extra scalars per head and position that the layer projects for this mechanism.
@@ -109,7 +120,7 @@ class Attention(nn.Module, ABC):
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether `attend` runs compiled kernels, rather than plain torch, for inputs of `dtype` on `device`."""
-        return False
+        return self.has_kernels and runs_kernels(device, accumulator_dtype(dtype))
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None

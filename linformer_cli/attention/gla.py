@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionShape, Memory, accumulator_dtype, runs_kernels
 from .bidirectional.both_ways import sum_both_ways
 from .kernels import sums as kernels
 from .parts.decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
@@ -62,6 +62,7 @@ class GlaAttention(Attention):
     method = "running sums, a decay computed from the input"
     memory = Memory.CONSTANT
     options_type = GlaOptions
+    has_kernels = True
     bidirectional = True
     options: GlaOptions
 
@@ -75,9 +76,6 @@ class GlaAttention(Attention):
         memories = options.memory_lengths(shape, self.gates if vector else shape.heads)
         log_sigmoids = [-options.temperature / memory for memory in memories]
         self.gate_start = [x - math.log(-math.expm1(x)) for x in log_sigmoids]
-
-    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return kernels.serves(device, accumulator_dtype(dtype))
 
     def _gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """log a [..., K or 1] in `dtype` and the output gate, from `extra` [B, H, ..., E]."""
@@ -98,7 +96,7 @@ class GlaAttention(Attention):
 
     def _sum(self, q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor]:
         """u [B, H, T, V] and the last s."""
-        if q.dtype == k.dtype == v.dtype and kernels.serves(q.device, q.dtype):
+        if q.dtype == k.dtype == v.dtype and runs_kernels(q.device, q.dtype):
             return kernels.sum_causally(q, k, v, log_gate, carried, self.score_scale)
         dtype = log_gate.dtype
         inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)

@@ -11,9 +11,8 @@ from torch.nn import functional
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, runs_kernels
 from .kernels import linear as kernels
-from .kernels import sums
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
 from .parts.padding import fill_padding
@@ -74,7 +73,7 @@ class LinearAttention(Attention):
             self.feature_map = FEATURE_MAPS[options.feature_map](shape.heads, shape.key_width)
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return self._is_fused(device, dtype) or sums.serves(device, accumulator_dtype(dtype))
+        return self._is_fused(device, dtype) or runs_kernels(device, accumulator_dtype(dtype))
 
     def _is_fused(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether a single kernel computes the feature map, the sums and the division."""

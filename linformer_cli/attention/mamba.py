@@ -11,7 +11,6 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .kernels import sums as kernels
 from .parts.decayed_sums import decayed_causal_sums, sum_logs
 from .parts.initial import inverse_softplus, log_memories
 from .parts.scaling import shrink_huge
@@ -100,6 +99,7 @@ class MambaAttention(Attention):
     method = "state space model, running sums with a decay computed from the input"
     memory = Memory.CONSTANT
     options_type = MambaOptions
+    has_kernels = True
     options: MambaOptions
 
     def __init__(self, options: MambaOptions, shape: AttentionShape) -> None:
@@ -115,9 +115,6 @@ class MambaAttention(Attention):
         # The first axis has one entry for queries and one for keys.
         self.gain = nn.Parameter(torch.ones(2, heads, width)) if options.normalise else None
         self.bias = nn.Parameter(torch.ones(2, heads, width)) if options.normalise else None
-
-    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return kernels.serves(device, accumulator_dtype(dtype))
 
     def _steps(self, extra: Tensor | None, dtype: torch.dtype) -> _Steps:
         """The steps of T positions, from their extra scalars [B, H, T, E]."""

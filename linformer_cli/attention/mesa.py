@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, runs_kernels
 from .kernels import mesa as kernels
 from .parts.decayed_sums import decayed_causal_sums
 from .parts.initial import log_memories
@@ -61,6 +61,7 @@ class MesaAttention(Attention):
     method = "least squares over all positions, conjugate gradients"
     memory = Memory.CONSTANT
     options_type = MesaOptions
+    has_kernels = True
     extra_per_head = 2
     options: MesaOptions
 
@@ -73,9 +74,6 @@ class MesaAttention(Attention):
         # Lambda = softplus(ridge) + 0.25.
         start = math.log(math.expm1(1 - _LEAST_RIDGE))
         self.ridge = nn.Parameter(torch.full((shape.heads, shape.key_width), start))
-
-    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return kernels.serves(device, accumulator_dtype(dtype))
 
     def _gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """beta [B, H, T] and log alpha [B, H, T] from the extra scalars [B, H, T, 2]."""
@@ -168,7 +166,7 @@ class _System:
 
     def solve(self, right: Tensor, iterations: int) -> Tensor:
         """x [B, H, T, K] with (h_t + Lambda) x_t near `right`, without gradients."""
-        if kernels.serves(right.device, right.dtype):
+        if runs_kernels(right.device, right.dtype):
             matrices = self.keys, self.written, self.log_decay, self.carried, self.penalty
             return kernels.solve(right, *matrices, iterations)
         return _conjugate_gradients(lambda x: self.multiply(x)[0], right, iterations)

@@ -10,7 +10,6 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .kernels import sums as kernels
 from .parts.decayed_sums import decayed_causal_sums, sum_logs
 from .parts.initial import log_memories
 from .parts.scaling import OUTPUT_FLOOR
@@ -64,6 +63,7 @@ class MlstmAttention(Attention):
     method = "running sums, exponential input gate"
     memory = Memory.CONSTANT
     options_type = MlstmOptions
+    has_kernels = True
     extra_per_head = 2
     options: MlstmOptions
 
@@ -73,9 +73,6 @@ class MlstmAttention(Attention):
         # At z = 0, the memory lengths of the heads range from a whole image down to a row.
         bias = log_memories(shape, shape.heads)
         self.gate_bias = nn.Parameter(bias if options.forget_gate == "sigmoid" else functional.logsigmoid(bias))
-
-    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return kernels.serves(device, accumulator_dtype(dtype))
 
     def _log_gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """log i and log f, each [B, H, T], from the extra scalars [B, H, T, 2]."""

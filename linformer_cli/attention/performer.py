@@ -11,9 +11,8 @@ from torch.nn import functional
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, runs_kernels
 from .kernels import linear
-from .kernels import sums as kernels
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.decayed_sums import decayed_causal_sums
 from .parts.maxima import add_and_read, exp_below_maximum, raise_maximum
@@ -105,6 +104,7 @@ class PerformerAttention(Attention):
     method = "random features of softmax, running sums"
     memory = Memory.CONSTANT
     options_type = PerformerOptions
+    has_kernels = True
     bidirectional = True
     options: PerformerOptions
     directions: Tensor
@@ -116,9 +116,6 @@ class PerformerAttention(Attention):
         count = self.features // options.features_per_direction
         # w [directions, K], the same for all heads.
         self.register_buffer("directions", draw_directions(count, width, options.orthogonal))
-
-    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return kernels.serves(device, accumulator_dtype(dtype))
 
     @torch.no_grad()
     def on_training_step(self, step: int, seed: int) -> None:
@@ -156,7 +153,7 @@ class PerformerAttention(Attention):
     ) -> tuple[Tensor, PerformerState]:
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
-            if self._is_exponential and q.dtype == k.dtype == v.dtype and linear.serves_exponential(q.device, q.dtype):
+            if self._is_exponential and q.dtype == k.dtype == v.dtype and runs_kernels(q.device, q.dtype):
                 return self._attend_compiled(q, k, v, state)
             # With a column of ones appended to the values, the last column of s is z.
             q, k, values = q.to(dtype), k.to(dtype), functional.pad(v.to(dtype), (0, 1), value=1.0)

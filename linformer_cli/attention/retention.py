@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionShape, Memory, accumulator_dtype, runs_kernels
 from .bidirectional.both_ways import sum_both_ways
 from .kernels import sums as kernels
 from .parts.decayed_sums import decayed_causal_sums, multiply_features
@@ -74,6 +74,7 @@ class RetentionAttention(Attention):
     method = "running sums, a fixed decay per head"
     memory = Memory.CONSTANT
     options_type = RetentionOptions
+    has_kernels = True
     bidirectional = True
     options: RetentionOptions
 
@@ -93,9 +94,6 @@ class RetentionAttention(Attention):
     @property
     def unbounded(self) -> bool:
         return not self.plane
-
-    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return kernels.serves(device, accumulator_dtype(dtype))
 
     def _wave_factors(self, column: Tensor, dtype: torch.dtype) -> Tensor:
         """The factors f [*, 2 P + 1] of `column` [*], where f_t . f_j is the power of the cosine."""
@@ -125,7 +123,7 @@ class RetentionAttention(Attention):
         dtype = accumulator_dtype(q.dtype)
         column = (position + torch.arange(v.shape[2], device=v.device)) % self.shape.row
         log_decay = self._log_decays(column, dtype).unsqueeze(0)
-        if not self.plane and q.dtype == k.dtype == v.dtype and kernels.serves(q.device, q.dtype):
+        if not self.plane and q.dtype == k.dtype == v.dtype and runs_kernels(q.device, q.dtype):
             return kernels.sum_causally(q, k, v, log_decay.unsqueeze(-1), s, self.score_scale)
         factors = self._wave_factors(column, dtype) if self.plane else None
         inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)

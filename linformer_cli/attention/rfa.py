@@ -10,7 +10,6 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .kernels import sums as kernels
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.decayed_sums import decayed_causal_sums
 from .parts.random_features import WEIGHT_FLOOR, divide_by_floored_weight, draw_directions, sine_features
@@ -63,6 +62,7 @@ class RfaAttention(Attention):
     method = "random Fourier features, gated running sums"
     memory = Memory.CONSTANT
     options_type = RfaOptions
+    has_kernels = True
     bidirectional = True
     # With a bias of 5, the gate initially remembers about 150 positions. With 2, the memory is too short for the model
     # to learn well.
@@ -78,9 +78,6 @@ class RfaAttention(Attention):
         self.sigma = nn.Parameter(torch.ones(shape.heads, shape.key_width))
         # e [D, K], the same for all heads.
         self.register_buffer("directions", draw_directions(self.frequencies, shape.key_width, orthogonal=False))
-
-    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return kernels.serves(device, accumulator_dtype(dtype))
 
     def _features(self, x: Tensor, sigma: Tensor) -> Tensor:
         """phi(x) [..., 2 D] for x [..., K]; `sigma` broadcasts with x."""

@@ -176,7 +176,8 @@ def test_a_nan_reaches_only_the_solutions_that_depend_on_it() -> None:
 
 
 @compiled
-def test_the_compiled_solver_refuses_sizes_that_do_not_match() -> None:
+def test_the_compiled_solver_refuses_sizes_and_types_that_do_not_match() -> None:
     x = torch.ones(2, 2, 5, 6)
-    with pytest.raises(ValueError, match="sizes or types do not match"):
-        kernels.solve(x, x, x, torch.zeros(2, 2, 4), None, torch.ones(2, 6), 4)
+    for inputs, positions in ((x, 4), (x.bfloat16(), 5)):
+        with pytest.raises(ValueError, match="sizes or types do not match"):
+            kernels.solve(inputs, inputs, inputs, torch.zeros(2, 2, positions), None, torch.ones(2, 6), 4)

@@ -6,11 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformer_cli.native.library import has_library, load_function
+from .tensors import View, launch, require_fit, with_dense_rows
 
-from .tensors import View, fill_call, require_fit, with_dense_rows
-
-_TYPES = (torch.float32, torch.float64)
 _INPUTS = ("q", "k", "v", "d", "beta", "log_decay")
 _VIEWS = ("q", "k", "v", "d", "y", "error", "beta", "log_decay", *(f"grad_{name}" for name in _INPUTS))
 _STATES = ("carried", "total", "grad_carried")
@@ -26,18 +23,13 @@ class _Call(ctypes.Structure):
     ]
 
 
-def serves(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the compiled delta rule for this type runs on this device."""
-    return device.type == "cpu" and dtype in _TYPES and has_library()
-
-
 def follow_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_a: Tensor, d: Tensor | None, carried: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """y [B, H, T, V] and the last s [B, H, C, V] for q, k and d [B, H, T, C], v [B, H, T, V].
 
     beta is [B, H, T, 1] and log a [B, H, T, 1 or C], or both broadcast to these sizes. None for d means k.
-    `carried` is s before these positions (None: 0). All tensors have one type that `serves` accepts. The result is
+    `carried` is s before these positions (None: 0). All tensors are float32, or all float64. The result is
     differentiable once, in all inputs. Raises what `require_fit` raises.
     """
     beta, log_decay = (x.expand(*q.shape[:3], -1) for x in (beta, log_a))
@@ -84,6 +76,4 @@ def _call(name: str, views: dict[str, Tensor | None], states: dict[str, Tensor |
     q, v, log_decay = views["q"], views["v"], views["log_decay"]
     assert q is not None and v is not None and log_decay is not None
     call = _Call(torch.get_num_threads(), *q.shape, v.shape[-1], log_decay.shape[-1])
-    fill_call(call, views, states)
-    function = load_function(name, ctypes.POINTER(_Call), ctypes.c_int64)
-    function(ctypes.byref(call), int(q.dtype == torch.float64))
+    launch(name, call, views, states, q.dtype)

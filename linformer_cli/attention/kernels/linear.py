@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.base import accumulator_dtype
+from linformer_cli.attention.base import accumulator_dtype, runs_kernels
 from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.gpu import has_triton
-from linformer_cli.native.library import has_library, load_function
 
-from .tensors import TYPES, View, empty_like_projection, empty_like_projections, fill_call, with_dense_rows
+from .tensors import View, empty_like_projection, empty_like_projections, launch, with_dense_rows
 
 _VIEWS = ("q", "k", "v", "y", "grad_q", "grad_k", "grad_v")
 _STATES = ("s", "z", "total_s", "total_z", "grad_s", "grad_z", "weights", "grad_weights", "columns", "maxima")
@@ -59,14 +58,9 @@ def serves(feature_map: str, device: torch.device, dtype: torch.dtype, key_width
     if feature_map not in COMPILED_MAPS:
         return False
     if device.type == "cpu":
-        return dtype in TYPES and has_library()
+        return runs_kernels(device, dtype)
     fits = key_width in TRITON_WIDTHS and value_width in TRITON_WIDTHS
     return fits and dtype in TRITON_TYPES and has_triton(device)
-
-
-def serves_exponential(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `attend_exponential` supports this device and type."""
-    return device.type == "cpu" and dtype in TYPES and has_library()
 
 
 def attend(
@@ -252,6 +246,4 @@ def _call(
     batch, heads, length, width = q.shape
     features = width if columns is None else columns.shape[1]
     call = _Call(torch.get_num_threads(), batch, heads, length, features, v.shape[-1], number, width, int(whole))
-    fill_call(call, views, {**states, "columns": columns, "maxima": maxima})
-    function = load_function(name, ctypes.POINTER(_Call), ctypes.c_int64)
-    function(ctypes.byref(call), int(q.dtype == torch.float64))
+    launch(name, call, views, {**states, "columns": columns, "maxima": maxima}, q.dtype)

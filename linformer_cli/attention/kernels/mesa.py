@@ -5,11 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from linformer_cli.native.library import has_library, load_function
-
-from .tensors import View, fill_call, require_fit, with_dense_rows
-
-_TYPES = (torch.float32, torch.float64)
+from .tensors import View, launch, require_fit, with_dense_rows
 
 
 class _Call(ctypes.Structure):
@@ -20,11 +16,6 @@ class _Call(ctypes.Structure):
         *((name, View) for name in ("right", "keys", "written", "log_decay", "x")),
         *((name, ctypes.c_void_p) for name in ("carried", "penalty")),
     ]
-
-
-def serves(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the compiled solver for this type runs on this device."""
-    return device.type == "cpu" and dtype in _TYPES and has_library()
 
 
 def solve(
@@ -39,7 +30,7 @@ def solve(
     """x [B, H, T, K] with (h_t + Lambda) x_t near `right`, without gradients. h_t is the decayed sum of written keys^T.
 
     `right`, `keys` and `written` are [B, H, T, K], `log_decay` is [B, H, T], `carried` is h before these positions
-    (None: 0), and `penalty` is the diagonal of Lambda [H, K]. All tensors have one type that `serves` accepts. Raises
+    (None: 0), and `penalty` is the diagonal of Lambda [H, K]. All tensors are float32, or all float64. Raises
     what `require_fit` raises.
     """
     log_decay = log_decay.unsqueeze(-1)
@@ -49,7 +40,5 @@ def solve(
     views = {"right": right, "keys": keys, "written": written, "log_decay": log_decay, "x": x}
     states = {"carried": None if carried is None else carried.contiguous(), "penalty": penalty.contiguous()}
     call = _Call(torch.get_num_threads(), *right.shape, iterations)
-    fill_call(call, views, states)
-    function = load_function("lintx_mesa_solve", ctypes.POINTER(_Call), ctypes.c_int64)
-    function(ctypes.byref(call), int(right.dtype == torch.float64))
+    launch("lintx_mesa_solve", call, views, states, right.dtype)
     return x

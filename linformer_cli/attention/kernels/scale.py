@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.base import accumulator_dtype
-from linformer_cli.native.library import has_library, load_function
+from linformer_cli.attention.base import accumulator_dtype, runs_kernels
 
-from .tensors import TYPES, View, empty_like_projection, fill_call, with_dense_rows
+from .tensors import View, empty_like_projection, launch, with_dense_rows
 
 
 class _Call(ctypes.Structure):
@@ -24,9 +23,8 @@ class _Call(ctypes.Structure):
 
 def serves(sums: Tensor, gate: Tensor) -> bool:
     """Whether `scale` supports the device, types and sizes of these tensors."""
-    types = gate.dtype in TYPES and sums.dtype == accumulator_dtype(gate.dtype)
-    sizes = sums.dim() == 4 and sums.shape == gate.shape
-    return types and sizes and sums.device.type == gate.device.type == "cpu" and has_library()
+    fits = sums.dim() == 4 and sums.shape == gate.shape and sums.dtype == accumulator_dtype(gate.dtype)
+    return fits and sums.device == gate.device and runs_kernels(gate.device, gate.dtype)
 
 
 def scale(sums: Tensor, gate: Tensor, epsilon: float) -> Tensor:
@@ -60,6 +58,4 @@ class _Scale(torch.autograd.Function):
 
 def _call(name: str, epsilon: float, views: dict[str, Tensor]) -> None:
     call = _Call(torch.get_num_threads(), *views["gate"].shape, epsilon)
-    fill_call(call, views, {})
-    function = load_function(name, ctypes.POINTER(_Call), ctypes.c_int64)
-    function(ctypes.byref(call), int(views["gate"].dtype == torch.float64))
+    launch(name, call, views, {}, views["gate"].dtype)

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.base import accumulator_dtype
-from linformer_cli.native.library import has_library, load_function
 
-from .tensors import TYPES, View, fill_call, require_fit, with_dense_rows
+from .tensors import View, launch, require_fit, with_dense_rows
 
 _VIEWS = ("q", "k", "v", "y", "log_decay", "grad_q", "grad_k", "grad_v", "grad_log_decay")
 _STATES = ("carried", "total", "grad_carried", "ends")
@@ -26,11 +25,6 @@ class _Call(ctypes.Structure):
     ]
 
 
-def serves(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether compiled sums of inputs of this type run on this device."""
-    return device.type == "cpu" and dtype in TYPES and has_library()
-
-
 def sum_causally(
     q: Tensor,
     k: Tensor,
@@ -42,11 +36,11 @@ def sum_causally(
     """y [B, H, T, V], times `scale`, and the last s [B, H, C, V] for q, k [B, H, T, C], v [B, H, T, V].
 
     log d is [B or 1, H, T, 1 or C] (None: no decay), and `carried` is s before these positions (None: 0). q, k and v
-    have one type that `serves` accepts, and all other tensors have its accumulator type. The result is differentiable
-    once, in all inputs. Raises what `require_fit` raises.
+    have one type that `runs_kernels` accepts, and all other tensors have its accumulator type. The result is
+    differentiable once, in all inputs. Raises what `require_fit` raises.
     """
     decay = None if log_decay is None else log_decay.expand(q.shape[0], -1, -1, -1)
-    require_fit(q, k, v, carried, *(() if decay is None else (decay,)))
+    require_fit(q, k, v, carried, *(() if decay is None else (decay,)), narrow=True)
     result: tuple[Tensor, Tensor] = _Sums.apply(q, k, v, decay, carried, scale)
     return result
 
@@ -103,6 +97,4 @@ def _call(name: str, views: dict[str, Tensor | None], states: dict[str, Tensor |
     assert q is not None and v is not None
     decays = 0 if log_decay is None else log_decay.shape[-1]
     call = _Call(torch.get_num_threads(), *q.shape, v.shape[-1], decays, scale)
-    fill_call(call, views, states)
-    function = load_function(name, ctypes.POINTER(_Call), ctypes.c_int64)
-    function(ctypes.byref(call), int(q.dtype == torch.float64))
+    launch(name, call, views, states, q.dtype)

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.base import accumulator_dtype
-
-# The types of a kernel's inputs.
-TYPES = (torch.float32, torch.float64, torch.bfloat16)
+from linformer_cli.native.library import load_function
 
 
 class View(ctypes.Structure):
@@ -25,26 +23,36 @@ def _view(tensor: Tensor) -> View:
     return View(tensor.data_ptr(), *tensor.stride()[:3], tensor.dtype == torch.bfloat16)
 
 
-def fill_call(call: ctypes.Structure, views: Mapping[str, Tensor | None], states: Mapping[str, Tensor | None]) -> None:
-    """Set a kernel's arguments: `views` with their strides, and dense `states`. None becomes a null pointer."""
+def launch(
+    name: str,
+    call: ctypes.Structure,
+    views: Mapping[str, Tensor | None],
+    states: Mapping[str, Tensor | None],
+    dtype: torch.dtype,
+) -> None:
+    """Run a kernel for inputs of `dtype`: `views` are passed with strides, `states` are dense. None: a null pointer."""
     for field, tensor in views.items():
         setattr(call, field, View() if tensor is None else _view(tensor))
     for field, tensor in states.items():
         setattr(call, field, None if tensor is None else tensor.data_ptr())
+    function = load_function(name, ctypes.POINTER(type(call)), ctypes.c_int64)
+    function(ctypes.byref(call), int(dtype == torch.float64))
 
 
-def require_fit(q: Tensor, k: Tensor, v: Tensor, carried: Tensor | None, *scalars: Tensor) -> None:
+def require_fit(
+    q: Tensor, k: Tensor, v: Tensor, carried: Tensor | None, *scalars: Tensor, narrow: bool = False
+) -> None:
     """Raise `ValueError` unless types and sizes match, since a kernel would read beyond the end of a tensor.
 
     q and k are [B, H, T, C], v [B, H, T, V], `carried` [B, H, C, V] (None: not given), and `scalars` [B, H, T, 1 or C].
-    q, k and v have one type, and the others its accumulator type.
+    q, k and v have one type, and the others its accumulator type. Only a `narrow` kernel reads bfloat16.
     """
     width = q.shape[-1]
     fits = k.shape == q.shape and v.shape == (*q.shape[:3], v.shape[-1])
     fits &= carried is None or carried.shape == (*q.shape[:2], width, v.shape[-1])
     fits &= all(x.shape[:3] == q.shape[:3] and x.shape[3] in (1, width) for x in scalars)
     given = [q, k, v, *scalars, *([] if carried is None else [carried])]
-    fits &= q.dtype == k.dtype == v.dtype
+    fits &= q.dtype == k.dtype == v.dtype and (narrow or q.dtype == accumulator_dtype(q.dtype))
     if not fits or any(x.dtype != accumulator_dtype(q.dtype) for x in given[3:]):
         raise ValueError(f"sizes or types do not match: {[(list(x.shape), x.dtype) for x in given]}")
 

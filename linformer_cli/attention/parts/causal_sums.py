@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.attention.base import runs_kernels
 from linformer_cli.attention.kernels import sums as kernels
 
 
@@ -20,7 +21,7 @@ def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None,
     The outputs and the last sum include `carried` [B, H, C, V], the sum before these positions (None: no positions).
     Append a column of ones to v to get the normaliser phi(q_t) . z_t from the same products.
     """
-    if kernels.serves(v.device, v.dtype):
+    if runs_kernels(v.device, v.dtype):
         return kernels.sum_causally(phi_q, phi_k, v, None, carried)
     length = phi_q.shape[2]
     chunk = min(chunk, length)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from linformer_cli.attention.kernels import delta as kernels
 from linformer_cli.native.program import MixInputs
 
 from .delta_rule import DeltaState, Updates, delta_step, delta_sums
@@ -34,6 +33,7 @@ class DeltaAttention(Attention):
     family = "kernel"
     memory = Memory.CONSTANT
     updates_per_position: ClassVar[int] = 1
+    has_kernels = True
 
     def __init__(self, options: AttentionOptions, shape: AttentionShape, chunk: int) -> None:
         """`chunk` is the number of updates per chunk of the parallel form."""
@@ -43,9 +43,6 @@ class DeltaAttention(Attention):
     @abstractmethod
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None) -> DeltaInputs:
         """The inputs of the delta rule for q, k and v, which have the type of the state, and `extra` [B, H, T, E]."""
-
-    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return kernels.serves(device, accumulator_dtype(dtype))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, DeltaState]:
         dtype = accumulator_dtype(q.dtype)

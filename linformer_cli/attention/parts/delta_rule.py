@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.attention.base import runs_kernels
 from linformer_cli.attention.kernels import delta as kernels
 
 from .decayed_sums import decay_weights, pairwise_products, sum_logs
@@ -54,7 +55,7 @@ def delta_sums(q: Tensor, updates: Updates, carried: Tensor | None, chunk: int) 
 
     If d is k, keys have length at most 1 and beta is at most 2, then no entry of the system's inverse exceeds 2.
     """
-    if kernels.serves(q.device, q.dtype):
+    if runs_kernels(q.device, q.dtype):
         return kernels.follow_delta_rule(q, *updates, carried)
     batch, heads, length = q.shape[:3]
     per_row = updates.log_a.shape[-1] > 1
