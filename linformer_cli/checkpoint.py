@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from .checkpoint_folders import CARD, CONFIG, TRAINING, WEIGHTS, find_checkpoint, replace_folder
+from .checkpoint_folders import CARD, CONFIG, TRAINING, WEIGHTS, find_checkpoint, find_shipped_name, replace_folder
 from .documents import describe_validation_error, parse_json, read_bytes, read_json
 from .errors import CheckpointError, UsageError, describe_reason
 from .files import flush_folder, write_flushed
@@ -41,6 +41,11 @@ class Checkpoint:
 
     path: Path
     info: CheckpointInfo
+
+    @property
+    def name(self) -> str:
+        """The name of a shipped model, or the path of another checkpoint."""
+        return find_shipped_name(self.path) or str(self.path)
 
     @property
     def digest(self) -> str:

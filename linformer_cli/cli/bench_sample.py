@@ -163,7 +163,7 @@ def _open_checkpoint(
     from linformer_cli.bench.models import build_models, with_softmax
 
     session = open_session(checkpoint, device, precision)
-    path = session.name
+    path = session.checkpoint.name
     if names is None:
         return with_softmax(session.model.config.attention, session.model), path
     variants = options.choose_variants(names, True)

@@ -54,7 +54,7 @@ def check(
         print_records(agreement.rows, _COLUMNS, "table")
     if not agreement.passed:
         raise DisagreementError(
-            f"the parallel and step forms of '{session.name}' disagree: {agreement.describe_failure()}"
+            f"the parallel and step forms of '{session.checkpoint.name}' disagree: {agreement.describe_failure()}"
         )
     items = session.checkpoint.info.data.words.items
     sizes = f"{agreement.images} {items} of {agreement.positions} positions"

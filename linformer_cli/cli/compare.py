@@ -217,8 +217,8 @@ def compare(
         columns = _table_columns(words)
         columns = (*columns, _MISSING) if any(row.missing for row in rows) else columns
         print_records(rows, _CSV_COLUMNS if style == "csv" else columns, style)
-    interrupted = bool(failures) or stop.signal_number is not None
-    if not interrupted or any(row.bits_per_dim is not None for row in rows):
+    cut_short = bool(failures) or stop.signal_number is not None
+    if not cut_short or any(row.bits_per_dim is not None for row in rows):
         write_plot(plot, lambda kind: render_comparison(rows, kind, words))
     stop.raise_if_set("Stopped and saved; repeat the command to continue")
     if failures:

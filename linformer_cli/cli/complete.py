@@ -100,7 +100,7 @@ def complete(
         raise UsageError(f"'{given[0]}' is one of the images and would be replaced; choose another output file")
     session = open_session(checkpoint, device, precision, engine)
     if session.checkpoint.info.data.words is WINDOWS:
-        path = session.name
+        path = session.checkpoint.name
         raise UsageError(f"'{path}' draws bytes, not images; to continue a text: lintx sample {path} --prompt TEXT")
 
     from linformer_cli.data.pictures import load_picture

@@ -168,7 +168,7 @@ def compress(
 
 def _choose_shape(session: Session, length: int | None, is_bytes: bool, data: str | None) -> "ImageShape":
     """The size of the tiles. Raises `UsageError` for a --length that the model does not support."""
-    shape, path = session.model.config.image, session.name
+    shape, path = session.model.config.image, session.checkpoint.name
     if is_bytes and data is not None:
         raise UsageError(f"'{path}' is a model of bytes, which compresses files: leave out --data and name them")
     if length is None or (is_bytes and length == shape.width):

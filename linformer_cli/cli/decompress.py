@@ -83,7 +83,7 @@ def decompress(
 
         from linformer_cli.codec.predictor import identify_program
 
-        packed.require_program(identify_program(session.model), session.name)
+        packed.require_program(identify_program(session.model), session.checkpoint.name)
         _require_shape(session, header)
         coder = build_coder(session)
         contents = header.contents

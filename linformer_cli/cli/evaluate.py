@@ -110,7 +110,7 @@ def evaluate(
     name = data or session.checkpoint.info.data.name
     words, own, wanted = choose_words(name), session.checkpoint.info.data.words, session.model.config.image
     if own is not words:
-        raise UsageError(f"'{session.name}' predicts {own.items}, and '{name}' has {words.items}")
+        raise UsageError(f"'{session.checkpoint.name}' predicts {own.items}, and '{name}' has {words.items}")
     if length is not None:
         if words is not WINDOWS:
             raise UsageError(f"--length is for windows of bytes, and '{name}' has images; drop --length")
@@ -181,7 +181,7 @@ def evaluate(
         )
     if other is not None:
         sign = "+" if difference > 0 else ""
-        facts["difference"] = f"{sign}{format_bits(difference, error)}  (this model minus {other.name})"
+        facts["difference"] = f"{sign}{format_bits(difference, error)}  (this model minus {other.checkpoint.name})"
     print_facts(facts)
     if by_position:
         columns = (Column("place", "position"), Column("bits", words.bits))
@@ -192,13 +192,13 @@ def _count_classes(session: Session, given_class: bool) -> int:
     """Return the number of classes if the model is measured given the class, or else 0."""
     config = session.model.config
     if given_class and not config.classes:
-        raise UsageError(f"'{session.name}' was trained without --classes; drop --given-class")
+        raise UsageError(f"'{session.checkpoint.name}' was trained without --classes; drop --given-class")
     return config.classes if given_class else config.required_classes
 
 
 def _require_size(session: Session, wanted: "ImageShape") -> None:
     """Raise `UsageError` if the model cannot predict images of the size `wanted`."""
-    image, path = session.model.config.image, session.name
+    image, path = session.model.config.image, session.checkpoint.name
     if image == wanted:
         return
     if image.height > 1 or image.model_copy(update={"width": wanted.width}) != wanted:

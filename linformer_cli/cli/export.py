@@ -84,7 +84,7 @@ def _export_program(found: "Checkpoint", out: Path, dtype: Format, json: bool) -
     try:
         data = encode_model(model, NativeEngine.window, product_dtype(dtype))
     except NoProgram as error:
-        raise LintxError(f"'{found.path}' cannot become a program: {error}") from None
+        raise LintxError(f"'{found.name}' cannot become a program: {error}") from None
     write_file(out, data)
     talk(f"wrote {out}: {len(data):,} bytes")
     if json:

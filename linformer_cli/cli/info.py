@@ -16,21 +16,19 @@ def info(
     - `lintx info mnist-deep --json`
     """
     from linformer_cli.checkpoint import load_weights, read_checkpoint
-    from linformer_cli.checkpoint_folders import find_shipped_name
     from linformer_cli.units import WINDOWS, format_bits, format_bytes, format_duration
 
     found = read_checkpoint(checkpoint)
     model = load_weights(found)
     details, training = found.info, found.info.training
     sizes = {"parameters": model.parameter_count(), "state_bytes": model.state_bytes(1)}
-    name = find_shipped_name(found.path) or str(found.path)
     if json:
-        print_json({"checkpoint": name, **details.model_dump(), **sizes})
+        print_json({"checkpoint": found.name, **details.model_dump(), **sizes})
         return
     network, image, words = details.model, details.model.image, details.data.words
     size = f"{image.height} x {image.width} x {image.channels}, {image.levels} levels, T = {image.positions}"
     facts = {
-        "checkpoint": name,
+        "checkpoint": found.name,
         "attention": f"{network.attention} {network.attention_options or ''}".strip(),
         "network": f"{network.layers} layers, {network.heads} heads of {network.head_width}, width {network.width}, "
         f"{network.feed_forward_kind} feed-forward {network.feed_forward}, {network.norm}-norm, "

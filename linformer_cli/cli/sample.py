@@ -139,7 +139,7 @@ def sample(
             record = {**session.record, "seed": seed, **vars(filters), "first": first} if json else None
             return print_text(sampler, read_prompt(prompt), count, first, record)
         if prompt is not None:
-            raise UsageError(f"--prompt is for models of bytes, and '{session.name}' draws images; drop it")
+            raise UsageError(f"--prompt is for models of bytes, and '{session.checkpoint.name}' draws images; drop it")
 
         out = out or _GRID
         options.require_output("-o", out, ".png")

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from linformer_cli.checkpoint_folders import find_shipped_name
 from linformer_cli.errors import UsageError
 from linformer_cli.system.distributed import ALONE, Team
 from linformer_cli.units import parse_count
@@ -32,14 +31,9 @@ class Session:
     engine: str
 
     @property
-    def name(self) -> str:
-        """The name of a shipped model, or the path of another checkpoint."""
-        return find_shipped_name(self.checkpoint.path) or str(self.checkpoint.path)
-
-    @property
     def record(self) -> dict[str, object]:
         return {
-            "checkpoint": self.name,
+            "checkpoint": self.checkpoint.name,
             "checkpoint_sha256": self.checkpoint.digest,
             "attention": self.model.config.attention,
             "precision": self.precision,
@@ -63,7 +57,7 @@ class Session:
         if wanted is None:
             return []
         if not classes:
-            raise UsageError(f"'{self.name}' was trained without --classes; drop --class {wanted}")
+            raise UsageError(f"'{self.checkpoint.name}' was trained without --classes; drop --class {wanted}")
         if wanted.strip() == "all":
             return list(range(classes))
         chosen = [parse_count(part.strip(), classes - 1) for part in wanted.split(",")]
@@ -101,8 +95,7 @@ def open_session(
     checkpoint = read_checkpoint(name)
     place = team.choose_device(device)
     model = load_weights(checkpoint, place.value, torch_dtype(precision))
-    title = find_shipped_name(checkpoint.path) or checkpoint.path
-    talk(f"{title}: {describe_mixing(model.config.attention)}, {model.parameter_count():,} parameters")
+    talk(f"{checkpoint.name}: {describe_mixing(model.config.attention)}, {model.parameter_count():,} parameters")
     kind = Choice("fp32", "the default") if precision == "auto" else Choice(precision, "requested")
     chosen = "parallel"
     if engine is not None:

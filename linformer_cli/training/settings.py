@@ -113,7 +113,7 @@ def describe_source(source: Checkpoint) -> InitFrom:
     """Return the record of the checkpoint that a run starts from."""
     info = source.info
     return InitFrom(
-        checkpoint=str(source.path),
+        checkpoint=source.name,
         weights_sha256=info.weights_sha256,
         attention=info.model.attention,
         step=info.training.step,

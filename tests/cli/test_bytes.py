@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from linformer_cli.data.byte_windows import ByteWindows
 
 LENGTH = 48
 NETWORK = ["--layers", 1, "--width", 16, "--heads", 2, "--head-width", 8, "--feed-forward", 16]
@@ -146,3 +149,16 @@ def test_what_does_not_fit_is_refused_in_one_line(lintx, run, monkeypatch, tmp_p
 def test_a_model_of_bytes_starts_a_run_with_its_own_length_only(lintx, run, text, tmp_path) -> None:
     outcome = lintx("train", "--init-from", run, "--data", f"bytes:{text}", "--length", 64, "--out", tmp_path / "run")
     assert outcome.code == 2 and outcome.stderr.rstrip().endswith("choose --data or --length to fit")
+
+
+def test_eval_reads_windows_batch_by_batch(lintx, run, text, monkeypatch) -> None:
+    read, counts = ByteWindows.__getitem__, []
+
+    def count(windows: ByteWindows, index: slice) -> np.ndarray:
+        found = read(windows, index)
+        counts.append(len(found))
+        return found
+
+    monkeypatch.setattr(ByteWindows, "__getitem__", count)
+    outcome = lintx("eval", run, "--data", f"bytes:{text}", "--split", "train", "--batch", 8)
+    assert outcome.code == 0 and sum(counts) == 166 and max(counts) == 8

@@ -130,6 +130,9 @@ def test_results_hold_the_name_of_a_shipped_model_and_not_its_folder(lintx, run_
         outcome = lintx("sample", *names, "-n", 1, "-o", out, "--json")
         assert outcome.stderr.startswith(f"{DEFAULT_CHECKPOINT}: linear attention")
         assert outcome.document["checkpoint"] == read_png_metadata(out)["checkpoint"] == DEFAULT_CHECKPOINT
+        assert lintx("info", *names, "--json").document["checkpoint"] == DEFAULT_CHECKPOINT
+    lintx("train", "--init-from", DEFAULT_CHECKPOINT, *SMALL, "--steps", 1, "--out", tmp_path / "run")
+    assert read_checkpoint(tmp_path / "run" / "last").info.training.init_from.checkpoint == DEFAULT_CHECKPOINT
 
 
 def test_sample_draws_only_the_files_that_are_missing(lintx, run_folder, tmp_path):

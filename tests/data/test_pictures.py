@@ -109,7 +109,7 @@ def test_floating_point_pixels_up_to_1_are_fractions_of_white(tmp_path: Path, hi
     assert np.abs(found - 255 * pixels).max() <= 0.5
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_floating_point_pixels_that_are_no_numbers_are_black(tmp_path: Path, bad: float) -> None:
     pixels = np.full((6, 4), 0.5, np.float32)
     pixels[2, 1] = bad

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.sampling import guidance
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.complete import complete_values
 from linformer_cli.sampling.decode import Sampler
@@ -78,6 +79,15 @@ def test_completions_have_the_guided_distribution(model: PixelModel, known: int)
 def test_weight_0_draws_without_the_class(model: PixelModel) -> None:
     filters = Filters(top_k=model.head.levels)  # any filter makes a mixture draw from a table, as guidance does
     assert torch.equal(draw(model, 0.0, filters=filters), sample_values(model, range(3), 5, filters).values)
+
+
+def test_logits_in_bfloat16_are_guided_in_float32(build_tiny_model, monkeypatch) -> None:
+    types = []
+    monkeypatch.setattr(
+        guidance, "guide", lambda parameters, weight: types.append(parameters.dtype) or guide(parameters, weight)
+    )
+    draw(build_tiny_model(dtype=torch.bfloat16, **CLASSES), 2.0)
+    assert set(types) == {torch.float32}
 
 
 def test_weight_1_predicts_with_the_class() -> None:

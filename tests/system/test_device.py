@@ -26,6 +26,7 @@ def test_an_available_device_is_used_as_requested(monkeypatch) -> None:
     pretend(monkeypatch, cards=2, metal=True)
     for wanted in ("cpu", "cuda", "cuda:0", "cuda:1", "mps"):
         assert choose_device(wanted).value == wanted
+    assert choose_device("cuda:01").value == "cuda:1"  # torch refuses the leading zero
 
 
 @pytest.mark.parametrize(
