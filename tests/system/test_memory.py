@@ -43,8 +43,15 @@ def read_flags(address: int) -> list[str]:
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this system has no pages of 2 MiB for programs"
 )
 def test_large_zeros_ask_for_large_pages() -> None:
-    large, small = allocate_zeros((2**21,), torch.float32), allocate_zeros((2**10,), torch.float32)
-    assert "hg" in read_flags(large.data_ptr() + 2**22) and "hg" not in read_flags(small.data_ptr())
+    large = allocate_zeros((2**21,), torch.float32)
+    assert "hg" in read_flags(large.data_ptr() + 2**22)
+
+
+def test_small_zeros_ask_for_no_mapping_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.mmap, "mmap", None)  # calling it would raise a TypeError
+    assert allocate_zeros((2**10,), torch.float32).shape == (2**10,)
+    with pytest.raises(TypeError):
+        allocate_zeros((2**21,), torch.float32)
 
 
 def test_small_pages_are_used_if_the_system_refuses_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
