@@ -129,27 +129,28 @@ class Attention(nn.Module, ABC):
 
         The result is differentiable, also with respect to `state`. `state` is not modified. A NaN or infinity in the
         inputs changes neither earlier outputs nor other images. If an output is NaN or infinite, the outputs from the
-        first NaN or infinite input on send no gradient to earlier positions.
+        first NaN or infinite input on send no gradient to earlier positions. Autocast is disabled in all forms.
         """
-        y, after = self._attend(q, k, v, state, extra)
-        # Plain torch and GPU kernels mask a product by multiplying by 0, and 0 times NaN is NaN. A NaN would therefore
-        # reach outputs that must not depend on it.
-        if _has_finite_sum(y):
-            return y, after
-        finite = _count_finite_positions(q, k, v, extra)
-        groups = [(int(count), (finite == count).nonzero().flatten()) for count in finite.unique()]
-        if len(groups) == 1:
-            count = groups[0][0]
-            if count == q.shape[2] or (count == 0 and state is None):
+        with torch.autocast(q.device.type, enabled=False):
+            y, after = self._attend(q, k, v, state, extra)
+            # Plain torch and GPU kernels mask a product by multiplying by 0, and 0 times NaN is NaN. A NaN would
+            # therefore reach outputs that must not depend on it.
+            if _has_finite_sum(y):
                 return y, after
-            return self._attend_cut(count, q, k, v, state, extra)
-        parts = []
-        for count, images in groups:
-            select = functools.partial(torch.index_select, dim=0, index=images)
-            parts.append(self._attend_cut(count, *_map_states(select, (q, k, v, state, extra))))
-        order = torch.cat([images for _, images in groups]).argsort()
-        joined: tuple[Tensor, Any] = _map_states(lambda *x: torch.cat(x)[order], *parts)
-        return joined
+            finite = _count_finite_positions(q, k, v, extra)
+            groups = [(int(count), (finite == count).nonzero().flatten()) for count in finite.unique()]
+            if len(groups) == 1:
+                count = groups[0][0]
+                if count == q.shape[2] or (count == 0 and state is None):
+                    return y, after
+                return self._attend_cut(count, q, k, v, state, extra)
+            parts = []
+            for count, images in groups:
+                select = functools.partial(torch.index_select, dim=0, index=images)
+                parts.append(self._attend_cut(count, *_map_states(select, (q, k, v, state, extra))))
+            order = torch.cat([images for _, images in groups]).argsort()
+            joined: tuple[Tensor, Any] = _map_states(lambda *x: torch.cat(x)[order], *parts)
+            return joined
 
     def _attend_cut(
         self, finite: int, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
@@ -168,7 +169,7 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, Any]:
-        """The mechanism's own part of `attend`. It need not handle NaN or infinity."""
+        """The mechanism's own part of `attend`, which handles NaN, infinity and autocast."""
 
     def attend_all(
         self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, extra: Tensor | None = None
@@ -183,12 +184,13 @@ class Attention(nn.Module, ABC):
             options = " with these options" if type(self).bidirectional else ""
             raise UsageError(f"'{self.name}'{options} has no bidirectional form; use another one, such as 'linear'")
         lengths = None if lengths is None else check_lengths(lengths, len(q), q.shape[2])
-        if lengths is None:
-            return self._attend_all(q, k, v, None, extra)
-        q, k, v = (fill_padding(x, lengths) for x in (q, k, v))
-        extra = None if extra is None else fill_padding(extra, lengths)
-        # A sequence without positions is computed as one position, because an average over nothing would be NaN.
-        return fill_padding(self._attend_all(q, k, v, lengths.clamp(min=1), extra), lengths)
+        with torch.autocast(q.device.type, enabled=False):
+            if lengths is None:
+                return self._attend_all(q, k, v, None, extra)
+            q, k, v = (fill_padding(x, lengths) for x in (q, k, v))
+            extra = None if extra is None else fill_padding(extra, lengths)
+            # A sequence without positions is computed as one position, because an average over nothing would be NaN.
+            return fill_padding(self._attend_all(q, k, v, lengths.clamp(min=1), extra), lengths)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         """The mechanism's own part of `attend_all`: inputs are 0 at the padding, and outputs there are arbitrary.
@@ -208,11 +210,20 @@ class Attention(nn.Module, ABC):
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
         """The state before the first position; a GROWING state allocates room for `capacity` positions."""
 
-    @abstractmethod
+    @torch.no_grad()
     def step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         """The output [B, H, V] of one position and the new state, without gradients; may update `state` in place."""
+        # Autocast is disabled only if it is on, because disabling it takes a noticeable part of a step's time.
+        if not torch.is_autocast_enabled(q_t.device.type):
+            return self._step(q_t, k_t, v_t, state, extra_t)
+        with torch.autocast(q_t.device.type, enabled=False):
+            return self._step(q_t, k_t, v_t, state, extra_t)
+
+    @abstractmethod
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None) -> tuple[Tensor, Any]:
+        """The mechanism's own part of `step`."""
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         """Bytes of the state after `positions` positions, for inputs of `dtype`."""

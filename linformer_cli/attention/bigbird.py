@@ -108,8 +108,7 @@ class BigbirdAttention(CachedAttention):
         filled = (last - first + 1) * self.block
         queries = functional.pad(q.to(wide), (0, 0, offset, filled - offset - length))
         queries = queries.reshape(-1, last - first + 1, self.block, q.shape[-1])
-        with torch.autocast(q.device.type, enabled=False):
-            y = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=self._mask(span, q.device))
+        y = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=self._mask(span, q.device))
         y = y.reshape(*q.shape[:2], filled, v.shape[-1])
         return y[:, :, offset : offset + length].to(dtype), cache
 
@@ -125,10 +124,9 @@ class BigbirdAttention(CachedAttention):
         keys = torch.cat([near.keys.expand(shape.heads, -1, -1), drawn], dim=2)
         # Global positions are in a part of their own.
         lists = near._replace(keys=keys, hidden=(keys < count * self.block).unsqueeze(-2))
-        with torch.autocast(q.device.type, enabled=False):
-            q, k, wide = q.to(dtype) * q.shape[-1] ** -0.5, k.to(dtype), v.to(dtype)
-            part = weigh_lists(q, k, wide, lists, lengths)
-            y = join_globals(part, q, k, wide, min(count * self.block, length), lengths)
+        q, k, wide = q.to(dtype) * q.shape[-1] ** -0.5, k.to(dtype), v.to(dtype)
+        part = weigh_lists(q, k, wide, lists, lengths)
+        y = join_globals(part, q, k, wide, min(count * self.block, length), lengths)
         return y.to(v.dtype)
 
     def _gather(self, x: Tensor, span: _Span) -> Tensor:
@@ -168,9 +166,8 @@ class BigbirdAttention(CachedAttention):
         causal = positions.unsqueeze(1) <= (own * self.block + place).unsqueeze(-1)
         return (causal & seen.repeat_interleave(self.block, dim=1).unsqueeze(1)).unsqueeze(0)
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         cache, length = push_in_place(state, k_t, v_t)
         block = (length - 1) // self.block
@@ -189,11 +186,10 @@ class BigbirdAttention(CachedAttention):
             )
             for x in (cache.keys, cache.values)
         )
-        with torch.autocast(q_t.device.type, enabled=False):
-            q_t = (q_t.to(wide) * q_t.shape[-1] ** -0.5).unsqueeze(2)
-            scores = torch.cat([q_t @ far_keys.transpose(-1, -2), q_t @ near_keys.transpose(-1, -2)], dim=-1)
-            far, local = scores.softmax(dim=-1).tensor_split([rows.shape[1]], dim=-1)
-            y = (far @ far_values).add_(local @ near_values)
+        q_t = (q_t.to(wide) * q_t.shape[-1] ** -0.5).unsqueeze(2)
+        scores = torch.cat([q_t @ far_keys.transpose(-1, -2), q_t @ near_keys.transpose(-1, -2)], dim=-1)
+        far, local = scores.softmax(dim=-1).tensor_split([rows.shape[1]], dim=-1)
+        y = (far @ far_values).add_(local @ near_values)
         return y.squeeze(2).to(v_t.dtype), cache
 
     def _far_rows(self, block: int, capacity: int, device: torch.device) -> Tensor:

@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
@@ -56,7 +55,6 @@ class DeltanetAttention(GatedDeltaAttention):
             x = self.prepare(q, k, v, extra)
             return delta_sums(x.q, x.updates, None, self.chunk)[0]
 
-        with torch.autocast(q.device.type, enabled=False):
-            both = sum_both_ways(run, *(x.to(dtype) for x in (q, k, v, self.require_extra(extra))))
-            y = functional.rms_norm(both, both.shape[-1:], eps=OUTPUT_FLOOR)
+        both = sum_both_ways(run, *(x.to(dtype) for x in (q, k, v, self.require_extra(extra))))
+        y = functional.rms_norm(both, both.shape[-1:], eps=OUTPUT_FLOOR)
         return y.to(v.dtype)

@@ -46,8 +46,7 @@ class FlashAttention(GatedAttention):
     not normalised, so outputs can be large.
 
     There are three differences from the source. The sum over earlier chunks is divided by C instead of the sequence
-    length, which a step does not know. b is a plain table indexed by distance. Sums are float32 or float64, even under
-    autocast.
+    length, which a step does not know. b is a plain table indexed by distance. Sums are float32 or float64.
 
     In the bidirectional form, as in the source, the first sum covers the whole chunk of t, with b[|t - j|], and the
     second sum covers all positions and is divided by the length of the sequence instead of C. The source has separate
@@ -78,8 +77,7 @@ class FlashAttention(GatedAttention):
             known, position, carried = int(state.position) % chunk, state.position, state.s.squeeze(1)
             # Start at the beginning of the current chunk, and process its cached part again.
             z, values = (torch.cat([old[:, 0, :known], new], 1) for old, new in ((state.z, z), (state.v, values)))
-        with torch.autocast(q.device.type, enabled=False):
-            y, total = self._attend_chunks(z.to(dtype), values.to(dtype), carried, known)
+        y, total = self._attend_chunks(z.to(dtype), values.to(dtype), carried, known)
         # These are copies, because views would keep all positions in memory as long as the state lives.
         rest = z.shape[1] % chunk
         kept, room = z.shape[1] - rest, (0, 0, 0, chunk - rest)
@@ -119,13 +117,12 @@ class FlashAttention(GatedAttention):
         chunk = min(self.options.chunk, length)
         # Values are 0 at the padding, and weights are not normalised, so no mask is needed.
         z, values = (functional.pad(x.squeeze(1).to(dtype), (0, 0, 0, -length % chunk)) for x in (k, v))
-        with torch.autocast(q.device.type, enabled=False):
-            chunk_z, chunk_v = (x.unflatten(1, (-1, chunk)).flatten(0, 1) for x in (z, values))
-            inside = self.mix(self.query(chunk_z), self.key(chunk_z), chunk_v, 0, causal=False)
-            s = self.linear_key(z).transpose(1, 2) @ values
-            ends: Tensor | int = length if lengths is None else lengths.to(dtype).view(-1, 1, 1)
-            scale = self.linear_scale * self.options.chunk
-            y: Tensor = inside.view_as(values) + self.linear_query(z) @ (s * scale / ends)
+        chunk_z, chunk_v = (x.unflatten(1, (-1, chunk)).flatten(0, 1) for x in (z, values))
+        inside = self.mix(self.query(chunk_z), self.key(chunk_z), chunk_v, 0, causal=False)
+        s = self.linear_key(z).transpose(1, 2) @ values
+        ends: Tensor | int = length if lengths is None else lengths.to(dtype).view(-1, 1, 1)
+        scale = self.linear_scale * self.options.chunk
+        y: Tensor = inside.view_as(values) + self.linear_query(z) @ (s * scale / ends)
         return y[:, :length].unsqueeze(1).to(v.dtype)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> FlashState:
@@ -134,26 +131,24 @@ class FlashAttention(GatedAttention):
         s = torch.zeros(batch, 1, *widths, device=device, dtype=accumulator_dtype(dtype))
         return FlashState(z, v, s, torch.zeros((), dtype=torch.int64, device=device))
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FlashState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FlashState, extra_t: Tensor | None
     ) -> tuple[Tensor, FlashState]:
         z, v, s, position = state
         place = int(position) % self.options.chunk
         z[:, :, place], v[:, :, place] = k_t, v_t
         z_t, s = k_t.to(s.dtype), s[:, 0]
         keys, values = (part[:, 0, : place + 1].to(s.dtype) for part in (z, v))
-        with torch.autocast(k_t.device.type, enabled=False):
-            # The keys' scale and offset are applied to the single query, not to all keys: q . (z * scale + offset).
-            q = self.query(z_t)
-            scale, offset = self.key.scale.to(s.dtype), self.key.offset.to(s.dtype)
-            start = self.start_scores(1, place + 1, place, keys)
-            start = torch.add(start, (q @ offset).unsqueeze(-1), alpha=self.score_scale)
-            scores = torch.baddbmm(start, q * scale, keys.transpose(1, 2), alpha=self.score_scale)
-            y_t = torch.bmm(self.activate(scores), values)
-            y_t = torch.baddbmm(y_t, self.linear_query(z_t), s, beta=self.weight_scale, alpha=self.linear_scale)
-            if place + 1 == self.options.chunk:
-                s.baddbmm_(self.linear_key(keys).transpose(1, 2), values)
+        # The keys' scale and offset are applied to the single query, not to all keys: q . (z * scale + offset).
+        q = self.query(z_t)
+        scale, offset = self.key.scale.to(s.dtype), self.key.offset.to(s.dtype)
+        start = self.start_scores(1, place + 1, place, keys)
+        start = torch.add(start, (q @ offset).unsqueeze(-1), alpha=self.score_scale)
+        scores = torch.baddbmm(start, q * scale, keys.transpose(1, 2), alpha=self.score_scale)
+        y_t = torch.bmm(self.activate(scores), values)
+        y_t = torch.baddbmm(y_t, self.linear_query(z_t), s, beta=self.weight_scale, alpha=self.linear_scale)
+        if place + 1 == self.options.chunk:
+            s.baddbmm_(self.linear_key(keys).transpose(1, 2), values)
         return y_t.to(v_t.dtype), state._replace(position=position + 1)
 
     def emit(self, inputs: MixInputs) -> None:

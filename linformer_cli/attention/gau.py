@@ -40,7 +40,7 @@ class GauAttention(GatedAttention, CachedAttention):
     In the bidirectional form, j runs over all positions, and the bias is b[|t - j|]. The source has separate biases for
     later positions.
 
-    Unlike in the source, b is a plain table indexed by distance, and sums are float32 or float64, even under autocast.
+    Unlike in the source, b is a plain table indexed by distance, and sums are float32 or float64.
     """
 
     name = "gau"
@@ -64,45 +64,41 @@ class GauAttention(GatedAttention, CachedAttention):
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         dtype, length = accumulator_dtype(q.dtype), q.shape[2]
-        with torch.autocast(q.device.type, enabled=False):
-            # Keys are first rounded to the type of the cache, so that cutting the sequence does not change rounding.
-            held = k.dtype if state is None else state.keys.dtype
-            cache = extend_cache(state, self.key(k.to(dtype)).to(held), v)
-            start = int(cache.position) - length
-            self._require_room(start + length)
-            queries = self.query(q.to(dtype)).squeeze(1)
-            keys, values = (part[:, 0, : start + length].to(dtype) for part in (cache.keys, cache.values))
-            blocks = []
-            for first in range(0, length, ROWS_AT_ONCE):
-                rows = queries[:, first : first + ROWS_AT_ONCE]
-                seen = start + first + rows.shape[1]
-                blocks.append(self.mix(rows, keys[:, :seen], values[:, :seen], start + first))
-            y = torch.cat(blocks, dim=1)
+        # Keys are first rounded to the type of the cache, so that cutting the sequence does not change rounding.
+        held = k.dtype if state is None else state.keys.dtype
+        cache = extend_cache(state, self.key(k.to(dtype)).to(held), v)
+        start = int(cache.position) - length
+        self._require_room(start + length)
+        queries = self.query(q.to(dtype)).squeeze(1)
+        keys, values = (part[:, 0, : start + length].to(dtype) for part in (cache.keys, cache.values))
+        blocks = []
+        for first in range(0, length, ROWS_AT_ONCE):
+            rows = queries[:, first : first + ROWS_AT_ONCE]
+            seen = start + first + rows.shape[1]
+            blocks.append(self.mix(rows, keys[:, :seen], values[:, :seen], start + first))
+        y = torch.cat(blocks, dim=1)
         return y.unsqueeze(1).to(v.dtype), cache
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype, length = accumulator_dtype(q.dtype), q.shape[2]
         self._require_room(length)
-        with torch.autocast(q.device.type, enabled=False):
-            # Values are 0 at the padding, and weights are not normalised, so no mask is needed.
-            queries, keys, values = self.query(q.to(dtype)), self.key(k.to(dtype)), v.squeeze(1).to(dtype)
-            blocks = []
-            for first in range(0, length, ROWS_AT_ONCE):
-                rows = queries[:, 0, first : first + ROWS_AT_ONCE]
-                blocks.append(self.mix(rows, keys.squeeze(1), values, first, causal=False))
-            y = torch.cat(blocks, dim=1)
+        # Values are 0 at the padding, and weights are not normalised, so no mask is needed.
+        queries, keys, values = self.query(q.to(dtype)), self.key(k.to(dtype)), v.squeeze(1).to(dtype)
+        blocks = []
+        for first in range(0, length, ROWS_AT_ONCE):
+            rows = queries[:, 0, first : first + ROWS_AT_ONCE]
+            blocks.append(self.mix(rows, keys.squeeze(1), values, first, causal=False))
+        y = torch.cat(blocks, dim=1)
         return y.unsqueeze(1).to(v.dtype)
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         dtype = accumulator_dtype(q_t.dtype)
-        with torch.autocast(q_t.device.type, enabled=False):
-            cache, length = push_in_place(state, self.key(k_t.to(dtype)), v_t)
-            self._require_room(length)
-            keys, values = (part[:, 0, :length].to(dtype) for part in (cache.keys, cache.values))
-            y_t = self.mix(self.query(q_t.to(dtype)), keys, values, length - 1)
+        cache, length = push_in_place(state, self.key(k_t.to(dtype)), v_t)
+        self._require_room(length)
+        keys, values = (part[:, 0, :length].to(dtype) for part in (cache.keys, cache.values))
+        y_t = self.mix(self.query(q_t.to(dtype)), keys, values, length - 1)
         return y_t.to(v_t.dtype), cache
 
     def emit(self, inputs: MixInputs) -> None:

@@ -88,10 +88,9 @@ class GlaAttention(Attention):
         return log_gate, output_gate if self.options.output_gate else None
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, GlaState]:
-        with torch.autocast(q.device.type, enabled=False):
-            log_gate, output_gate = self._gates(extra, accumulator_dtype(q.dtype))
-            sums, s = self._sum(q, k, v, log_gate, None if state is None else state.s)
-            y = scale_outputs(sums, output_gate)
+        log_gate, output_gate = self._gates(extra, accumulator_dtype(q.dtype))
+        sums, s = self._sum(q, k, v, log_gate, None if state is None else state.s)
+        y = scale_outputs(sums, output_gate)
         return y.to(v.dtype), GlaState(s)
 
     def _sum(self, q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -106,29 +105,26 @@ class GlaAttention(Attention):
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
-        with torch.autocast(q.device.type, enabled=False):
-            log_gate, output_gate = self._gates(extra, dtype)
-            q, k, wide = q.to(dtype), k.to(dtype), v.to(dtype)
-            both = sum_both_ways(lambda q, k, v, gate: self._sum(q, k, v, gate, None)[0], q, k, wide, log_gate)
-            own = (q * k).sum(dim=-1, keepdim=True) * self.score_scale * wide
-            y = scale_outputs(both - own, output_gate)
+        log_gate, output_gate = self._gates(extra, dtype)
+        q, k, wide = q.to(dtype), k.to(dtype), v.to(dtype)
+        both = sum_both_ways(lambda q, k, v, gate: self._sum(q, k, v, gate, None)[0], q, k, wide, log_gate)
+        own = (q * k).sum(dim=-1, keepdim=True) * self.score_scale * wide
+        y = scale_outputs(both - own, output_gate)
         return y.to(v.dtype)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> GlaState:
         widths = self.shape.heads, self.shape.key_width, self.shape.value_width
         return GlaState(torch.zeros(batch, *widths, device=device, dtype=accumulator_dtype(dtype)))
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: GlaState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: GlaState, extra_t: Tensor | None
     ) -> tuple[Tensor, GlaState]:
         s = state.s
-        with torch.autocast(s.device.type, enabled=False):
-            log_gate, output_gate = self._gates(extra_t, s.dtype)
-            s.mul_(log_gate.exp_().unsqueeze(-1))
-            s.addcmul_(k_t.to(s.dtype).unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))
-            query = q_t.to(s.dtype) * self.score_scale
-            y_t = scale_outputs((query.unsqueeze(-2) @ s).squeeze(-2), output_gate)
+        log_gate, output_gate = self._gates(extra_t, s.dtype)
+        s.mul_(log_gate.exp_().unsqueeze(-1))
+        s.addcmul_(k_t.to(s.dtype).unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))
+        query = q_t.to(s.dtype) * self.score_scale
+        y_t = scale_outputs((query.unsqueeze(-2) @ s).squeeze(-2), output_gate)
         return y_t.to(v_t.dtype), state
 
     def emit(self, inputs: MixInputs) -> None:

@@ -49,8 +49,7 @@ class LinearAttention(Attention):
     """y_t = phi(q_t) s_t / (phi(q_t) . z_t), with s_t = s_{t-1} + phi(k_t) v_t^T and z_t = z_{t-1} + phi(k_t).
 
     These are equations 18 to 20 of the source. Unlike the source's code, we add no epsilon to the denominator, since it
-    would bias `poly2`. Where the denominator is exactly 0, y_t is 0. All sums are float32 or float64, even under
-    autocast.
+    would bias `poly2`. Where the denominator is exactly 0, y_t is 0. All sums are float32 or float64.
 
     In the bidirectional form, s and z are the sums over all positions: equation 4 of the source.
     """
@@ -82,28 +81,26 @@ class LinearAttention(Attention):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, LinearState]:
         dtype = accumulator_dtype(q.dtype)
         s, z = (None, None) if state is None else state
-        with torch.autocast(q.device.type, enabled=False):
-            if q.dtype == k.dtype == v.dtype and self._is_fused(q.device, q.dtype):
-                y, s, z = kernels.attend(q, k, v, s, z, self.options.feature_map)
-                return y, LinearState(s, z)
-            phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
-            # With a column of ones appended to the values, the last column of s is z.
-            values = functional.pad(v.to(dtype), (0, 1), value=1.0)
-            carried = None if s is None or z is None else torch.cat([s, z.unsqueeze(-1)], dim=-1)
-            both, total = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
-            y = divide_by_weight(both[..., :-1], both[..., -1])
+        if q.dtype == k.dtype == v.dtype and self._is_fused(q.device, q.dtype):
+            y, s, z = kernels.attend(q, k, v, s, z, self.options.feature_map)
+            return y, LinearState(s, z)
+        phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
+        # With a column of ones appended to the values, the last column of s is z.
+        values = functional.pad(v.to(dtype), (0, 1), value=1.0)
+        carried = None if s is None or z is None else torch.cat([s, z.unsqueeze(-1)], dim=-1)
+        both, total = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
+        y = divide_by_weight(both[..., :-1], both[..., -1])
         # These are copies, because a view of one part would keep both parts in memory.
         return y.to(v.dtype), LinearState(total[..., :-1].contiguous(), total[..., -1].contiguous())
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
-        with torch.autocast(q.device.type, enabled=False):
-            fused = q.device.type == "cpu" and self._is_fused(q.device, q.dtype)
-            if fused and q.dtype == k.dtype == v.dtype:
-                keys = fill_padding(k, lengths, -math.inf)
-                return kernels.attend_whole(q, keys, v, self.options.feature_map)
-            phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
-            y = divide_by_weight(*read_whole_sums(phi_q, phi_k, v.to(dtype), lengths))
+        fused = q.device.type == "cpu" and self._is_fused(q.device, q.dtype)
+        if fused and q.dtype == k.dtype == v.dtype:
+            keys = fill_padding(k, lengths, -math.inf)
+            return kernels.attend_whole(q, keys, v, self.options.feature_map)
+        phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
+        y = divide_by_weight(*read_whole_sums(phi_q, phi_k, v.to(dtype), lengths))
         return y.to(v.dtype)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinearState:
@@ -112,14 +109,7 @@ class LinearAttention(Attention):
         s = torch.zeros(batch, heads, width, self.shape.value_width, device=device, dtype=dtype)
         return LinearState(s, torch.zeros(batch, heads, width, device=device, dtype=dtype))
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
-        if torch.is_autocast_enabled(q_t.device.type):
-            # The context is entered only if autocast is on, because entering it takes a large part of a step's time.
-            with torch.autocast(q_t.device.type, enabled=False):
-                return self.step(q_t, k_t, v_t, state)
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None) -> tuple[Tensor, Any]:
         s, z = state
         phi_q, phi_k = self.feature_map(q_t.to(s.dtype)), self.feature_map(k_t.to(s.dtype))
         s.addcmul_(phi_k.unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))

@@ -105,20 +105,19 @@ class LinformerAttention(Attention):
         start = 0 if state is None else int(state.position)
         finished, inside = divmod(start, self.block)
         project_keys, project_values = self._projections
-        with torch.autocast(q.device.type, enabled=False):
-            cached_k, cached_v = (None, None) if state is None else (state.keys, state.values)
-            rows_k, near_k = self._project(k.to(dtype), cached_k, start, project_keys)
-            rows_v, near_v = self._project(v.to(dtype), cached_v, start, project_values)
-            # Blocks start at multiples of `block`, so the cached part of the unfinished block comes first. The queries
-            # of this part are padding.
-            missing = -(inside + length) % self.block
-            y = attend_near_and_rows(
-                functional.pad(q.to(dtype) * self.shape.key_width**-0.5, (0, 0, inside, missing)),
-                (functional.pad(near_k, (0, 0, 0, missing)), functional.pad(near_v, (0, 0, 0, missing))),
-                (rows_k, rows_v),
-                Pattern(finished * self.block, self.block, self.rank, self.block, 0, 0, self.block),
-            )
-            y = y[:, :, inside : inside + length]
+        cached_k, cached_v = (None, None) if state is None else (state.keys, state.values)
+        rows_k, near_k = self._project(k.to(dtype), cached_k, start, project_keys)
+        rows_v, near_v = self._project(v.to(dtype), cached_v, start, project_values)
+        # Blocks start at multiples of `block`, so the cached part of the unfinished block comes first. The queries
+        # of this part are padding.
+        missing = -(inside + length) % self.block
+        y = attend_near_and_rows(
+            functional.pad(q.to(dtype) * self.shape.key_width**-0.5, (0, 0, inside, missing)),
+            (functional.pad(near_k, (0, 0, 0, missing)), functional.pad(near_v, (0, 0, 0, missing))),
+            (rows_k, rows_v),
+            Pattern(finished * self.block, self.block, self.rank, self.block, 0, 0, self.block),
+        )
+        y = y[:, :, inside : inside + length]
         capacity = self._capacity(start + length)
         if state is not None:
             capacity = max(capacity, state.keys.shape[2])
@@ -129,16 +128,15 @@ class LinformerAttention(Attention):
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype, fill = accumulator_dtype(v.dtype), (0, 0, 0, -k.shape[2] % self.block)
-        with torch.autocast(q.device.type, enabled=False):
-            rows_k, rows_v = (
-                self._project(functional.pad(x.to(dtype), fill), None, 0, projection)[0]
-                for x, projection in zip((k, v), self._projections, strict=True)
-            )
-            seen = None
-            if lengths is not None:
-                blocks = -(-lengths // self.block)
-                seen = ~find_padding(blocks * self.rank, rows_k.shape[2])[:, None, None]
-            y = attend_masked(q.to(dtype), rows_k, rows_v, seen)
+        rows_k, rows_v = (
+            self._project(functional.pad(x.to(dtype), fill), None, 0, projection)[0]
+            for x, projection in zip((k, v), self._projections, strict=True)
+        )
+        seen = None
+        if lengths is not None:
+            blocks = -(-lengths // self.block)
+            seen = ~find_padding(blocks * self.rank, rows_k.shape[2])[:, None, None]
+        y = attend_masked(q.to(dtype), rows_k, rows_v, seen)
         return y.to(v.dtype)
 
     def _project(self, x: Tensor, cached: Tensor | None, start: int, projection: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,9 +171,8 @@ class LinformerAttention(Attention):
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinformerState:
         return LinformerState(*init_cache(batch, self.shape, self._capacity(capacity), device, dtype))
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LinformerState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LinformerState, extra_t: Tensor | None
     ) -> tuple[Tensor, LinformerState]:
         keys, values, position = state
         finished, inside = divmod(int(position), self.block)
@@ -189,10 +186,9 @@ class LinformerAttention(Attention):
         query = q_t.unsqueeze(2).to(keys.dtype)
         y = functional.scaled_dot_product_attention(query, keys[:, :, :height], values[:, :, :height])
         if inside + 1 == self.block:
-            with torch.autocast(q_t.device.type, enabled=False):
-                for stack, projection in zip((keys, values), self._projections, strict=True):
-                    exact = stack[:, :, rows:height].to(accumulator_dtype(stack.dtype))
-                    stack[:, :, rows : rows + self.rank] = projection.to(exact.dtype) @ exact
+            for stack, projection in zip((keys, values), self._projections, strict=True):
+                exact = stack[:, :, rows:height].to(accumulator_dtype(stack.dtype))
+                stack[:, :, rows : rows + self.rank] = projection.to(exact.dtype) @ exact
         return y.squeeze(2).to(v_t.dtype), LinformerState(keys, values, position.add_(1))
 
     def emit(self, inputs: MixInputs) -> None:

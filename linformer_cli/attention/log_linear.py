@@ -117,11 +117,10 @@ class LogLinearAttention(Attention):
             state = self.init_state(len(v), 0, v.device, v.dtype)
         known = int(state.position)
         room = max(count_buckets(known + length) - state.s.shape[2], 0)
-        with torch.autocast(q.device.type, enabled=False):
-            s = functional.pad(state.s, (0, 0, 0, 0, 0, room))
-            inputs = self._inputs(q, k, v, extra, s.dtype)
-            sums, s = read_levels(inputs, s, known, self.options.chunk)
-            y = self._finish(sums)
+        s = functional.pad(state.s, (0, 0, 0, 0, 0, room))
+        inputs = self._inputs(q, k, v, extra, s.dtype)
+        sums, s = read_levels(inputs, s, known, self.options.chunk)
+        y = self._finish(sums)
         return y.to(v.dtype), LogLinearState(s, state.position + length)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LogLinearState:
@@ -130,14 +129,12 @@ class LogLinearAttention(Attention):
         s = torch.zeros(sizes, device=device, dtype=accumulator_dtype(dtype))
         return LogLinearState(s, torch.zeros((), dtype=torch.int64, device=device))
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LogLinearState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LogLinearState, extra_t: Tensor | None
     ) -> tuple[Tensor, LogLinearState]:
         s, position = state
-        with torch.autocast(s.device.type, enabled=False):
-            sums, s = step_levels(self._inputs(q_t, k_t, v_t, extra_t, s.dtype), s, int(position))
-            y_t = self._finish(sums)
+        sums, s = step_levels(self._inputs(q_t, k_t, v_t, extra_t, s.dtype), s, int(position))
+        y_t = self._finish(sums)
         return y_t.to(v_t.dtype), LogLinearState(s, position + 1)
 
     def emit(self, inputs: MixInputs) -> None:

@@ -107,18 +107,14 @@ class LogsparseAttention(CachedAttention):
         columns, rows = min(period, new), -(-new // period)
         grid = _Grid(self._offsets(length), period, start, rows, columns, (start + columns - 1) // period)
         dtype = accumulator_dtype(q.dtype)
-        with torch.autocast(q.device.type, enabled=False):
-            queries = functional.pad(q.to(dtype) / math.sqrt(q.shape[-1]), (0, 0, 0, rows * columns - new))
-            keys, values = (
-                grid.pad(part[:, :, :length].to(dtype).flatten(0, 1)) for part in (cache.keys, cache.values)
-            )
-            y = _AttendGrid.apply(queries.flatten(0, 1).unflatten(1, (rows, columns)), keys, values, grid)
-            y = y.flatten(1, 2)[:, :new].unflatten(0, q.shape[:2])
+        queries = functional.pad(q.to(dtype) / math.sqrt(q.shape[-1]), (0, 0, 0, rows * columns - new))
+        keys, values = (grid.pad(part[:, :, :length].to(dtype).flatten(0, 1)) for part in (cache.keys, cache.values))
+        y = _AttendGrid.apply(queries.flatten(0, 1).unflatten(1, (rows, columns)), keys, values, grid)
+        y = y.flatten(1, 2)[:, :new].unflatten(0, q.shape[:2])
         return y.to(v.dtype), cache
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         cache, length = push_in_place(state, k_t, v_t)
         period = self.options.restart or length

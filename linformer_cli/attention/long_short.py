@@ -112,27 +112,26 @@ class LongShortAttention(Attention):
             state = self.init_state(len(q), 0, q.device, v.dtype)
         start = int(state.position)
         stop = start + length
-        with torch.autocast(q.device.type, enabled=False):
-            means, largest, sums = self._compress(k.to(dtype), v.to(dtype), extra.to(dtype), state, start)
-            near_k, rows_k = self._extend(state.keys, k.to(dtype), means[..., : k.shape[-1]], start)
-            near_v, rows_v = self._extend(state.values, v.to(dtype), means[..., k.shape[-1] :], start)
-            before = self.window - 1
-            block = min(max(_QUERY_BLOCK, self.window // 2), length)
-            padding = (0, 0, 0, -length % block)
-            y = attend_near_and_rows(
-                functional.pad(q.to(dtype) * self.shape.key_width**-0.5, padding),
-                (functional.pad(near_k, padding), functional.pad(near_v, padding)),
-                (rows_k, rows_v),
-                Pattern(
-                    first=start,
-                    span=self.options.chunk,
-                    rank=self.options.rank,
-                    window=self.window,
-                    before=before,
-                    missing=max(before - start, 0),
-                    block=block,
-                ),
-            )[:, :, :length]
+        means, largest, sums = self._compress(k.to(dtype), v.to(dtype), extra.to(dtype), state, start)
+        near_k, rows_k = self._extend(state.keys, k.to(dtype), means[..., : k.shape[-1]], start)
+        near_v, rows_v = self._extend(state.values, v.to(dtype), means[..., k.shape[-1] :], start)
+        before = self.window - 1
+        block = min(max(_QUERY_BLOCK, self.window // 2), length)
+        padding = (0, 0, 0, -length % block)
+        y = attend_near_and_rows(
+            functional.pad(q.to(dtype) * self.shape.key_width**-0.5, padding),
+            (functional.pad(near_k, padding), functional.pad(near_v, padding)),
+            (rows_k, rows_v),
+            Pattern(
+                first=start,
+                span=self.options.chunk,
+                rank=self.options.rank,
+                window=self.window,
+                before=before,
+                missing=max(before - start, 0),
+                block=block,
+            ),
+        )[:, :, :length]
         capacity = max(self._capacity(stop), state.keys.shape[2])
         keys = self._pack(near_k, rows_k, stop, capacity).to(state.keys.dtype)
         values = self._pack(near_v, rows_v, stop, capacity).to(state.values.dtype)
@@ -141,13 +140,12 @@ class LongShortAttention(Attention):
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype, half = accumulator_dtype(v.dtype), self.window // 2
         scores = fill_padding(self.require_extra(extra).to(dtype), lengths, -math.inf)
-        with torch.autocast(q.device.type, enabled=False):
-            q = q.to(dtype) * self.shape.key_width**-0.5
-            shares, content = scores.softmax(dim=2).transpose(-1, -2), (k.to(dtype), v.to(dtype))
-            row_k, row_v = (self.row_norm((shares @ x).transpose(1, 2)).transpose(1, 2) for x in content)
-            near_k, near_v = (self.window_norm(x.transpose(1, 2)).transpose(1, 2) for x in content)
-            segments = list_blocks(q.shape[2], self.window, half, half, q.device)
-            y = join([weigh_lists(q, near_k, near_v, segments, lengths), weigh(q, row_k, row_v, None)])
+        q = q.to(dtype) * self.shape.key_width**-0.5
+        shares, content = scores.softmax(dim=2).transpose(-1, -2), (k.to(dtype), v.to(dtype))
+        row_k, row_v = (self.row_norm((shares @ x).transpose(1, 2)).transpose(1, 2) for x in content)
+        near_k, near_v = (self.window_norm(x.transpose(1, 2)).transpose(1, 2) for x in content)
+        segments = list_blocks(q.shape[2], self.window, half, half, q.device)
+        y = join([weigh_lists(q, near_k, near_v, segments, lengths), weigh(q, row_k, row_v, None)])
         return y.to(v.dtype)
 
     def _compress(
@@ -212,9 +210,8 @@ class LongShortAttention(Attention):
         sums = largest.new_zeros(*size, 1 + self.shape.key_width + self.shape.value_width)
         return LongShortState(keys, values, largest, sums, position)
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongShortState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongShortState, extra_t: Tensor | None
     ) -> tuple[Tensor, LongShortState]:
         extra_t = self.require_extra(extra_t)
         keys, values, largest, sums, position = state

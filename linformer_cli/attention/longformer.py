@@ -161,14 +161,13 @@ class LongformerAttention(Attention):
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype, count = accumulator_dtype(q.dtype), min(self.options.globals, q.shape[2])
-        with torch.autocast(q.device.type, enabled=False):
-            q, k, wide = q.to(dtype) * q.shape[-1] ** -0.5, k.to(dtype), v.to(dtype)
-            parts = wide.new_empty(*v.shape[:3], v.shape[3] + 2)
-            for dilation, heads in self.heads_of.items():
-                windows = list_windows(q.shape[2], self.options.window - 1, dilation, q.device)
-                windows = windows._replace(hidden=windows.hidden | (windows.keys < count).unsqueeze(-2))
-                parts[:, heads] = weigh_lists(q[:, heads], k[:, heads], wide[:, heads], windows, lengths)
-            y = join_globals(parts, q, k, wide, count, lengths)
+        q, k, wide = q.to(dtype) * q.shape[-1] ** -0.5, k.to(dtype), v.to(dtype)
+        parts = wide.new_empty(*v.shape[:3], v.shape[3] + 2)
+        for dilation, heads in self.heads_of.items():
+            windows = list_windows(q.shape[2], self.options.window - 1, dilation, q.device)
+            windows = windows._replace(hidden=windows.hidden | (windows.keys < count).unsqueeze(-2))
+            parts[:, heads] = weigh_lists(q[:, heads], k[:, heads], wide[:, heads], windows, lengths)
+        y = join_globals(parts, q, k, wide, count, lengths)
         return y.to(v.dtype)
 
     def _unroll(self, rows: Tensor, new: Tensor, start: int) -> _Rows:
@@ -236,9 +235,8 @@ class LongformerAttention(Attention):
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LongformerState:
         return LongformerState(*init_cache(batch, self.shape, self.options.globals + self.ring, device, dtype))
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongformerState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongformerState, extra_t: Tensor | None
     ) -> tuple[Tensor, LongformerState]:
         keys, values, counter = state
         count, window, position = self.options.globals, self.options.window, int(counter)

@@ -96,24 +96,22 @@ class LshAttention(Attention):
         cache = extend_cache(None if state is None else state.cache, q, v)
         length = int(cache.position)
         known = length - q.shape[2]
-        with torch.autocast(q.device.type, enabled=False):
-            bucket = self._hash(q.detach()).permute(3, 0, 1, 2).flatten(1, 2)
-            rings = state.rings.permute(2, 0, 1, 3, 4).flatten(1, 2) if known else None
-            layout, rings = sort_by_bucket(bucket, rings, known, self.options.buckets, self.options.window)
-            dtype = accumulator_dtype(q.dtype)
-            queries, values = (part[:, :, :length].to(dtype).flatten(0, 1) for part in (cache.keys, cache.values))
-            y = attend_in_buckets(queries, _scale_keys(queries), values, layout, known, self.options.window)
+        bucket = self._hash(q.detach()).permute(3, 0, 1, 2).flatten(1, 2)
+        rings = state.rings.permute(2, 0, 1, 3, 4).flatten(1, 2) if known else None
+        layout, rings = sort_by_bucket(bucket, rings, known, self.options.buckets, self.options.window)
+        dtype = accumulator_dtype(q.dtype)
+        queries, values = (part[:, :, :length].to(dtype).flatten(0, 1) for part in (cache.keys, cache.values))
+        y = attend_in_buckets(queries, _scale_keys(queries), values, layout, known, self.options.window)
         rings = rings.to(torch.int32).unflatten(1, q.shape[:2]).permute(1, 2, 0, 3, 4).contiguous()
         return y.unflatten(0, q.shape[:2]).to(v.dtype), LshState(cache, rings)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
-        with torch.autocast(q.device.type, enabled=False):
-            q = shrink_huge(q, (-1,))
-            buckets, q, v_wide = (x.flatten(0, 1) for x in (self._hash(q.detach()), q.to(dtype), v.to(dtype)))
-            ends = None if lengths is None else lengths.repeat_interleave(v.shape[1])
-            window, average = self.options.window, self.options.average
-            y = attend_sorted_chunks(q, _scale_keys(q), v_wide, buckets, ends, window, average)
+        q = shrink_huge(q, (-1,))
+        buckets, q, v_wide = (x.flatten(0, 1) for x in (self._hash(q.detach()), q.to(dtype), v.to(dtype)))
+        ends = None if lengths is None else lengths.repeat_interleave(v.shape[1])
+        window, average = self.options.window, self.options.average
+        y = attend_sorted_chunks(q, _scale_keys(q), v_wide, buckets, ends, window, average)
         return y.view_as(v).to(v.dtype)
 
     def _hash(self, q: Tensor) -> Tensor:
@@ -130,14 +128,10 @@ class LshAttention(Attention):
         shape = (batch, self.shape.heads, self.options.rounds, self.options.buckets, self.options.window)
         return LshState(cache, torch.full(shape, EMPTY, dtype=torch.int32, device=device))
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LshState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LshState, extra_t: Tensor | None
     ) -> tuple[Tensor, LshState]:
-        with torch.autocast(q_t.device.type, enabled=False):
-            return self._step(shrink_huge(q_t, (-1,)), v_t, state)
-
-    def _step(self, q_t: Tensor, v_t: Tensor, state: LshState) -> tuple[Tensor, LshState]:
+        q_t = shrink_huge(q_t, (-1,))
         rounds, window = self.options.rounds, self.options.window
         rows_of = q_t.shape[0] * q_t.shape[1]
         bucket = self._hash(q_t.unsqueeze(2)).view(-1)

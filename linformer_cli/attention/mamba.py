@@ -141,24 +141,23 @@ class MambaAttention(Attention):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, MambaState]:
         dtype = accumulator_dtype(q.dtype)
         s, start, newest = (None, None, None) if state is None else state
-        with torch.autocast(q.device.type, enabled=False):
-            steps, angle = self._steps(extra, dtype), None
-            if steps.turns is not None:
-                angle = sum_logs(steps.turns, dim=2)
-                angle = angle if start is None else angle + start.unsqueeze(2)
-                angle = (angle - angle.round()).to(dtype)
-            query, key, value = self._prepare(q.to(dtype), 0, angle), self._prepare(k.to(dtype), 1, angle), v.to(dtype)
-            size = steps.size.unsqueeze(-1)
-            y, keys, values = self.skip.to(dtype)[:, None, None] * value, size * key, value
-            if steps.share is not None:
-                # s leaves out the newest term. At the next position, one product adds both parts of an input.
-                weight = steps.share.unsqueeze(-1) * size
-                y = y + weight * (query * key).sum(dim=-1, keepdim=True) * value
-                terms = enumerate((key, value, weight))
-                keys, values, weights = (_shift(x, None if newest is None else newest[n]) for n, x in terms)
-                keys = steps.log_decay.exp().unsqueeze(-1) * (weights + (size - weight)) * keys
-                newest = Newest(*(x[:, :, -1].clone() for x in (key, value, weight)))
-            sums, s = decayed_causal_sums(query, keys, values, steps.log_decay, s, self.options.chunk)
+        steps, angle = self._steps(extra, dtype), None
+        if steps.turns is not None:
+            angle = sum_logs(steps.turns, dim=2)
+            angle = angle if start is None else angle + start.unsqueeze(2)
+            angle = (angle - angle.round()).to(dtype)
+        query, key, value = self._prepare(q.to(dtype), 0, angle), self._prepare(k.to(dtype), 1, angle), v.to(dtype)
+        size = steps.size.unsqueeze(-1)
+        y, keys, values = self.skip.to(dtype)[:, None, None] * value, size * key, value
+        if steps.share is not None:
+            # s leaves out the newest term. At the next position, one product adds both parts of an input.
+            weight = steps.share.unsqueeze(-1) * size
+            y = y + weight * (query * key).sum(dim=-1, keepdim=True) * value
+            terms = enumerate((key, value, weight))
+            keys, values, weights = (_shift(x, None if newest is None else newest[n]) for n, x in terms)
+            keys = steps.log_decay.exp().unsqueeze(-1) * (weights + (size - weight)) * keys
+            newest = Newest(*(x[:, :, -1].clone() for x in (key, value, weight)))
+        sums, s = decayed_causal_sums(query, keys, values, steps.log_decay, s, self.options.chunk)
         return (sums + y).to(v.dtype), MambaState(s, None if angle is None else angle[:, :, -1].clone(), newest)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> MambaState:
@@ -168,27 +167,25 @@ class MambaAttention(Attention):
         newest = Newest(*(s.new_zeros(batch, heads, width) for width in (K, V, 1)))
         return MambaState(s, angle, newest if self.options.trapezoidal else None)
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MambaState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MambaState, extra_t: Tensor | None
     ) -> tuple[Tensor, MambaState]:
         s, angle, newest = state
-        with torch.autocast(s.device.type, enabled=False):
-            steps = self._steps(None if extra_t is None else extra_t.unsqueeze(2), s.dtype)
-            if angle is not None and steps.turns is not None:
-                angle.add_(steps.turns.squeeze(2))
-                angle = angle.sub_(angle.round()).unsqueeze(2)
-            q, k = (self._prepare(x.to(s.dtype).unsqueeze(2), n, angle).squeeze(2) for n, x in enumerate((q_t, k_t)))
-            v, size, decay = v_t.to(s.dtype), steps.size, steps.log_decay.exp()
-            y_t, key, value = self.skip.to(s.dtype).unsqueeze(-1) * v, size * k, v
-            if newest is not None and steps.share is not None:
-                weight = steps.share * size
-                y_t = y_t + weight * (q * k).sum(dim=-1, keepdim=True) * v
-                key, value = decay * (newest.weight + (size - weight)) * newest.key, newest.value.clone()
-                for held, new in zip(newest, (k, v, weight), strict=True):
-                    held.copy_(new)
-            s.mul_(decay.unsqueeze(-1)).addcmul_(key.unsqueeze(-1), value.unsqueeze(-2))
-            y_t = y_t + (q.unsqueeze(-2) @ s).squeeze(-2)
+        steps = self._steps(None if extra_t is None else extra_t.unsqueeze(2), s.dtype)
+        if angle is not None and steps.turns is not None:
+            angle.add_(steps.turns.squeeze(2))
+            angle = angle.sub_(angle.round()).unsqueeze(2)
+        q, k = (self._prepare(x.to(s.dtype).unsqueeze(2), n, angle).squeeze(2) for n, x in enumerate((q_t, k_t)))
+        v, size, decay = v_t.to(s.dtype), steps.size, steps.log_decay.exp()
+        y_t, key, value = self.skip.to(s.dtype).unsqueeze(-1) * v, size * k, v
+        if newest is not None and steps.share is not None:
+            weight = steps.share * size
+            y_t = y_t + weight * (q * k).sum(dim=-1, keepdim=True) * v
+            key, value = decay * (newest.weight + (size - weight)) * newest.key, newest.value.clone()
+            for held, new in zip(newest, (k, v, weight), strict=True):
+                held.copy_(new)
+        s.mul_(decay.unsqueeze(-1)).addcmul_(key.unsqueeze(-1), value.unsqueeze(-2))
+        y_t = y_t + (q.unsqueeze(-2) @ s).squeeze(-2)
         return y_t.to(v_t.dtype), state
 
     def emit(self, inputs: MixInputs) -> None:

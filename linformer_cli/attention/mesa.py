@@ -87,16 +87,15 @@ class MesaAttention(Attention):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, MesaState]:
         dtype = accumulator_dtype(q.dtype)
         s, h = (None, None) if state is None else state
-        with torch.autocast(q.device.type, enabled=False):
-            beta, log_alpha = self._gates(extra, dtype)
-            q, k = _directions(q.to(dtype)), _directions(k.to(dtype))
-            system = _System(k, beta.unsqueeze(-1) * k, log_alpha, h, self._penalty(dtype), self.options.chunk)
-            fixed = system.detach()
-            with torch.no_grad():
-                solution = fixed.solve(q, self.iterations)
-            product, h = system.multiply(solution)
-            solution = _Solution.apply(q - product, solution, fixed, self.iterations)
-            y, s = decayed_causal_sums(solution, system.written, v.to(dtype), log_alpha, s, self.options.chunk)
+        beta, log_alpha = self._gates(extra, dtype)
+        q, k = _directions(q.to(dtype)), _directions(k.to(dtype))
+        system = _System(k, beta.unsqueeze(-1) * k, log_alpha, h, self._penalty(dtype), self.options.chunk)
+        fixed = system.detach()
+        with torch.no_grad():
+            solution = fixed.solve(q, self.iterations)
+        product, h = system.multiply(solution)
+        solution = _Solution.apply(q - product, solution, fixed, self.iterations)
+        y, s = decayed_causal_sums(solution, system.written, v.to(dtype), log_alpha, s, self.options.chunk)
         return y.to(v.dtype), MesaState(s, h)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> MesaState:
@@ -104,22 +103,18 @@ class MesaAttention(Attention):
         s, h = (torch.zeros(batch, heads, K, n, device=device, dtype=accumulator_dtype(dtype)) for n in (V, K))
         return MesaState(s, h)
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MesaState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MesaState, extra_t: Tensor | None
     ) -> tuple[Tensor, MesaState]:
         s, h = state
-        with torch.autocast(s.device.type, enabled=False):
-            beta, log_alpha = self._gates(None if extra_t is None else extra_t.unsqueeze(2), s.dtype)
-            q, k = _directions(q_t.to(s.dtype)), _directions(k_t.to(s.dtype))
-            for total, values in ((s, v_t.to(s.dtype)), (h, k)):
-                total.mul_(log_alpha.exp().unsqueeze(-1))
-                total.addcmul_((beta * k).unsqueeze(-1), values.unsqueeze(-2))
-            penalty = self._penalty(s.dtype)
-            solution = _conjugate_gradients(
-                lambda x: (x.unsqueeze(-2) @ h).squeeze(-2) + penalty * x, q, self.iterations
-            )
-            y_t = (solution.unsqueeze(-2) @ s).squeeze(-2)
+        beta, log_alpha = self._gates(None if extra_t is None else extra_t.unsqueeze(2), s.dtype)
+        q, k = _directions(q_t.to(s.dtype)), _directions(k_t.to(s.dtype))
+        for total, values in ((s, v_t.to(s.dtype)), (h, k)):
+            total.mul_(log_alpha.exp().unsqueeze(-1))
+            total.addcmul_((beta * k).unsqueeze(-1), values.unsqueeze(-2))
+        penalty = self._penalty(s.dtype)
+        solution = _conjugate_gradients(lambda x: (x.unsqueeze(-2) @ h).squeeze(-2) + penalty * x, q, self.iterations)
+        y_t = (solution.unsqueeze(-2) @ s).squeeze(-2)
         return y_t.to(v_t.dtype), state
 
     def emit(self, inputs: MixInputs) -> None:

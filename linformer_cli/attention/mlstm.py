@@ -86,16 +86,15 @@ class MlstmAttention(Attention):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, MlstmState]:
         dtype = accumulator_dtype(q.dtype)
         s, before = (None, q.new_zeros(q.shape[:2], dtype=dtype)) if state is None else state
-        with torch.autocast(q.device.type, enabled=False):
-            log_input, log_forget = self._log_gates(extra, dtype)
-            m, log_kept = _stabilise(log_input.detach(), log_forget.detach(), before)
-            # The added difference is 0 and carries the gradient.
-            log_kept = log_kept + (log_forget - log_forget.detach())
-            weight = (log_input - m).exp() * self.score_scale
-            values = functional.pad(v.to(dtype), (0, 1), value=1.0)
-            inputs = q.to(dtype), k.to(dtype) * weight.unsqueeze(-1), values
-            sums, s = decayed_causal_sums(*inputs, log_kept, s, self.options.chunk)
-            y = self._normalise(_divide(sums, m))
+        log_input, log_forget = self._log_gates(extra, dtype)
+        m, log_kept = _stabilise(log_input.detach(), log_forget.detach(), before)
+        # The added difference is 0 and carries the gradient.
+        log_kept = log_kept + (log_forget - log_forget.detach())
+        weight = (log_input - m).exp() * self.score_scale
+        values = functional.pad(v.to(dtype), (0, 1), value=1.0)
+        inputs = q.to(dtype), k.to(dtype) * weight.unsqueeze(-1), values
+        sums, s = decayed_causal_sums(*inputs, log_kept, s, self.options.chunk)
+        y = self._normalise(_divide(sums, m))
         return y.to(v.dtype), MlstmState(s, m[..., -1].clone())
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> MlstmState:
@@ -103,20 +102,18 @@ class MlstmAttention(Attention):
         s = torch.zeros(sizes, device=device, dtype=accumulator_dtype(dtype))
         return MlstmState(s, s.new_zeros(sizes[:2]))
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MlstmState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MlstmState, extra_t: Tensor | None
     ) -> tuple[Tensor, MlstmState]:
         s, m = state
-        with torch.autocast(s.device.type, enabled=False):
-            gates = self._log_gates(None if extra_t is None else extra_t.unsqueeze(2), s.dtype)
-            log_input, log_forget = (gate.squeeze(-1) for gate in gates)
-            faded = log_forget + m
-            m.copy_(torch.maximum(faded, log_input.clamp(min=0)))
-            s.mul_((faded - m).exp()[..., None, None])
-            key = k_t.to(s.dtype) * ((log_input - m).exp() * self.score_scale).unsqueeze(-1)
-            s.addcmul_(key.unsqueeze(-1), functional.pad(v_t.to(s.dtype), (0, 1), value=1.0).unsqueeze(-2))
-            y_t = self._normalise(_divide((q_t.to(s.dtype).unsqueeze(-2) @ s).squeeze(-2), m))
+        gates = self._log_gates(None if extra_t is None else extra_t.unsqueeze(2), s.dtype)
+        log_input, log_forget = (gate.squeeze(-1) for gate in gates)
+        faded = log_forget + m
+        m.copy_(torch.maximum(faded, log_input.clamp(min=0)))
+        s.mul_((faded - m).exp()[..., None, None])
+        key = k_t.to(s.dtype) * ((log_input - m).exp() * self.score_scale).unsqueeze(-1)
+        s.addcmul_(key.unsqueeze(-1), functional.pad(v_t.to(s.dtype), (0, 1), value=1.0).unsqueeze(-2))
+        y_t = self._normalise(_divide((q_t.to(s.dtype).unsqueeze(-2) @ s).squeeze(-2), m))
         return y_t.to(v_t.dtype), state
 
     def emit(self, inputs: MixInputs) -> None:

@@ -67,8 +67,8 @@ class NystromAttention(Attention):
     - The initial value of Z is scaled per head. By default, the source's code uses one maximum over the whole batch, so
       the output for an image depends on the other images.
 
-    Z and the averages are float32 or float64, even under autocast. Each call of `attend` computes Z once, with
-    gradients. `init_state` also computes Z, without gradients.
+    Z and the averages are float32 or float64. Each call of `attend` computes Z once, with gradients. `init_state` also
+    computes Z, without gradients.
 
     The bidirectional form is that of the source: landmarks are means over segments, as in `segment_weights`, b covers
     all positions, and the kernel of the convolution, with the same weights, is centred at t. The learned landmarks are
@@ -95,43 +95,41 @@ class NystromAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: NystromState | None, extra: Tensor | None
     ) -> tuple[Tensor, NystromState]:
         dtype = accumulator_dtype(q.dtype)
-        with torch.autocast(q.device.type, enabled=False):
-            queries, keys = self._scaled_landmarks(dtype)
-            inverse = self.invert_landmarks(keys)
-            gates = (q.to(dtype) @ keys.transpose(-1, -2)).softmax(dim=-1) @ inverse
-            scores = k.to(dtype) @ queries.transpose(-1, -2)
-            if state is None:
-                averages, log_weights = self._nothing(len(q), q.device, dtype)
-            else:
-                averages, log_weights = state.averages, state.log_weights
-            y, averages, log_weights = read_running_averages(
-                gates, scores, v.to(dtype), averages, log_weights, self.options.chunk
-            )
-            recent = None
-            if self.convolution is not None:
-                local, recent = self.convolution.attend(v, None if state is None else state.recent, dtype)
-                y = y + local
+        queries, keys = self._scaled_landmarks(dtype)
+        inverse = self.invert_landmarks(keys)
+        gates = (q.to(dtype) @ keys.transpose(-1, -2)).softmax(dim=-1) @ inverse
+        scores = k.to(dtype) @ queries.transpose(-1, -2)
+        if state is None:
+            averages, log_weights = self._nothing(len(q), q.device, dtype)
+        else:
+            averages, log_weights = state.averages, state.log_weights
+        y, averages, log_weights = read_running_averages(
+            gates, scores, v.to(dtype), averages, log_weights, self.options.chunk
+        )
+        recent = None
+        if self.convolution is not None:
+            local, recent = self.convolution.attend(v, None if state is None else state.recent, dtype)
+            y = y + local
         return y.to(v.dtype), NystromState(averages, log_weights, Shared(inverse.detach()), recent)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype, count = accumulator_dtype(q.dtype), min(self.options.landmarks, q.shape[2])
         ends = torch.full((1,), q.shape[2], device=q.device) if lengths is None else lengths
-        with torch.autocast(q.device.type, enabled=False):
-            q, k, wide = q.to(dtype) * self.scale, k.to(dtype), v.to(dtype)
-            means = segment_weights(ends, q.shape[2], count).to(dtype)
-            queries, keys = means @ q, means @ k
-            # A sequence shorter than `landmarks` has fewer segments. The rows and columns of missing landmarks are 0.
-            missing = find_padding(ends, count)[:, None, None]
-            to_landmarks, a = (
-                (x @ keys.transpose(-1, -2)).masked_fill(missing, -math.inf).softmax(dim=-1) for x in (q, queries)
-            )
-            inverse = self.invert(a.masked_fill(missing.transpose(-1, -2), 0))
-            scores = fill_padding(k @ queries.transpose(-1, -2), lengths, -math.inf)
-            y = to_landmarks @ inverse @ (scores.softmax(dim=2).transpose(-1, -2) @ wide)
-            if self.convolution is not None:
-                later = self.options.kernel - 1 - self.options.kernel // 2
-                local, _ = self.convolution.attend(functional.pad(v, (0, 0, 0, later)), None, dtype)
-                y = y + local[:, :, later:]
+        q, k, wide = q.to(dtype) * self.scale, k.to(dtype), v.to(dtype)
+        means = segment_weights(ends, q.shape[2], count).to(dtype)
+        queries, keys = means @ q, means @ k
+        # A sequence shorter than `landmarks` has fewer segments. The rows and columns of missing landmarks are 0.
+        missing = find_padding(ends, count)[:, None, None]
+        to_landmarks, a = (
+            (x @ keys.transpose(-1, -2)).masked_fill(missing, -math.inf).softmax(dim=-1) for x in (q, queries)
+        )
+        inverse = self.invert(a.masked_fill(missing.transpose(-1, -2), 0))
+        scores = fill_padding(k @ queries.transpose(-1, -2), lengths, -math.inf)
+        y = to_landmarks @ inverse @ (scores.softmax(dim=2).transpose(-1, -2) @ wide)
+        if self.convolution is not None:
+            later = self.options.kernel - 1 - self.options.kernel // 2
+            local, _ = self.convolution.attend(functional.pad(v, (0, 0, 0, later)), None, dtype)
+            y = y + local[:, :, later:]
         return y.to(v.dtype)
 
     def _scaled_landmarks(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -169,23 +167,21 @@ class NystromAttention(Attention):
             recent = self.convolution.init_recent(batch, self.shape.value_width, device, dtype)
         return NystromState(averages, log_weights, Shared(inverse), recent)
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: NystromState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: NystromState, extra_t: Tensor | None
     ) -> tuple[Tensor, NystromState]:
         averages, log_weights, inverse, recent = state
         dtype = averages.dtype
-        with torch.autocast(q_t.device.type, enabled=False):
-            # Each head needs one matrix product for all images: [H, B, K] times [H, K, m].
-            queries, keys = (landmarks.transpose(1, 2) for landmarks in self._scaled_landmarks(dtype))
-            gates = q_t.to(dtype).transpose(0, 1).bmm(keys).softmax(dim=-1).bmm(inverse.tensor)
-            scores = k_t.to(dtype).transpose(0, 1).bmm(queries).transpose(0, 1)
-            torch.logaddexp(log_weights, scores, out=log_weights)
-            share = (scores - log_weights).exp_().unsqueeze(-1)
-            averages.lerp_(v_t.to(dtype).unsqueeze(-2), share)
-            y_t = (gates.transpose(0, 1).unsqueeze(-2) @ averages).squeeze(-2)
-            if self.convolution is not None and recent is not None:
-                y_t += self.convolution.step(v_t, recent, dtype)
+        # Each head needs one matrix product for all images: [H, B, K] times [H, K, m].
+        queries, keys = (landmarks.transpose(1, 2) for landmarks in self._scaled_landmarks(dtype))
+        gates = q_t.to(dtype).transpose(0, 1).bmm(keys).softmax(dim=-1).bmm(inverse.tensor)
+        scores = k_t.to(dtype).transpose(0, 1).bmm(queries).transpose(0, 1)
+        torch.logaddexp(log_weights, scores, out=log_weights)
+        share = (scores - log_weights).exp_().unsqueeze(-1)
+        averages.lerp_(v_t.to(dtype).unsqueeze(-2), share)
+        y_t = (gates.transpose(0, 1).unsqueeze(-2) @ averages).squeeze(-2)
+        if self.convolution is not None and recent is not None:
+            y_t += self.convolution.step(v_t, recent, dtype)
         return y_t.to(v_t.dtype), state
 
     @torch.no_grad()

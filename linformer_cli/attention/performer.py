@@ -152,19 +152,18 @@ class PerformerAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, PerformerState]:
         dtype = accumulator_dtype(q.dtype)
-        with torch.autocast(q.device.type, enabled=False):
-            if self._is_exponential and q.dtype == k.dtype == v.dtype and runs_kernels(q.device, q.dtype):
-                return self._attend_compiled(q, k, v, state)
-            # With a column of ones appended to the values, the last column of s is z.
-            q, k, values = q.to(dtype), k.to(dtype), functional.pad(v.to(dtype), (0, 1), value=1.0)
-            if self.options.feature_map == "relu":
-                phi_q, phi_k = self._map.relu(q), self._map.relu(k)
-                sums, s = causal_sums(phi_q, phi_k, values, None if state is None else state.s, self.options.chunk)
-                y, state = divide_by_weight(sums[..., :-1], sums[..., -1]), PerformerState(s)
-            elif self.options.feature_map == "trig":
-                y, state = self._attend_trigonometric(q, k, values, state)
-            else:
-                y, state = self._attend_exponential(q, k, values, state)
+        if self._is_exponential and q.dtype == k.dtype == v.dtype and runs_kernels(q.device, q.dtype):
+            return self._attend_compiled(q, k, v, state)
+        # With a column of ones appended to the values, the last column of s is z.
+        q, k, values = q.to(dtype), k.to(dtype), functional.pad(v.to(dtype), (0, 1), value=1.0)
+        if self.options.feature_map == "relu":
+            phi_q, phi_k = self._map.relu(q), self._map.relu(k)
+            sums, s = causal_sums(phi_q, phi_k, values, None if state is None else state.s, self.options.chunk)
+            y, state = divide_by_weight(sums[..., :-1], sums[..., -1]), PerformerState(s)
+        elif self.options.feature_map == "trig":
+            y, state = self._attend_trigonometric(q, k, values, state)
+        else:
+            y, state = self._attend_exponential(q, k, values, state)
         return y.to(v.dtype), state
 
     def _attend_compiled(
@@ -221,21 +220,20 @@ class PerformerAttention(Attention):
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
-        with torch.autocast(q.device.type, enabled=False):
-            q, k, values = q.to(dtype), k.to(dtype), v.to(dtype)
-            floor = None
-            if self.options.feature_map == "relu":
-                phi_q, phi_k = self._map.relu(q), self._map.relu(k)
-            elif self.options.feature_map == "trig":
-                weights = exp_below_maximum(self._map.half_square(k).unsqueeze(-1), lengths)
-                phi_q, phi_k = sine_features(self._map.project(q)), sine_features(self._map.project(k)) * weights
-                floor = WEIGHT_FLOOR * weights.sum(dim=2)
-            else:
-                a, b = self._map.log_query(q), self._map.log_key(k)
-                c = fill_padding(b.detach(), lengths, -math.inf).amax(dim=2, keepdim=True)
-                phi_q, phi_k = (a + c).softmax(dim=-1), exp_below_maximum(b, lengths)
-            sums, weight = read_whole_sums(phi_q, phi_k, values, lengths)
-            y = divide_by_weight(sums, weight if floor is None else torch.maximum(weight, floor))
+        q, k, values = q.to(dtype), k.to(dtype), v.to(dtype)
+        floor = None
+        if self.options.feature_map == "relu":
+            phi_q, phi_k = self._map.relu(q), self._map.relu(k)
+        elif self.options.feature_map == "trig":
+            weights = exp_below_maximum(self._map.half_square(k).unsqueeze(-1), lengths)
+            phi_q, phi_k = sine_features(self._map.project(q)), sine_features(self._map.project(k)) * weights
+            floor = WEIGHT_FLOOR * weights.sum(dim=2)
+        else:
+            a, b = self._map.log_query(q), self._map.log_key(k)
+            c = fill_padding(b.detach(), lengths, -math.inf).amax(dim=2, keepdim=True)
+            phi_q, phi_k = (a + c).softmax(dim=-1), exp_below_maximum(b, lengths)
+        sums, weight = read_whole_sums(phi_q, phi_k, values, lengths)
+        y = divide_by_weight(sums, weight if floor is None else torch.maximum(weight, floor))
         return y.to(v.dtype)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> PerformerState:
@@ -248,32 +246,30 @@ class PerformerAttention(Attention):
             return PerformerState(s, torch.full_like(n, -math.inf), n)
         return PerformerState(s, s.new_full(s.shape[:-1], -math.inf))
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: PerformerState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: PerformerState, extra_t: Tensor | None
     ) -> tuple[Tensor, PerformerState]:
         s, c, n = state
         q_t, k_t = q_t.to(s.dtype), k_t.to(s.dtype)
         values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
-        with torch.autocast(s.device.type, enabled=False):
-            if c is None:
-                phi_q, phi_k = self._map.relu(torch.stack([q_t, k_t]))
-                sums = add_and_read(s, phi_q, phi_k, values)
-                y_t = divide_by_weight(sums[..., :-1], sums[..., -1])
-            elif n is not None:
-                exponent = self._map.half_square(k_t)
-                rescale = raise_maximum(c, exponent)
-                weight = exponent.sub_(c).exp_()
-                s.mul_(rescale[..., None, None])
-                n.mul_(rescale).add_(weight)
-                phi_q, phi_k = sine_features(self._map.project(torch.stack([q_t, k_t])))
-                y_t = divide_by_floored_weight(add_and_read(s, phi_q, phi_k.mul_(weight.unsqueeze(-1)), values), n)
-            else:
-                a, b = self._map.log_query(torch.stack([q_t, k_t]))
-                b -= self._map.half_square(k_t).unsqueeze(-1)
-                s.mul_(raise_maximum(c, b).unsqueeze(-1))
-                sums = add_and_read(s, a.add_(c).softmax(dim=-1), b.sub_(c).exp_(), values)
-                y_t = sums[..., :-1] / sums[..., -1:]
+        if c is None:
+            phi_q, phi_k = self._map.relu(torch.stack([q_t, k_t]))
+            sums = add_and_read(s, phi_q, phi_k, values)
+            y_t = divide_by_weight(sums[..., :-1], sums[..., -1])
+        elif n is not None:
+            exponent = self._map.half_square(k_t)
+            rescale = raise_maximum(c, exponent)
+            weight = exponent.sub_(c).exp_()
+            s.mul_(rescale[..., None, None])
+            n.mul_(rescale).add_(weight)
+            phi_q, phi_k = sine_features(self._map.project(torch.stack([q_t, k_t])))
+            y_t = divide_by_floored_weight(add_and_read(s, phi_q, phi_k.mul_(weight.unsqueeze(-1)), values), n)
+        else:
+            a, b = self._map.log_query(torch.stack([q_t, k_t]))
+            b -= self._map.half_square(k_t).unsqueeze(-1)
+            s.mul_(raise_maximum(c, b).unsqueeze(-1))
+            sums = add_and_read(s, a.add_(c).softmax(dim=-1), b.sub_(c).exp_(), values)
+            y_t = sums[..., :-1] / sums[..., -1:]
         return y_t.to(v_t.dtype), state
 
     def emit(self, inputs: MixInputs) -> None:

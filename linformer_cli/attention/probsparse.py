@@ -106,16 +106,15 @@ class ProbsparseAttention(Attention):
         cache = extend_cache(None if state is None else state.cache, k, v)
         length, dtype = int(cache.position), accumulator_dtype(q.dtype)
         start = length - q.shape[2]
-        with torch.autocast(q.device.type, enabled=False):
-            queries, values = q.to(dtype), v.to(dtype)
-            keys, held = (part[:, :, :length].to(dtype) for part in (cache.keys, cache.values))
-            totals = values.cumsum(dim=2)
-            if state is not None:
-                totals = totals + state.total.unsqueeze(2)
-            means = totals / torch.arange(start + 1, length + 1, device=q.device).unsqueeze(1)
-            active, measures, threshold = self._choose(queries, keys, state)
-            scaled = queries / math.sqrt(q.shape[-1])
-            y = _attend_active(means, active, *(x.flatten(0, 1) for x in (scaled, keys, held)))
+        queries, values = q.to(dtype), v.to(dtype)
+        keys, held = (part[:, :, :length].to(dtype) for part in (cache.keys, cache.values))
+        totals = values.cumsum(dim=2)
+        if state is not None:
+            totals = totals + state.total.unsqueeze(2)
+        means = totals / torch.arange(start + 1, length + 1, device=q.device).unsqueeze(1)
+        active, measures, threshold = self._choose(queries, keys, state)
+        scaled = queries / math.sqrt(q.shape[-1])
+        y = _attend_active(means, active, *(x.flatten(0, 1) for x in (scaled, keys, held)))
         # A copy, because a view would keep the sums of all positions in memory.
         return y.to(v.dtype), ProbsparseState(cache, totals[:, :, -1].clone(), measures, threshold)
 
@@ -123,14 +122,13 @@ class ProbsparseAttention(Attention):
         dtype = accumulator_dtype(q.dtype)
         ends = torch.full((len(q),), q.shape[2], device=q.device) if lengths is None else lengths
         count = (self.options.factor * ends.double().log()).ceil().long().clamp(min=1).minimum(ends)
-        with torch.autocast(q.device.type, enabled=False):
-            q, k, wide = q.to(dtype), k.to(dtype), v.to(dtype)
-            with torch.no_grad():
-                sampled = self._sample_lengths(ends)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
-                scores = q @ k.gather(2, sampled).transpose(-1, -2)
-                measures = _without_nan(scores.amax(dim=-1, keepdim=True) - scores.mean(dim=-1, keepdim=True))
-                measures = fill_padding(measures, lengths, -math.inf).squeeze(-1)
-            y = attend_largest(q / math.sqrt(q.shape[-1]), k, wide, measures, count, ends)
+        q, k, wide = q.to(dtype), k.to(dtype), v.to(dtype)
+        with torch.no_grad():
+            sampled = self._sample_lengths(ends)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
+            scores = q @ k.gather(2, sampled).transpose(-1, -2)
+            measures = _without_nan(scores.amax(dim=-1, keepdim=True) - scores.mean(dim=-1, keepdim=True))
+            measures = fill_padding(measures, lengths, -math.inf).squeeze(-1)
+        y = attend_largest(q / math.sqrt(q.shape[-1]), k, wide, measures, count, ends)
         return y.to(v.dtype)
 
     @torch.no_grad()
@@ -179,30 +177,28 @@ class ProbsparseAttention(Attention):
             torch.full(heads, EVERY_QUERY, device=device, dtype=wide),
         )
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: ProbsparseState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: ProbsparseState, extra_t: Tensor | None
     ) -> tuple[Tensor, ProbsparseState]:
         cache, length = push_in_place(state.cache, k_t, v_t)
         block, dtype = self.options.block, state.total.dtype
-        with torch.autocast(q_t.device.type, enabled=False):
-            q, position = q_t.to(dtype).unsqueeze(2), length - 1
-            sampled = self._sampled(position // block, 1).flatten()
-            seen = torch.cat([sampled[sampled < position], sampled.new_tensor([position])])
-            scores = (q @ cache.keys.index_select(2, seen).to(dtype).transpose(-1, -2)).squeeze(2)
-            measure = _without_nan(scores.amax(dim=-1) - scores.mean(dim=-1))
-            state.total.add_(v_t)
-            y = state.total / length
-            attends = (measure >= state.threshold).flatten().nonzero().flatten()
-            if len(attends):
-                parts = (part[:, :, :length].flatten(0, 1) for part in cache[:2])
-                keys, values = (part.index_select(0, attends).to(dtype) for part in parts)
-                queries = q.flatten(0, 1).index_select(0, attends)
-                found = functional.scaled_dot_product_attention(queries, keys, values).squeeze(1)
-                y = y.flatten(0, 1).index_copy(0, attends, found).view_as(y)
-            state.measures[:, :, position % block] = measure
-            if length % block == 0:
-                state.threshold.copy_(self._threshold(state.measures))
+        q, position = q_t.to(dtype).unsqueeze(2), length - 1
+        sampled = self._sampled(position // block, 1).flatten()
+        seen = torch.cat([sampled[sampled < position], sampled.new_tensor([position])])
+        scores = (q @ cache.keys.index_select(2, seen).to(dtype).transpose(-1, -2)).squeeze(2)
+        measure = _without_nan(scores.amax(dim=-1) - scores.mean(dim=-1))
+        state.total.add_(v_t)
+        y = state.total / length
+        attends = (measure >= state.threshold).flatten().nonzero().flatten()
+        if len(attends):
+            parts = (part[:, :, :length].flatten(0, 1) for part in cache[:2])
+            keys, values = (part.index_select(0, attends).to(dtype) for part in parts)
+            queries = q.flatten(0, 1).index_select(0, attends)
+            found = functional.scaled_dot_product_attention(queries, keys, values).squeeze(1)
+            y = y.flatten(0, 1).index_copy(0, attends, found).view_as(y)
+        state.measures[:, :, position % block] = measure
+        if length % block == 0:
+            state.threshold.copy_(self._threshold(state.measures))
         return y.to(v_t.dtype), state._replace(cache=cache)
 
     def emit(self, inputs: MixInputs) -> None:

@@ -113,9 +113,8 @@ class RetentionAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, RetentionState]:
         s, position = (None, torch.zeros((), dtype=torch.int64, device=v.device)) if state is None else state
-        with torch.autocast(q.device.type, enabled=False):
-            sums, s = self._sum(q, k, v, s, position)
-            y = scale_outputs(sums, self._output_gate(extra))
+        sums, s = self._sum(q, k, v, s, position)
+        y = scale_outputs(sums, self._output_gate(extra))
         return y.to(v.dtype), RetentionState(s, position + v.shape[2])
 
     def _sum(self, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, position: Tensor | int) -> tuple[Tensor, Tensor]:
@@ -133,11 +132,10 @@ class RetentionAttention(Attention):
         dtype, length = accumulator_dtype(q.dtype), v.shape[2]
         # The rows of the reversed image must start at its first position, so the last row is filled up.
         fill = (0, 0, 0, -length % self.shape.row if self.plane else 0)
-        with torch.autocast(q.device.type, enabled=False):
-            q, k, wide = (functional.pad(x.to(dtype), fill) for x in (q, k, v))
-            both = sum_both_ways(lambda q, k, v: self._sum(q, k, v, None, 0)[0], q, k, wide)
-            own = (q * k).sum(dim=-1, keepdim=True) * self.score_scale * wide
-            y = scale_outputs((both - own)[:, :, :length], self._output_gate(extra))
+        q, k, wide = (functional.pad(x.to(dtype), fill) for x in (q, k, v))
+        both = sum_both_ways(lambda q, k, v: self._sum(q, k, v, None, 0)[0], q, k, wide)
+        own = (q * k).sum(dim=-1, keepdim=True) * self.score_scale * wide
+        y = scale_outputs((both - own)[:, :, :length], self._output_gate(extra))
         return y.to(v.dtype)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> RetentionState:
@@ -145,20 +143,18 @@ class RetentionAttention(Attention):
         s = torch.zeros(batch, self.shape.heads, *widths, device=device, dtype=accumulator_dtype(dtype))
         return RetentionState(s, torch.zeros((), dtype=torch.int64, device=device))
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RetentionState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RetentionState, extra_t: Tensor | None
     ) -> tuple[Tensor, RetentionState]:
         s, position = state
-        with torch.autocast(s.device.type, enabled=False):
-            column = position % self.shape.row
-            query, key = q_t.to(s.dtype) * self.score_scale, k_t.to(s.dtype)
-            if self.plane:
-                factors = self._wave_factors(column, s.dtype)
-                query, key = multiply_features(query, factors), multiply_features(key, factors)
-            s.mul_(self._log_decays(column, s.dtype).exp().view(-1, 1, 1))
-            s.addcmul_(key.unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))
-            y_t = scale_outputs((query.unsqueeze(-2) @ s).squeeze(-2), self._output_gate(extra_t))
+        column = position % self.shape.row
+        query, key = q_t.to(s.dtype) * self.score_scale, k_t.to(s.dtype)
+        if self.plane:
+            factors = self._wave_factors(column, s.dtype)
+            query, key = multiply_features(query, factors), multiply_features(key, factors)
+        s.mul_(self._log_decays(column, s.dtype).exp().view(-1, 1, 1))
+        s.addcmul_(key.unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))
+        y_t = scale_outputs((query.unsqueeze(-2) @ s).squeeze(-2), self._output_gate(extra_t))
         return y_t.to(v_t.dtype), RetentionState(s, position + 1)
 
     def emit(self, inputs: MixInputs) -> None:

@@ -86,36 +86,34 @@ class RfaAttention(Attention):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, RfaState]:
         dtype = accumulator_dtype(q.dtype)
-        with torch.autocast(q.device.type, enabled=False):
-            sigma = self.sigma.unsqueeze(1)
-            phi_q, phi_k = self._features(q.to(dtype), sigma), self._features(k.to(dtype), sigma)
-            # With a column of ones appended to the values, the last column of s is z.
-            values = functional.pad(v.to(dtype), (0, 1), value=1.0)
-            s, n = (None, None) if state is None else state
-            if self.options.gate:
-                gate = self.require_extra(extra).squeeze(-1).to(dtype)
-                log_gate = functional.logsigmoid(gate)
-                values = values * (-gate).sigmoid().unsqueeze(-1)
-                sums, s = decayed_causal_sums(phi_q, phi_k, values, log_gate, s, self.options.chunk)
-                # n_t = 1 - p + n_0 p, where p is the product of the gates up to t and n_0 is the state's n.
-                log_kept = log_gate.cumsum(dim=-1)
-                weight = -log_kept.expm1()
-                if n is not None:
-                    weight = weight + n.unsqueeze(-1) * log_kept.exp()
-            else:
-                sums, s = causal_sums(phi_q, phi_k, values, s, self.options.chunk)
-                weight = torch.arange(1, v.shape[2] + 1, device=v.device, dtype=dtype).expand(v.shape[:3])
-                weight = weight if n is None else weight + n.unsqueeze(-1)
-            y = divide_by_floored_weight(sums, weight)
+        sigma = self.sigma.unsqueeze(1)
+        phi_q, phi_k = self._features(q.to(dtype), sigma), self._features(k.to(dtype), sigma)
+        # With a column of ones appended to the values, the last column of s is z.
+        values = functional.pad(v.to(dtype), (0, 1), value=1.0)
+        s, n = (None, None) if state is None else state
+        if self.options.gate:
+            gate = self.require_extra(extra).squeeze(-1).to(dtype)
+            log_gate = functional.logsigmoid(gate)
+            values = values * (-gate).sigmoid().unsqueeze(-1)
+            sums, s = decayed_causal_sums(phi_q, phi_k, values, log_gate, s, self.options.chunk)
+            # n_t = 1 - p + n_0 p, where p is the product of the gates up to t and n_0 is the state's n.
+            log_kept = log_gate.cumsum(dim=-1)
+            weight = -log_kept.expm1()
+            if n is not None:
+                weight = weight + n.unsqueeze(-1) * log_kept.exp()
+        else:
+            sums, s = causal_sums(phi_q, phi_k, values, s, self.options.chunk)
+            weight = torch.arange(1, v.shape[2] + 1, device=v.device, dtype=dtype).expand(v.shape[:3])
+            weight = weight if n is None else weight + n.unsqueeze(-1)
+        y = divide_by_floored_weight(sums, weight)
         return y.to(v.dtype), RfaState(s, weight[..., -1].clone())
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype, sigma = accumulator_dtype(q.dtype), self.sigma.unsqueeze(1)
-        with torch.autocast(q.device.type, enabled=False):
-            phi_q, phi_k = self._features(q.to(dtype), sigma), self._features(k.to(dtype), sigma)
-            sums, weight = read_whole_sums(phi_q, phi_k, v.to(dtype), lengths)
-            count = weight.new_tensor(q.shape[2]) if lengths is None else lengths.to(dtype).view(-1, 1, 1)
-            y = divide_by_weight(sums, torch.maximum(weight, WEIGHT_FLOOR * count))
+        phi_q, phi_k = self._features(q.to(dtype), sigma), self._features(k.to(dtype), sigma)
+        sums, weight = read_whole_sums(phi_q, phi_k, v.to(dtype), lengths)
+        count = weight.new_tensor(q.shape[2]) if lengths is None else lengths.to(dtype).view(-1, 1, 1)
+        y = divide_by_weight(sums, torch.maximum(weight, WEIGHT_FLOOR * count))
         return y.to(v.dtype)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> RfaState:
@@ -123,24 +121,22 @@ class RfaAttention(Attention):
         s = torch.zeros(batch, heads, 2 * self.frequencies, self.shape.value_width + 1, device=device, dtype=dtype)
         return RfaState(s, s.new_zeros(batch, heads))
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RfaState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RfaState, extra_t: Tensor | None
     ) -> tuple[Tensor, RfaState]:
         s, n = state
-        with torch.autocast(s.device.type, enabled=False):
-            phi_q, phi_k = self._features(torch.stack([q_t, k_t]).to(s.dtype), self.sigma)
-            values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
-            if self.options.gate:
-                gate = self.require_extra(extra_t).squeeze(-1).to(s.dtype)
-                kept, added = gate.sigmoid(), (-gate).sigmoid()
-                s.mul_(kept[..., None, None])
-                values *= added.unsqueeze(-1)
-                n.mul_(kept).add_(added)
-            else:
-                n.add_(1)
-            s.addcmul_(phi_k.unsqueeze(-1), values.unsqueeze(-2))
-            y_t = divide_by_floored_weight((phi_q.unsqueeze(-2) @ s).squeeze(-2), n)
+        phi_q, phi_k = self._features(torch.stack([q_t, k_t]).to(s.dtype), self.sigma)
+        values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
+        if self.options.gate:
+            gate = self.require_extra(extra_t).squeeze(-1).to(s.dtype)
+            kept, added = gate.sigmoid(), (-gate).sigmoid()
+            s.mul_(kept[..., None, None])
+            values *= added.unsqueeze(-1)
+            n.mul_(kept).add_(added)
+        else:
+            n.add_(1)
+        s.addcmul_(phi_k.unsqueeze(-1), values.unsqueeze(-2))
+        y_t = divide_by_floored_weight((phi_q.unsqueeze(-2) @ s).squeeze(-2), n)
         return y_t.to(v_t.dtype), state
 
     def emit(self, inputs: MixInputs) -> None:

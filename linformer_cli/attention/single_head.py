@@ -96,18 +96,15 @@ class SingleHeadAttention(Attention):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, SingleHeadState]:
-        with torch.autocast(q.device.type, enabled=False):
-            cache = extend_cache(None if state is None else _as_cache(state), k, k[..., :0])
-            return self._mix(q, cache).to(v.dtype), SingleHeadState(cache.keys, cache.position)
+        cache = extend_cache(None if state is None else _as_cache(state), k, k[..., :0])
+        return self._mix(q, cache).to(v.dtype), SingleHeadState(cache.keys, cache.position)
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: SingleHeadState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: SingleHeadState, extra_t: Tensor | None
     ) -> tuple[Tensor, SingleHeadState]:
-        with torch.autocast(q_t.device.type, enabled=False):
-            cache, _ = push_in_place(_as_cache(state), k_t, k_t[..., :0])
-            y = self._mix(q_t.unsqueeze(2), cache)
-            return y.squeeze(2).to(v_t.dtype), SingleHeadState(cache.keys, cache.position)
+        cache, _ = push_in_place(_as_cache(state), k_t, k_t[..., :0])
+        y = self._mix(q_t.unsqueeze(2), cache)
+        return y.squeeze(2).to(v_t.dtype), SingleHeadState(cache.keys, cache.position)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> SingleHeadState:
         cache = init_cache(batch, self.shape, capacity, device, dtype)

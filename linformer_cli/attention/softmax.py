@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from linformer_cli.native.program import MixInputs
@@ -44,9 +43,8 @@ class SoftmaxAttention(CachedAttention):
         seen = None if lengths is None else ~find_padding(lengths, k.shape[2])[:, None, None]
         return attend_masked(q, k, v, seen)
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         cache, _ = push_in_place(state, k_t, v_t)
         y = attend_cached(q_t.unsqueeze(2), cache, cache.values)

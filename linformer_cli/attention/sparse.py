@@ -134,17 +134,16 @@ class SparseAttention(CachedAttention):
         before = (length - q.shape[2]) % stride  # positions of the first row that are in the cache already
         after = -length % stride
         dtype = accumulator_dtype(q.dtype)
-        with torch.autocast(q.device.type, enabled=False):
-            queries = functional.pad(q.to(dtype) / math.sqrt(q.shape[-1]), (0, 0, before, after))
-            keys, values = (
-                functional.pad(part[:, :, :length].to(dtype), (0, 0, 0, after)) for part in (cache.keys, cache.values)
-            )
-            queries, keys, values = (part.unflatten(2, (-1, stride)) for part in (queries, keys, values))
-            parts = self._parts(q.device)
-            outputs = [
-                self._attend_rows(part, *(tensor[:, part.heads].flatten(0, 1) for tensor in (queries, keys, values)))
-                for part in parts
-            ]
+        queries = functional.pad(q.to(dtype) / math.sqrt(q.shape[-1]), (0, 0, before, after))
+        keys, values = (
+            functional.pad(part[:, :, :length].to(dtype), (0, 0, 0, after)) for part in (cache.keys, cache.values)
+        )
+        queries, keys, values = (part.unflatten(2, (-1, stride)) for part in (queries, keys, values))
+        parts = self._parts(q.device)
+        outputs = [
+            self._attend_rows(part, *(tensor[:, part.heads].flatten(0, 1) for tensor in (queries, keys, values)))
+            for part in parts
+        ]
         shape = (*q.shape[:2], -1, v.shape[-1])
         if len(parts) == 1:
             y = outputs[0].view(shape)
@@ -157,17 +156,16 @@ class SparseAttention(CachedAttention):
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
         y = torch.empty_like(v, dtype=dtype)
-        with torch.autocast(q.device.type, enabled=False):
-            q, k, wide = q.to(dtype) / math.sqrt(q.shape[-1]), k.to(dtype), v.to(dtype)
-            for part in self._parts(q.device, causal=False):
-                x = q[:, part.heads], k[:, part.heads], wide[:, part.heads]
-                near = list_near(part.near, part.before, self.stride, q.shape[2])
-                parts = [weigh_lists(*x, near, lengths)]
-                if part.far and self.options.pattern == "strided":
-                    parts.append(weigh_columns(*x, self.stride, lengths))
-                elif part.far:
-                    parts.append(weigh_summaries(*x, (self.stride, self.summary), lengths))
-                y[:, part.heads] = join(parts)
+        q, k, wide = q.to(dtype) / math.sqrt(q.shape[-1]), k.to(dtype), v.to(dtype)
+        for part in self._parts(q.device, causal=False):
+            x = q[:, part.heads], k[:, part.heads], wide[:, part.heads]
+            near = list_near(part.near, part.before, self.stride, q.shape[2])
+            parts = [weigh_lists(*x, near, lengths)]
+            if part.far and self.options.pattern == "strided":
+                parts.append(weigh_columns(*x, self.stride, lengths))
+            elif part.far:
+                parts.append(weigh_summaries(*x, (self.stride, self.summary), lengths))
+            y[:, part.heads] = join(parts)
         return y.to(v.dtype)
 
     def _attend_rows(self, part: _Part, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -237,9 +235,8 @@ class SparseAttention(CachedAttention):
             key_row = key_row.repeat_interleave(self.summary)
         return scores.masked_fill(key_row >= row, -math.inf)
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         cache, length = push_in_place(state, k_t, v_t)
         q_t = q_t.to(cache.keys.dtype).unsqueeze(2)

@@ -39,9 +39,8 @@ class Case(NamedTuple):
     parameters whose initial value, such as 0, would hide a mistake. If `steady_steps` is true, the work of a step must
     not grow even if the state grows. `oracle_all` is the oracle of the bidirectional form.
 
-    `keeps_pairs` and `autocast_rounds` are exemptions, and the contract tests fail if an exemption is not needed.
-    `keeps_pairs` says when training may save a number for every pair of positions. `autocast_rounds` lists the methods
-    whose scores autocast computes in bfloat16, even for float32 inputs.
+    `keeps_pairs` says when training may save a number for every pair of positions. The contract tests fail if this
+    exemption is not needed.
     """
 
     attention: str
@@ -53,7 +52,6 @@ class Case(NamedTuple):
     prepare: Callable[[nn.Module], None] | None = None
     keeps_pairs: Literal["never", "after a prefix", "always"] = "never"
     steady_steps: bool = False
-    autocast_rounds: tuple[str, ...] = ()
     oracle_all: Oracle | None = None
 
 

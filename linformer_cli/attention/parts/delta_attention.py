@@ -46,29 +46,26 @@ class DeltaAttention(Attention):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, DeltaState]:
         dtype = accumulator_dtype(q.dtype)
-        with torch.autocast(q.device.type, enabled=False):
-            x = self.prepare(q.to(dtype), k.to(dtype), v.to(dtype), extra)
-            sums, s = delta_sums(x.q, x.updates, None if state is None else state.s, self.chunk)
-            count = self.updates_per_position
-            y = _finish(sums[:, :, count - 1 :: count], x.bonus)
+        x = self.prepare(q.to(dtype), k.to(dtype), v.to(dtype), extra)
+        sums, s = delta_sums(x.q, x.updates, None if state is None else state.s, self.chunk)
+        count = self.updates_per_position
+        y = _finish(sums[:, :, count - 1 :: count], x.bonus)
         return y.to(v.dtype), DeltaState(s)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> DeltaState:
         sizes = batch, self.shape.heads, self.shape.key_width, self.shape.value_width
         return DeltaState(torch.zeros(sizes, device=device, dtype=accumulator_dtype(dtype)))
 
-    @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: DeltaState, extra_t: Tensor | None = None
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: DeltaState, extra_t: Tensor | None
     ) -> tuple[Tensor, DeltaState]:
         s = state.s
-        with torch.autocast(s.device.type, enabled=False):
-            q, k, v = (x.to(s.dtype).unsqueeze(2) for x in (q_t, k_t, v_t))
-            x = self.prepare(q, k, v, None if extra_t is None else extra_t.unsqueeze(2))
-            for n in range(self.updates_per_position):
-                updates = Updates._make(None if part is None else part[:, :, n : n + 1] for part in x.updates)
-                sums = delta_step(x.q[:, :, n : n + 1], updates, s)
-            y_t = _finish(sums, x.bonus).squeeze(2)
+        q, k, v = (x.to(s.dtype).unsqueeze(2) for x in (q_t, k_t, v_t))
+        x = self.prepare(q, k, v, None if extra_t is None else extra_t.unsqueeze(2))
+        for n in range(self.updates_per_position):
+            updates = Updates._make(None if part is None else part[:, :, n : n + 1] for part in x.updates)
+            sums = delta_step(x.q[:, :, n : n + 1], updates, s)
+        y_t = _finish(sums, x.bonus).squeeze(2)
         return y_t.to(v_t.dtype), state
 
 

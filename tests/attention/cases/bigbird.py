@@ -77,7 +77,7 @@ def bigbird_case(block: int | None, first: int, count: int, seed: int = 0) -> Ca
         return bigbird_all(x.q, x.k, x.v, block or 28, first, count, seed)
 
     options = {"block": block, "globals": first, "random": count, "seed": seed}
-    return Case("bigbird", options, oracle, steady_steps=True, autocast_rounds=("step",), oracle_all=oracle_all)
+    return Case("bigbird", options, oracle, steady_steps=True, oracle_all=oracle_all)
 
 
 CASES = {

@@ -48,7 +48,6 @@ def linformer_case(block: int, rank: int, share: str = "none") -> Case:
         "linformer",
         {"block": block, "rank": rank, "share": share},
         lambda x, tensors: linformer(x, *projections(tensors)),
-        autocast_rounds=("step",),
         oracle_all=lambda x, tensors: linformer_all(x, *projections(tensors)),
     )
 

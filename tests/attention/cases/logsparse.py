@@ -29,7 +29,7 @@ def logsparse_case(window: int, restart: int | None) -> Case:
         return logsparse(x, window, restart)
 
     options: dict[str, Any] = {"window": window} | ({} if restart is None else {"restart": restart})
-    return Case("logsparse", options, oracle, autocast_rounds=("step",))
+    return Case("logsparse", options, oracle)
 
 
 CASES = {

@@ -56,7 +56,6 @@ def long_short_case(chunk: int, rank: int, window: int) -> Case:
         "long_short",
         options,
         lambda x, tensors: long_short(x, tensors, chunk, window),
-        autocast_rounds=("step",),
         oracle_all=lambda x, tensors: long_short_all(x, tensors, window),
     )
 

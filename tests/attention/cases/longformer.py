@@ -32,7 +32,7 @@ def longformer_case(window: int, dilation: int | str | None, dilations: list[int
         return longformer(x, window, dilations, global_count, causal=False)
 
     options = {"window": window, "dilation": dilation, "globals": global_count}
-    return Case("longformer", options, oracle, autocast_rounds=("attend", "step"), oracle_all=oracle_all)
+    return Case("longformer", options, oracle, oracle_all=oracle_all)
 
 
 CASES = {

@@ -24,7 +24,6 @@ CASES = {
         lambda x, _: softmax(x.q, x.k, x.v),
         # After a prefix, torch needs a mask and saves it. Without a mask, it saves only the total weight of each query.
         keeps_pairs="after a prefix",
-        autocast_rounds=("attend", "step"),
         oracle_all=lambda x, _: softmax_all(x.q, x.k, x.v),
     )
 }

@@ -43,7 +43,7 @@ def sparse_case(heads: str, stride: int | None, summary: int | None = None, coun
     given = {"stride": stride, "summary": summary}
     options |= {name: value for name, value in given.items() if value is not None}
     oracle_all = functools.partial(oracle, causal=False)
-    return Case("sparse", options, oracle, heads=count, autocast_rounds=("step",), oracle_all=oracle_all)
+    return Case("sparse", options, oracle, heads=count, oracle_all=oracle_all)
 
 
 CASES = {
