@@ -175,6 +175,7 @@ struct OfKeys : Block<A> {
     }
     void leave() {
         if (!call.grad_carried) return;
+        this->read_decay(0, 1);  // the last visit may have been to another head
         Sum<A>& R = state.sums[0];
         for (int64_t i = 0; i < call.C; i++)
             for (int64_t j = 0; j < call.V; j++) R.at(i, j) *= D == KEEP ? A(1) : this->decay[D == ROWS ? i : 0];
