@@ -169,6 +169,18 @@ def test_autocast_accepts_bfloat16_inputs(case: Case) -> None:
 
 
 @every_case
+@pytest.mark.parametrize("lengths", [None, [LENGTH, 70]])
+def test_autocast_rounds_nothing(case: Case, lengths: list[int] | None) -> None:
+    mechanism = build(case, torch.float32)
+    inputs = draw(mechanism, dtype=torch.float32)
+    with torch.no_grad():
+        expected = attend_all(mechanism, inputs, lengths)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = attend_all(mechanism, inputs, lengths)
+    assert found.dtype == torch.float32 and torch.equal(found, expected)
+
+
+@every_case
 @pytest.mark.parametrize("scale", [30.0, 1e20])
 def test_large_keys_give_finite_outputs_and_gradients(case: Case, scale: float) -> None:
     mechanism = build(case, torch.float32)
