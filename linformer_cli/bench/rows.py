@@ -185,8 +185,9 @@ def compare_with_softmax(rows: Sequence[AnyRow], networks: Sequence[object]) -> 
 
     A row is compared with a softmax row of the same network that is not a re-run. A softmax row of the same engine and
     precision is preferred. If there is none, a row in plain torch prefers softmax in plain torch, and any other
-    row prefers softmax in one of the other engines. `times_softmax` is None if there is no such row, or if one of the
-    two rows has no sample. `networks` has one entry per row, and equal entries mean the same network.
+    row prefers softmax in one of the other engines, each in the row's own precision if there is such a row.
+    `times_softmax` is None if there is no row to compare with, or if one of the two rows has no sample. `networks` has
+    one entry per row, and equal entries mean the same network.
     """
     return [_compare(row, network, rows, networks) for row, network in zip(rows, networks, strict=True)]
 
@@ -202,8 +203,9 @@ def _compare(row: AnyRow, network: object, rows: Sequence[AnyRow], networks: Seq
         and other.speed
     )
 
-    def distance(other: AnyRow) -> tuple[bool, bool]:
-        return other.engine != row.engine, (other.engine == TEXTBOOK) != (row.engine == TEXTBOOK)
+    def distance(other: AnyRow) -> tuple[bool, bool, bool]:
+        both_plain = (other.engine == TEXTBOOK) == (row.engine == TEXTBOOK)
+        return other.engine != row.engine, not both_plain, other.precision != row.precision
 
     softmax = min(candidates, key=distance, default=None)
     if softmax is None or not softmax.speed or not row.speed:

@@ -54,6 +54,16 @@ def test_a_row_is_compared_with_softmax_in_its_own_engine() -> None:
     assert compare(plain, fast, *linear) == [1, 1, 4, 2]
 
 
+def test_softmax_in_another_engine_is_compared_in_the_same_precision() -> None:
+    """Training has no native softmax. int8 has no softmax of its own precision, so it takes the first one."""
+    linear = [build_row("linear", 1.0), build_row("linear", 0.5, precision="bf16")]
+    softmax = [build_row("softmax", 4.0, engine="parallel")]
+    softmax.append(build_row("softmax", 2.0, engine="parallel", precision="bf16"))
+    rows = [*linear, build_row("linear", 0.25, precision="int8"), *softmax]
+    found = compare_with_softmax(rows, [None] * 5)
+    assert [row.times_softmax_of_other_engine for row in found[:3]] == [4, 4, 16]
+
+
 def test_a_ratio_across_engines_has_its_own_field() -> None:
     rows = [build_row("softmax", 4.0, engine="textbook"), build_row("linear", 1.0)]
     rows.append(build_row("softmax", 8.0, engine="rerun"))
