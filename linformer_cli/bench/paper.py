@@ -26,8 +26,8 @@ from .attention import AttentionMeasurement, AttentionSettings
 from .copy import CopyReport, run_copy_task
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size
 from .growth import describe_exponents
-from .measure.ceilings import Ceilings
-from .measure.costs import count_product_flops
+from .measure.ceilings import Ceilings, ProductCeiling
+from .measure.costs import count_product_flops, sum_flops
 from .models import BenchModel, build_models, load_models, preset_network
 from .paper_report import PaperConditions, PaperReport, describe_gaps
 from .paper_sizes import PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes, describe_scaling
@@ -136,6 +136,7 @@ class PaperBench:
         """Return the report of everything measured so far."""
         scaling = _list_rows(self._scaling)
         sampling = _list_rows(self._sampling)
+        ceilings = self._ceilings.describe()
         return PaperReport(
             self._settings.budget_seconds,
             sampling,
@@ -143,13 +144,18 @@ class PaperBench:
             scaling,
             describe_exponents(scaling),
             self._copy,
-            self._ceilings.describe(),
+            ceilings,
+            self._name_networks(ceilings.products),
             self._reduced + self._schedule.reduced + describe_gaps(sampling),
             self._schedule.unfinished,
             self._elapsed_seconds(),
             self._describe_conditions(),
             describe_environment(),
         )
+
+    def _name_networks(self, products: Iterable[ProductCeiling]) -> list[str]:
+        names = {sum_flops(timed.model): name for name, models in self._models.items() for timed in models}
+        return [names.get(product.flops // product.rows, "copy task") for product in products]
 
     def _describe_conditions(self) -> PaperConditions:
         networks = dict(self._settings.networks)

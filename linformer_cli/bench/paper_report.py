@@ -38,8 +38,8 @@ class PaperConditions:
 class PaperReport:
     """Everything measured so far.
 
-    `reduced` lists sizes smaller than the paper's, and measurements left out for lack of time. `unfinished` lists the
-    parts that were interrupted.
+    `ceiling_networks` names the network of each of the products in `ceilings`. `reduced` lists sizes smaller than the
+    paper's, and measurements left out for lack of time. `unfinished` lists the parts that were interrupted.
     """
 
     budget_seconds: float
@@ -49,6 +49,7 @@ class PaperReport:
     exponents: list[Exponents]
     copy: CopyReport | None
     ceilings: CeilingsReport
+    ceiling_networks: list[str]
     reduced: list[str]
     unfinished: list[str]
     elapsed_seconds: float

@@ -58,15 +58,8 @@ def render_page(report: "PaperReport") -> str:
     if report.copy:
         title = report.copy.settings.task
         lines += _table(title[0].upper() + title[1:], report.copy.rows, choose_copy_columns(report.copy.rows))
-    networks = {
-        flops: name
-        for name, methods in report.settings.product_flops_per_position.items()
-        for flops in methods.values()
-    }
-    ceilings = [
-        {**vars(product), "network": networks.get(product.flops // product.rows, "copy task")}
-        for product in report.ceilings.products
-    ]
+    named = zip(report.ceilings.products, report.ceiling_networks, strict=True)
+    ceilings = [{**vars(product), "network": network} for product, network in named]
     lines += _table("The ceilings of this machine", ceilings, _CEILING_COLUMNS)
     speed = report.ceilings.copy.gigabytes_per_second
     lines += ["", f"Memory copies reach {speed:.3g} GB/s. Each byte counts twice, as read and as written."]

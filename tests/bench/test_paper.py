@@ -115,6 +115,20 @@ def test_all_parts_are_measured_and_shown_in_the_report(networks) -> None:
     assert figures["attention.png"].startswith(b"\x89PNG") and b"<svg" in figures["images-per-second.svg"]
 
 
+def test_the_ceilings_of_a_network_that_steps_over_pixels_have_its_name(build_tiny_model) -> None:
+    """Its blocks compute fewer products per position than the network has."""
+    config = build_tiny_model(context="residual", image=ImageShape(height=4, width=4, channels=3)).config
+    stop = StopRequest()
+
+    def report(part: str, row: Row, number: int) -> None:
+        stop.signal_number = 2
+
+    found = measure([("pixel", config)], report=report, stop=stop)
+    _, ceilings = render_page(found).split("## The ceilings of this machine")
+    names = [line.split("|")[1].strip() for line in ceilings.split("\n\n")[1].splitlines()[2:]]
+    assert names and set(names) == {"pixel"}
+
+
 def test_nothing_is_timed_if_attend_and_step_disagree(networks, monkeypatch) -> None:
     compared: list[str] = []
 

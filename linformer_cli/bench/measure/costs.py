@@ -35,14 +35,15 @@ def count_product_flops(model: nn.Module) -> int:
 
     If blocks step over pixels, this is the mean over the channels of a pixel.
     """
-    total = _sum_flops(model)
+    total = sum_flops(model)
     if isinstance(model, PixelModel):
-        shared = _sum_flops(model.embedding) + _sum_flops(model.blocks)
+        shared = sum_flops(model.embedding) + sum_flops(model.blocks)
         total += shared // model.embedding.stride - shared
     return total
 
 
-def _sum_flops(module: nn.Module) -> int:
+def sum_flops(module: nn.Module) -> int:
+    """Count the FLOPs of every product of `list_products` once."""
     return sum(2 * inputs * outputs for inputs, outputs in list_products(module))
 
 
