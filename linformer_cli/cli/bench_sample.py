@@ -16,6 +16,7 @@ from .session import open_session
 
 if TYPE_CHECKING:
     from linformer_cli.bench.models import BenchModel
+    from linformer_cli.bench.variants import Variant
 
 Rerun = Annotated[
     bool, typer.Option("--rerun/--no-rerun", help="Also time softmax without a cache, extrapolated from 4 positions.")
@@ -100,6 +101,9 @@ def sample(
     options.require_plots(plot, bits_plot)
     if bits_plot is not None and not runs:
         raise UsageError("--bits-plot plots the bits/dim of trained runs; name them with --runs")
+    if plot is not None and bits_plot is not None and plot.resolve() == bits_plot.resolve():
+        raise UsageError("--plot and --bits-plot name the same file; give them different names")
+    variants = None if names is None else options.choose_variants(names, True)
 
     from linformer_cli.bench.measure.ceilings import Ceilings
     from linformer_cli.bench.models import load_models
@@ -114,11 +118,11 @@ def sample(
     trained = read_trained_runs(runs or [])
     source: dict[str, str] = {}
     if presets is not None:
-        models = _build_presets(presets, sides, names, device, precision)
-    elif checkpoint is None and names is None and trained:
+        models = _build_presets(presets, sides, variants, device, precision)
+    elif checkpoint is None and variants is None and trained:
         models = load_models(trained, choose_device(device).value, precision)
     else:
-        models, source["checkpoint"] = _open_checkpoint(checkpoint, names, device, precision)
+        models, source["checkpoint"] = _open_checkpoint(checkpoint, variants, device, precision)
     if bits_plot is not None and all(timed.find_quality(trained).bits_per_dim is None for timed in models):
         raise UsageError("--bits-plot has nothing to plot: no run in --runs has a model that would be timed")
     kind, formats = choose_formats(precision, models[0].model)
@@ -143,18 +147,18 @@ def sample(
         if sides is not None and style == "table":
             print_position_times(report.rows)
 
+    if not benchmark_plots.trained_rows(report.rows) and bits_plot is not None:
+        talk(f"no plot in '{bits_plot}': no trained model was timed")
+        bits_plot = None
     show_report(report, stop, {**source, "plot": plot, "bits_plot": bits_plot} if json else None, show)
     # Plots are written after the tables are shown: if a plot cannot be written, the figures are not lost.
     write_plot(plot, lambda kind: benchmark_plots.render_speed(report.rows, kind))
-    if benchmark_plots.trained_rows(report.rows):
-        write_plot(bits_plot, lambda kind: benchmark_plots.render_quality(report.rows, kind))
-    elif bits_plot is not None:
-        talk(f"no plot in '{bits_plot}': no trained model was timed")
+    write_plot(bits_plot, lambda kind: benchmark_plots.render_quality(report.rows, kind))
     stop.raise_if_set(options.STOPPED)
 
 
 def _open_checkpoint(
-    checkpoint: str | None, names: str | None, device: str, precision: SamplingPrecision
+    checkpoint: str | None, variants: "list[Variant] | None", device: str, precision: SamplingPrecision
 ) -> "tuple[list[BenchModel], str]":
     """Return the models to time and the checkpoint's path.
 
@@ -164,14 +168,17 @@ def _open_checkpoint(
 
     session = open_session(checkpoint, device, precision)
     path = session.checkpoint.name
-    if names is None:
+    if variants is None:
         return with_softmax(session.model.config.attention, session.model), path
-    variants = options.choose_variants(names, True)
     return build_models(variants, [(None, session.model.config)], session.device, session.precision), path
 
 
 def _build_presets(
-    presets: str, sides: list[int] | None, names: str | None, device: str, precision: SamplingPrecision
+    presets: str,
+    sides: list[int] | None,
+    variants: "list[Variant] | None",
+    device: str,
+    precision: SamplingPrecision,
 ) -> "list[BenchModel]":
     """Return untrained models of the presets' sizes."""
     from linformer_cli.bench.models import build_models, preset_network, resize_network
@@ -180,5 +187,5 @@ def _build_presets(
     networks = [preset_network(name.strip()) for name in presets.split(",")]
     if sides is not None:
         networks = [resize_network(*network, side) for network in networks for side in sides]
-    variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
+    variants = variants or options.choose_variants(options.PRESET_VARIANTS, True)
     return build_models(variants, networks, choose_device(device).value, precision)

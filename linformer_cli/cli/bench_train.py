@@ -66,8 +66,8 @@ def train(
     """
     batches = options.parse_sizes(batch, "--batch", "4,16")
     seconds = options.parse_duration(limit)
-
     options.require_plots(plot)
+    variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
 
     from linformer_cli.bench.measure.ceilings import Ceilings
     from linformer_cli.bench.models import build_models, preset_network
@@ -93,7 +93,6 @@ def train(
         for name in engines
         for kind in kinds
     ]
-    variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
     models = build_models(variants, networks, place, "fp32")
     settings = TrainingSettings(batches, list(dict.fromkeys(pairs)), repeats, seconds, trained)
     with catch_signals() as stop:

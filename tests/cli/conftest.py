@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from linformer_cli import files
 from linformer_cli.cli.app import main
+from linformer_cli.errors import LintxError
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,19 @@ def lintx(capsys: pytest.CaptureFixture[str]) -> Lintx:
 def raw_lintx(capsysbinary: pytest.CaptureFixture[bytes]) -> Lintx:
     """Like `lintx`, but the outputs are bytes."""
     return lambda *arguments: run_main(arguments, capsysbinary)
+
+
+@pytest.fixture
+def full_disk(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets `write_file` fail in the bodies of commands.
+
+    `run_folder` imports the modules first; otherwise, they would keep the failing `write_file`.
+    """
+
+    def refuse(path: Path, data: bytes) -> None:
+        raise LintxError(f"cannot write {path}: no space left on device")
+
+    monkeypatch.setattr(files, "write_file", refuse)
 
 
 @pytest.fixture(scope="session")

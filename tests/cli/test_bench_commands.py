@@ -12,6 +12,7 @@ from machine import FASTEST_ENGINE
 from PIL import Image
 
 from linformer_cli import precision
+from linformer_cli.bench.measure.sampling_work import WholeImages
 from linformer_cli.system.device import Choice
 
 
@@ -285,6 +286,22 @@ def test_a_stopped_benchmark_shows_its_results(lintx, run_folder, monkeypatch, c
     else:
         table = outcome.stdout.partition("\n\n")[0]
         assert len(table.splitlines()) == 2 + len(rows)
+
+
+def test_a_plot_that_is_not_drawn_is_not_named(lintx, run_folder, monkeypatch, tmp_path):
+    """Ctrl-C comes before the run's own model is timed."""
+    time_sample = WholeImages.time_sample
+
+    def press(self):
+        seconds = time_sample(self)
+        signal.raise_signal(signal.SIGINT)
+        return seconds
+
+    monkeypatch.setattr(WholeImages, "time_sample", press)
+    base = ["bench", "sample", "--attention", "softmax,linear", "--checkpoint", run_folder, "--batch", 1]
+    base += ["--runs", run_folder, "--bits-plot", tmp_path / "bits.png", "--repeats", 1, "--no-rerun", "--no-memory"]
+    outcome = lintx(*base, "--json")
+    assert outcome.document["bits_plot"] is None and "no trained model was timed" in outcome.stderr
 
 
 @pytest.mark.parametrize("style", ["table", "md", "csv"])

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from linformer_cli import files
 from linformer_cli.bench import sample
-from linformer_cli.errors import LintxError
 from linformer_cli.sampling import decode
 
 QUICK = ["--batch", 1, "--repeats", 1, "--no-memory", "--no-rerun"]
@@ -59,13 +57,7 @@ def test_an_unwritable_output_is_reported_before_any_work(lintx, blocked, tmp_pa
     ],
     ids=lambda command: command[1],
 )
-def test_a_plot_on_a_full_disk_does_not_lose_the_table(lintx, run_folder, tmp_path, monkeypatch, command) -> None:
-    """The fixture `run_folder` imports the modules first; otherwise, they would keep the failing `write_file`."""
-
-    def refuse(path: Path, data: bytes) -> None:
-        raise LintxError(f"cannot write {path}: no space left on device")
-
-    monkeypatch.setattr(files, "write_file", refuse)
+def test_a_plot_on_a_full_disk_does_not_lose_the_table(lintx, full_disk, tmp_path, command) -> None:
     outcome = lintx(*command, "--plot", tmp_path / "plot.png", "--json")
     assert outcome.code == 1 and "no space left on device" in outcome.stderr
     assert outcome.document["rows"]
@@ -77,6 +69,20 @@ def test_runs_that_match_no_row_are_reported_before_any_work(lintx, run_folder, 
     outcome = lintx("bench", "sample", "--preset", "tiny", "--runs", run_folder, "--bits-plot", plot, *QUICK)
     assert outcome.code == 2 and "no run in --runs has a model that would be timed" in outcome.stderr
     assert not plot.exists()
+
+
+def test_two_plots_in_one_file_are_refused_before_any_work(lintx, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = lintx("bench", "sample", "--runs", "nothing", "--plot", "a.png", "--bits-plot", tmp_path / "a.png")
+    assert outcome.code == 2 and outcome.stderr.startswith("Error: --plot and --bits-plot name the same file")
+
+
+@pytest.mark.parametrize("command", [["sample"], ["sample", "--preset", "tiny"], ["train"]])
+def test_a_misspelt_mechanism_is_reported_before_any_work(lintx, command) -> None:
+    outcome = lintx("bench", *command, "--attention", "sofmax")
+    assert outcome.code == 2
+    (line,) = outcome.stderr.splitlines()
+    assert "unknown attention 'sofmax'" in line and "softmax" in line
 
 
 @pytest.mark.parametrize(
