@@ -4,6 +4,7 @@ The benchmark reports mean squared errors for each combination of feature map, k
 or independent), number of features and norm of the inputs.
 """
 
+import contextlib
 import itertools
 import math
 import statistics
@@ -18,8 +19,10 @@ from torch import Tensor
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.performer import PerformerAttention
 from linformer_cli.config import OptionValue
-from linformer_cli.errors import UsageError
+from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.model.mixers import build_attention
+
+from .measure.timing import Check, never_stop
 
 SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")
 # `small_kernel` covers this share of the pairs: those with the smallest exp(x . y).
@@ -92,12 +95,16 @@ def measure_approximation(
     feature_maps: Sequence[str] = SOFTMAX_FEATURE_MAPS,
     orthogonal: Sequence[bool] = (True, False),
     draws: Draws | None = None,
+    check: Check = never_stop,
 ) -> list[Approximation]:
     """Return a row for each combination of the arguments. The norm varies fastest, the feature map slowest.
 
     Attention is causal and in float64. Queries and keys have random directions and the length norm * sqrt(K), as if
     their entries had variance norm^2. Values are drawn from N(0, 1). The inputs and directions of a draw depend
     only on the seed and the number of the draw, so all rows get the same inputs, scaled to their norms.
+
+    `check` is called between measurements. If it raises `Interrupted`, the result has only the finished draws. Without
+    a finished draw, it is empty.
 
     Raises `UsageError` for a number of features that the mechanism refuses, for a feature map that does not estimate
     softmax, and for a norm at which the square of the kernel overflows float64.
@@ -113,14 +120,19 @@ def measure_approximation(
         raise UsageError(f"at K = {draws.head_width} norms above {largest:.3g} overflow float64, found {norm:g}")
     kinds = list(itertools.product(feature_maps, orthogonal, features))
     attentions = {kind: _build_attention(*kind, draws) for kind in kinds}
-    errors: dict[tuple[_Kind, float], list[_Errors]] = {pair: [] for pair in itertools.product(kinds, norms)}
-    for draw in range(draws.draws):
-        exact = {norm: _attend_exactly(draws, draw, norm) for norm in norms}
-        for (kind, norm), found in errors.items():
-            found.append(_measure_draw(attentions[kind], draws.seed, draw, exact[norm]))
+    pairs = list(itertools.product(kinds, norms))
+    finished: list[list[_Errors]] = []
+    with contextlib.suppress(Interrupted):
+        for draw in range(draws.draws):
+            exact = {norm: _attend_exactly(draws, draw, norm) for norm in norms}
+            errors = []
+            for kind, norm in pairs:
+                check()
+                errors.append(_measure_draw(attentions[kind], draws.seed, draw, exact[norm]))
+            finished.append(errors)
     return [
-        Approximation(*kind, norm, draws.draws, *map(summarise, zip(*found, strict=True)))
-        for (kind, norm), found in errors.items()
+        Approximation(*kind, norm, len(finished), *map(summarise, zip(*found, strict=True)))
+        for (kind, norm), found in zip(pairs, zip(*finished, strict=True), strict=False)
     ]
 
 

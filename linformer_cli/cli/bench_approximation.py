@@ -61,7 +61,7 @@ def approximation(
     with the mechanism's lower bound on the denominator of `trig`. `kernel` is the error of the estimate of exp(x . y)
     over all pairs of a query q and a key k at an earlier or the same position, where x = q K^(-1/4) and y = k K^(-1/4).
     `small-kernel` is the same error over the quarter of pairs with the smallest exp(x . y). CSV and JSON contain all
-    four errors.
+    four errors. Ctrl-C shows the results of the finished draws.
 
     Examples:
 
@@ -75,12 +75,19 @@ def approximation(
 
     from linformer_cli.bench.approximation import Draws, measure_approximation
     from linformer_cli.system.environment import describe_environment
+    from linformer_cli.system.signals import catch_signals
 
-    settings = Draws(positions, head_width, draws, seed)
-    rows = measure_approximation(counts, sizes, [name.strip() for name in maps.split(",")], draws=settings)
+    names, settings = [name.strip() for name in maps.split(",")], Draws(positions, head_width, draws, seed)
+    with catch_signals() as stop:
+        rows = measure_approximation(counts, sizes, names, draws=settings, check=stop.raise_if_set)
+    done = rows[0].draws if rows else 0
+    if not done:
+        stop.raise_if_set("Stopped before anything was measured")
     if json:
-        print_json({"rows": rows, "settings": settings, "plot": plot, "environment": describe_environment()})
+        report = {"rows": rows, "ended": "finished" if done == draws else "interrupted", "settings": settings}
+        print_json({**report, "plot": plot, "environment": describe_environment()})
     else:
         columns = CSV_COLUMNS if style == "csv" else choose_columns(error)
         print_records(flatten_rows(rows, error), columns, style)
     write_plot(plot, lambda kind: render_approximation(rows, error, kind))
+    stop.raise_if_set(f"Stopped after {done:,} of {draws:,} draws; their results are shown")

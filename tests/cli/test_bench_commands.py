@@ -12,6 +12,7 @@ from machine import FASTEST_ENGINE
 from PIL import Image
 
 from linformer_cli import precision
+from linformer_cli.attention.performer import PerformerAttention
 from linformer_cli.bench.measure.sampling_work import WholeImages
 from linformer_cli.system.device import Choice
 
@@ -378,6 +379,37 @@ def test_bench_approximation_puts_rows_to_compare_next_to_each_other(lintx, monk
         plots.append(plot.read_text())
     assert "mean squared error of the output" in plots[0] and "positive, independent" in plots[0]
     assert "smallest quarter" in plots[1] and "norm 0.5 sqrt(K)" in plots[1]
+
+
+def press_in_draw(last, monkeypatch):
+    """Lets Ctrl-C come in draw `last`."""
+    redraw = PerformerAttention.on_training_step
+
+    def press(self, draw, seed):
+        if draw == last:
+            signal.raise_signal(signal.SIGINT)
+        redraw(self, draw, seed)
+
+    monkeypatch.setattr(PerformerAttention, "on_training_step", press)
+
+
+def test_bench_approximation_keeps_the_finished_draws_after_ctrl_c(lintx, monkeypatch, tmp_path):
+    plot = tmp_path / "errors.png"
+    with monkeypatch.context() as patch:
+        press_in_draw(2, patch)
+        outcome = lintx(*APPROXIMATION, *SMALL_WIDTH, "--plot", plot, "--json")
+    assert outcome.code == 130
+    assert outcome.stderr.splitlines()[-1] == "Stopped after 2 of 3 draws; their results are shown"
+    assert outcome.document["ended"] == "interrupted" and plot.exists()
+    two = lintx(*APPROXIMATION, *SMALL_WIDTH, "--draws", 2, "--json").document
+    assert two["ended"] == "finished" and two["rows"] == outcome.document["rows"]
+
+
+def test_bench_approximation_has_no_rows_without_a_finished_draw(lintx, monkeypatch):
+    press_in_draw(0, monkeypatch)
+    outcome = lintx(*APPROXIMATION, *SMALL_WIDTH)
+    assert (outcome.code, outcome.stdout) == (130, "")
+    assert outcome.stderr.splitlines()[-1] == "Stopped before anything was measured"
 
 
 HUGE = 10**20
