@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
+from linformer_cli.files import require_writable
 from linformer_cli.native.gpu import ASK
 
 from . import options
@@ -40,6 +41,7 @@ def gpu(
     - `lintx bench gpu --out gpu.json`
     - `lintx bench gpu --tiny --device cpu`
     """
+    require_writable(out)
     os.environ.setdefault(ASK, "1")  # use the kernels that are off by default
 
     from linformer_cli.bench.gpu import GpuBench

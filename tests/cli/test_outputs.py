@@ -32,6 +32,7 @@ def blocked(tmp_path: Path) -> Path:
         ["bench", "copy", "--plot"],
         ["bench", "approximation", "--plot"],
         ["bench", "paper", "--out"],
+        ["bench", "gpu", "--out"],
     ],
     ids=lambda command: f"{command[0]}{command[-1]}" if command[0] != "bench" else command[1],
 )
