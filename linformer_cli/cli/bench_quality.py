@@ -99,7 +99,7 @@ def quality(
     name = data or info.data.name
     train, test = (load_images_to_fit(name, split, data_dir, model.config.image) for split in ("train", "test"))
     classes, own = max(train.classes, test.classes), model.config.classes
-    labels = train.require_labels(classes, "the judge")
+    labels, _ = (images.require_labels(classes, "the judge") for images in (train, test))
     if own not in (0, classes):
         raise UsageError(f"the model has {own} classes, and '{name}' has {classes}; name its own data set with --data")
     asked = np.arange(own).repeat(count // own) if own else None
@@ -118,13 +118,13 @@ def quality(
         talk("comparing the samples with the test and training images")
         bits = info.training.validation_bits_per_dim if name == info.data.name else None
         report = measure_quality(judge, samples, asked, train, test, bits, stop.raise_if_set)
-        if image is not None:
-            _write_image(image, samples, train.images[:], session)
     if json:
         drawn = {"count": count, "seed": seed, "batch": batch, "guidance": guidance, **vars(filters)}
         print_json({**session.record, "data": name, **drawn, "image": image, **vars(report)})
     else:
         _print(report, style)
+    if image is not None:
+        _write_image(image, samples, train.images[:], session)
 
 
 def _require_enough(features: int, count: int, train: "ImageSet", test: "ImageSet") -> None:
