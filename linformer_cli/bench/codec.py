@@ -201,8 +201,9 @@ def run_codec_bench(
         ended = "interrupted"
     rows = [_plain_row("raw pixels", images.nbytes, images)]
     rows += [one.row(images, drawn) for one in timed if one.decoded]
-    zstd = measure_zstd(lambda: [images.tobytes()])
-    rows.append(_plain_row("zstd -19", zstd, images, "zstd is not installed" if zstd is None else None))
+    if ended == "finished":
+        zstd = measure_zstd(lambda: [images.tobytes()])
+        rows.append(_plain_row("zstd -19", zstd, images, "zstd is not installed" if zstd is None else None))
     if importlib.util.find_spec("pillow_jxl") is None:
         reason = "the package pillow-jxl-plugin is not installed"
         rows.append(_plain_row("JPEG XL, lossless", None, images, reason))

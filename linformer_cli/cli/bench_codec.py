@@ -69,12 +69,14 @@ def codec(
     settings = CodecSettings(len(images), at_once, repeats, at_once)
     with catch_signals() as stop:
         report = run_codec_bench(model, name, images, labels, settings, stop.raise_if_set)
-    if picture is not None and report.ended == "finished":
-        _draw(picture, session, images[:_SHOWN], labels)
+    if report.ended != "finished":
+        picture = None
     if json:
         print_json({**session.record, "data": name, "split": split, "picture": picture, **vars(report)})
     else:
         _print(report, style)
+    if picture is not None:
+        _draw(picture, session, images[:_SHOWN], labels)
     stop.raise_if_set(options.STOPPED)
 
 
