@@ -230,6 +230,6 @@ def _read_digest(entry: Entry) -> object:
     try:
         if entry.config.data.words is WINDOWS:
             return entry.samples_file.read_text(errors="replace").partition("\n")[0].removeprefix(f"{_DIGEST} ")
-        return read_png_metadata(entry.samples_file)[_DIGEST]
-    except (OSError, DataError, KeyError):
+        return (read_png_metadata(entry.samples_file) or {}).get(_DIGEST)
+    except (OSError, DataError):
         return None

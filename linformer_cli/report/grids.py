@@ -165,32 +165,25 @@ def encode_png(image: Image.Image, metadata: Mapping[str, object]) -> bytes:
     return buffer.getvalue()
 
 
-def read_png_metadata(source: bytes | str | os.PathLike[str]) -> dict[str, object]:
-    """Return the metadata that `encode_png` put into a PNG, given as bytes or as a path.
-
-    Raises `DataError` if the file cannot be read, is not a PNG, or has no `lintx` metadata.
-    """
-    metadata = find_png_metadata(source)
-    if metadata is None:
-        raise DataError(f"{_name(source)} has no {METADATA_KEYWORD} metadata; only images written by lintx have it")
-    return metadata
-
-
-def _name(source: bytes | str | os.PathLike[str]) -> str:
-    return "the image" if isinstance(source, bytes) else os.fspath(source)
-
-
-def find_png_metadata(source: bytes | str | os.PathLike[str]) -> dict[str, object] | None:
-    """Return the result of `read_png_metadata`, or None for a valid PNG of another program."""
-    name = _name(source)
+def read_png(path: str | os.PathLike[str]) -> Image.Image:
+    """Read all of a PNG. Raises `DataError` if the file cannot be read or is not a PNG."""
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=["PNG"]) as image:
-            # The property `text` reads to the end of the file, because other programs put text after the pixels.
-            text = image.text.get(METADATA_KEYWORD) if isinstance(image, PngImagePlugin.PngImageFile) else None
+        with Image.open(path, formats=["PNG"]) as picture:
+            picture.load()
+            return picture
     except UnidentifiedImageError:
-        raise DataError(f"{name} is not a PNG image") from None
+        raise DataError(f"'{os.fspath(path)}' is not a PNG image") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"cannot read {name}: {describe_reason(error).lower()}") from None
+        raise DataError(f"cannot read '{os.fspath(path)}': {describe_reason(error).lower()}") from None
+
+
+def read_png_metadata(path: str | os.PathLike[str]) -> dict[str, object] | None:
+    """Return the metadata that `encode_png` put into a PNG, or None for a PNG of another program.
+
+    Raises the errors of `read_png`.
+    """
+    image = read_png(path)
+    text = image.text.get(METADATA_KEYWORD) if isinstance(image, PngImagePlugin.PngImageFile) else None
     try:
         metadata = None if text is None else parse_json(text, any_text=True)  # it may name a path that is not UTF-8
     except ValueError:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.files import write_file
 
-from .grids import encode_png, find_png_metadata, render_grid
+from .grids import encode_png, read_png, read_png_metadata, render_grid
 from .tables import to_json
 
 # Metadata that affects an image at most by rounding.
@@ -39,7 +38,7 @@ class NumberedImages:
         if not self.path(index).exists():
             return False
         try:
-            found = find_png_metadata(self.path(index))
+            found = read_png_metadata(self.path(index))
         except DataError:
             return False
         if found is None:
@@ -52,11 +51,7 @@ class NumberedImages:
         return np.stack([self._read_one(index) for index in indices])
 
     def _read_one(self, index: int) -> NDArray[np.uint8]:
-        try:
-            with Image.open(self.path(index), formats=["PNG"]) as picture:
-                image = np.asarray(picture)
-        except (OSError, SyntaxError, ValueError, UnidentifiedImageError) as error:
-            raise DataError(f"cannot read {self.path(index)}: {error}") from None
+        image = np.asarray(read_png(self.path(index)))
         return image if image.ndim == 3 else image[:, :, None]
 
 

@@ -10,7 +10,7 @@ from linformer_cli.errors import DataError, UsageError
 from linformer_cli.metrics import RunSeries, TrainingPoint, ValidationPoint, label_runs
 from linformer_cli.units import IMAGES, Words
 
-from .grids import render_captioned_row, render_title, stack_rows
+from .grids import read_png, render_captioned_row, render_title, stack_rows
 from .plots import PALETTE, Curve, Panel, PlotFormat, render_plot
 
 _Place = Callable[[TrainingPoint | ValidationPoint], float]
@@ -109,9 +109,5 @@ def render_strips(runs: Sequence[Path], most: int) -> Image.Image:
 
 
 def _read_grid(path: Path) -> Image.Image:
-    try:
-        with Image.open(path, formats=["PNG"]) as picture:
-            return picture.convert("L" if picture.mode == "L" else "RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a complete PNG"
-        raise DataError(f"cannot read the grid '{path}': {reason.lower()}") from None
+    picture = read_png(path)
+    return picture.convert("L" if picture.mode == "L" else "RGB")

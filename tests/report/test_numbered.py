@@ -62,6 +62,15 @@ def test_a_picture_from_another_program_is_not_replaced(tmp_path, raises_one_lin
         folder.holds(0)
 
 
+def test_an_image_that_is_far_too_large_gives_a_one_line_error(tmp_path, monkeypatch, raises_one_line) -> None:
+    folder = begin(tmp_path)
+    folder.write(0, images()[0])
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)
+    assert not folder.holds(0)
+    with raises_one_line(DataError, "00000.png"):
+        folder.read([0])
+
+
 def test_a_damaged_image_is_not_reused(tmp_path, raises_one_line) -> None:
     folder = begin(tmp_path)
     folder.write(0, images()[0])
