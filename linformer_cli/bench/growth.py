@@ -42,41 +42,26 @@ def fit_exponent(points: Sequence[Point]) -> float | None:
     return statistics.linear_regression(*zip(*logs, strict=True)).slope
 
 
-@dataclass(frozen=True)
-class Overtaking:
-    """The T above which one mechanism is faster than another, compared at lengths from `shortest` to `longest`.
+def find_overtaking(seconds: Sequence[Point], others: Sequence[Point]) -> tuple[str, float | None] | None:
+    """Find the T above which the times `seconds` stay below the times `others`, in words and as a number.
 
-    `at` is None if the mechanism is faster at every length, or slower at the last length.
-    """
-
-    at: float | None
-    faster_at_last: bool
-    shortest: int
-    longest: int
-
-    def describe(self) -> str:
-        if self.at is not None:
-            return f"{self.at:,.0f}"
-        return f"below {self.shortest:,}" if self.faster_at_last else f"not up to {self.longest:,}"
-
-
-def find_overtaking(seconds: Sequence[Point], others: Sequence[Point]) -> Overtaking | None:
-    """Find the T above which the times `seconds` stay below the times `others`. Only common lengths are compared.
-
-    Times are interpolated linearly in log T and log seconds. The result is None if there is no common length.
+    Times are interpolated linearly in log T and log seconds. The number is None if the T is not between two lengths.
+    Only common lengths are compared. The result is None if there are none.
     """
     mine, other = dict(seconds), dict(others)
     lengths = sorted(mine.keys() & other.keys())
     if not lengths:
         return None
     leads = [math.log(other[length] / mine[length]) for length in lengths]  # positive where `mine` is faster
-    at = None
     last_slow = max((index for index, lead in enumerate(leads) if lead <= 0), default=None)
-    if last_slow is not None and last_slow + 1 < len(leads):
-        before, after = leads[last_slow : last_slow + 2]
-        near, far = (math.log(length) for length in lengths[last_slow : last_slow + 2])
-        at = math.exp(near + (far - near) * before / (before - after))
-    return Overtaking(at, leads[-1] > 0, lengths[0], lengths[-1])
+    if last_slow is None:
+        return f"below {lengths[0]:,}", None
+    if last_slow + 1 == len(leads):
+        return f"not up to {lengths[-1]:,}", None
+    before, after = leads[last_slow : last_slow + 2]
+    near, far = (math.log(length) for length in lengths[last_slow : last_slow + 2])
+    at = math.exp(near + (far - near) * before / (before - after))
+    return f"{at:,.0f}", at
 
 
 def extrapolate(points: Sequence[Point], length: int) -> float | None:
@@ -95,30 +80,27 @@ def extrapolate(points: Sequence[Point], length: int) -> float | None:
 def describe_exponents(rows: Sequence[AttentionRow]) -> list[Exponents]:
     """Return the exponents of each mechanism in `rows`. The last two lengths are the two longest T of all rows."""
     last_two = sorted({row.positions for row in rows})[-2:]
-    seconds: dict[str, list[Point]] = {row.name: [] for row in rows}
-    memory: dict[str, list[Point]] = {row.name: [] for row in rows}
-    for row in rows:
-        if row.seconds_per_sequence is not None:
-            seconds[row.name].append((row.positions, row.seconds_per_sequence))
-        if row.memory_bytes_per_sequence is not None:
-            memory[row.name].append((row.positions, row.memory_bytes_per_sequence))
-    softmax = next((row.name for row in rows if row.attention == BASELINE), None)
-    attentions = {row.name: row.attention for row in rows}
+    softmax = [row for row in rows if row.attention == BASELINE]
+    softmax_seconds = _points(softmax, softmax[0].name, "seconds_per_sequence") if softmax else []
     found = []
-    for name in seconds:
-        compared = softmax is not None and attentions[name] != BASELINE
-        overtaking = find_overtaking(seconds[name], seconds[softmax or ""]) if compared else None
-        time, bytes_ = seconds[name], memory[name]
+    for name, attention in {row.name: row.attention for row in rows}.items():
+        seconds = _points(rows, name, "seconds_per_sequence")
+        memory = _points(rows, name, "memory_bytes_per_sequence")
+        overtaking = None if attention == BASELINE else find_overtaking(seconds, softmax_seconds)
         found.append(
             Exponents(
                 name,
-                fit_exponent([point for point in time if point[0] in last_two]),
-                fit_exponent(time),
-                fit_exponent([point for point in bytes_ if point[0] in last_two]),
-                fit_exponent(bytes_),
-                max((length for length, _ in time), default=None),
-                None if overtaking is None else overtaking.describe(),
-                None if overtaking is None else overtaking.at,
+                fit_exponent([point for point in seconds if point[0] in last_two]),
+                fit_exponent(seconds),
+                fit_exponent([point for point in memory if point[0] in last_two]),
+                fit_exponent(memory),
+                max((length for length, _ in seconds), default=None),
+                *(overtaking or (None, None)),
             )
         )
     return found
+
+
+def _points(rows: Sequence[AttentionRow], name: str, key: str) -> list[Point]:
+    """Return the values `key` of the rows `name`."""
+    return [(row.positions, y) for row in rows if row.name == name and (y := getattr(row, key)) is not None]
