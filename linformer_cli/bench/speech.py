@@ -22,7 +22,7 @@ from .measure.ceilings import Ceilings
 from .published import find_published_speech
 from .rounds import rows_of, turns_of
 from .schedule import Groups, Part, Schedule
-from .speech_lengths import LengthMeasurement, StepSetup, list_setups
+from .speech_lengths import LengthMeasurement, StepSetup
 from .speech_rows import (
     LengthRow,
     SpeechConditions,
@@ -240,14 +240,18 @@ class SpeechBench:
         return (began / self._settings.budget_seconds + self._round_share * share) / _SCHEDULED_SHARE
 
     def _prepare_lengths(self, seconds: float) -> Groups:
-        settings = self._settings
-        setup = StepSetup("", {}, self._encoder, len(self._corpus.alphabet), 0, 1, settings.device)
+        settings, symbols = self._settings, len(self._corpus.alphabet)
         frames = self._describe_conditions().epoch_frames
         ceilings, check = Ceilings(settings.device), self._stop.raise_if_set
-        for title, setups in list_setups(self._variants, setup, settings.lengths, TABLE_FRAMES).items():
-            self._lengths[title] = [
-                LengthMeasurement(variant.label, one, frames, ceilings, check)
-                for variant, one in zip(self._variants, setups, strict=True)
+        for length in sorted(set(settings.lengths), key=lambda length: abs(length - TABLE_FRAMES)):
+            batch = max(settings.lengths) // length  # as many frames as the longest utterance
+            setups = [
+                StepSetup(one.attention, one.options, self._encoder, symbols, length, batch, settings.device)
+                for one in self._variants
+            ]
+            self._lengths[f"{length:,} frames"] = [
+                LengthMeasurement(variant.label, setup, frames, ceilings, check)
+                for variant, setup in zip(self._variants, setups, strict=True)
             ]
         return {title: list(turns_of(group)) for title, group in self._lengths.items()}
 

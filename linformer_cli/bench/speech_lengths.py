@@ -1,6 +1,5 @@
 """Time and memory of training steps of `lintx bench speech`, against the length of the utterances."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from .measure.pass_memory import measure_device_growth, measure_process_growth
 from .measure.timing import Check, Timing, time_work
 from .rounds import Measurement
 from .speech_rows import LengthRow
-from .variants import Variant
 
 # Digits have about one symbol in this many frames.
 _FRAMES_PER_SYMBOL = 16
@@ -94,28 +92,6 @@ class LengthMeasurement(Measurement[LengthRow, Learner]):
         learner = build_learner(self._setup)
         learner.update(draw_batch(replace(self._setup, batch=1)))
         return measure_device_growth(lambda: learner.update(self._batch), self._setup.device)[1]
-
-
-def list_setups(
-    variants: Sequence[Variant], setup: StepSetup, lengths: Sequence[int], first: int
-) -> dict[str, list[StepSetup]]:
-    """Return the setups of all variants at each length, beginning with the lengths next to `first`.
-
-    A step has as many frames as the longest utterance: a batch of short utterances, or one long one.
-    """
-    return {
-        f"{length:,} frames": [
-            replace(
-                setup,
-                attention=variant.attention,
-                options=variant.options,
-                frames=length,
-                batch=max(lengths) // length,
-            )
-            for variant in variants
-        ]
-        for length in sorted(set(lengths), key=lambda length: abs(length - first))
-    }
 
 
 def measure(given: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import math
 import signal
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ import torch
 from linformer_cli.bench import speech
 from linformer_cli.bench.published import find_published_speech
 from linformer_cli.bench.speech import METHODS, SpeechBench, parse_methods
-from linformer_cli.bench.speech_lengths import StepSetup, list_setups, measure
+from linformer_cli.bench.speech_lengths import LengthMeasurement, StepSetup, measure
 from linformer_cli.bench.speech_rows import SeedResult, SpeechReport, SpeechRow, SpeechSettings, describe_findings
-from linformer_cli.errors import UsageError
+from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.speech.corpus import Corpus, Recording
 from linformer_cli.speech.encoder import PRESETS, EncoderSettings
 from linformer_cli.speech.learner import Learner
@@ -90,11 +91,20 @@ def test_lengths_have_times_and_memory_for_equally_many_frames(corpus: Corpus) -
     assert report.rows[0].memory_bytes == report.lengths[1].peak_memory_bytes
 
 
-def test_a_step_has_the_same_frames_at_every_length() -> None:
-    setup = StepSetup("softmax", {}, TINY, 4, 0, 1, "cpu")
-    found = list_setups(parse_methods(["softmax"]), setup, (300, 2_400, 600), first=600)
-    assert [(one.frames, one.batch) for (one,) in found.values()] == [(600, 4), (300, 8), (2_400, 1)]
-    assert set(measure(dataclasses.asdict(found["300 frames"][0]))) == {"peak_bytes"}
+def test_a_step_has_the_same_frames_at_every_length(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark begins with the lengths next to the one in the table."""
+    setups: list[StepSetup] = []
+
+    def build(label: str, setup: StepSetup, *given: Any) -> LengthMeasurement:
+        setups.append(setup)
+        if len(setups) == 3:
+            raise Interrupted("enough", 2)
+        return LengthMeasurement(label, setup, *given)
+
+    monkeypatch.setattr(speech, "LengthMeasurement", build)
+    assert run(corpus, ["softmax"], seeds=1, epochs=1, lengths=(300, 2_400, 600)).ended == "interrupted"
+    assert [(one.frames, one.batch) for one in setups] == [(600, 4), (300, 8), (2_400, 1)]
+    assert set(measure(dataclasses.asdict(setups[1]))) == {"peak_bytes"}
 
 
 def test_an_interrupted_round_is_forgotten(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
