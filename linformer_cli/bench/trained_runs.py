@@ -15,33 +15,16 @@ from .rows import Quality
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """The model of a run, its validation bits/dim with the standard error, and the number of training images seen."""
+    """The model of a run, and the quality columns of its rows, whose bits/dim are never None."""
 
     path: Path
     model: ModelConfig
-    data: str
-    images_seen: int
-    bits_per_dim: float
-    standard_error: float | None
-    validation_images: int | None
+    quality: Quality
 
     @property
     def folder(self) -> Path:
         """Return the run's folder: `path`, or its parent if `path` is a checkpoint in a run."""
         return self.path.parent if self.path.name in ("best", "last") else self.path
-
-    @property
-    def quality(self) -> Quality:
-        """Return the quality columns of a row."""
-        return Quality(
-            run=self.path,
-            data=self.data,
-            classes=self.model.required_classes,
-            images_seen=self.images_seen,
-            bits_per_dim=self.bits_per_dim,
-            bits_per_dim_standard_error=self.standard_error,
-            validation_images=self.validation_images,
-        )
 
 
 def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
@@ -66,7 +49,7 @@ def find_trained(runs: Sequence[TrainedRun], model: ModelConfig) -> TrainedRun |
     """Return the run with the lowest bits/dim for this model. Everything except dropout must be equal."""
     wanted = _without_dropout(model)
     same = [run for run in runs if _without_dropout(run.model) == wanted]
-    return min(same, key=lambda run: run.bits_per_dim, default=None)
+    return min(same, key=lambda run: run.quality.bits_per_dim or 0.0, default=None)
 
 
 def _list_runs(folder: Path) -> list[Path]:
@@ -87,15 +70,16 @@ def _read(folder: str) -> TrainedRun | None:
     training = checkpoint.info.training
     if training.validation_bits_per_dim is None:
         return None
-    return TrainedRun(
-        checkpoint.path,
-        checkpoint.info.model,
-        checkpoint.info.data.name,
-        training.images_seen,
-        training.validation_bits_per_dim,
-        training.validation_standard_error,
-        training.validation_images,
+    quality = Quality(
+        run=checkpoint.path,
+        data=checkpoint.info.data.name,
+        classes=checkpoint.info.model.required_classes,
+        images_seen=training.images_seen,
+        bits_per_dim=training.validation_bits_per_dim,
+        bits_per_dim_standard_error=training.validation_standard_error,
+        validation_images=training.validation_images,
     )
+    return TrainedRun(checkpoint.path, checkpoint.info.model, quality)
 
 
 def _without_dropout(model: ModelConfig) -> ModelConfig:

@@ -16,7 +16,7 @@ from linformer_cli.bench.measure.costs import count_product_flops, count_rerun_p
 from linformer_cli.bench.measure.fresh_process import PassFailed
 from linformer_cli.bench.models import BenchModel, build_models, build_softmax_twin, with_softmax
 from linformer_cli.bench.rounds import BenchReport
-from linformer_cli.bench.rows import SamplingRow
+from linformer_cli.bench.rows import Quality, SamplingRow
 from linformer_cli.bench.sample import SamplingSettings, run_sampling_bench
 from linformer_cli.bench.trained_runs import TrainedRun
 from linformer_cli.bench.variants import parse_variants
@@ -217,7 +217,7 @@ def test_state_bytes_cover_the_whole_batch(build_tiny_model, clock) -> None:
 
 
 def test_only_the_trained_model_has_bits_per_dim(models, clock, tmp_path) -> None:
-    run = TrainedRun(tmp_path, models[1].model.config, "glyphs", 480, 1.25, 0.01, 90)
+    run = TrainedRun(tmp_path, models[1].model.config, Quality(run=tmp_path, images_seen=480, bits_per_dim=1.25))
     rows = bench(models[:3], [1], runs=[run]).rows
     assert [row.bits_per_dim for row in rows] == [None, None, 1.25, None]
     assert (rows[2].images_seen, rows[2].run) == (480, tmp_path)

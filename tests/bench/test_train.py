@@ -13,7 +13,7 @@ from linformer_cli.bench import train
 from linformer_cli.bench.measure.costs import count_product_flops
 from linformer_cli.bench.models import BenchModel, build_models
 from linformer_cli.bench.rounds import BenchReport
-from linformer_cli.bench.rows import TrainingRow
+from linformer_cli.bench.rows import Quality, TrainingRow
 from linformer_cli.bench.train import TrainingSettings, build_trainer, prepare, run_training_bench
 from linformer_cli.bench.trained_runs import TrainedRun
 from linformer_cli.bench.variants import parse_variants
@@ -166,7 +166,7 @@ def test_trainers_warm_up_once_and_are_freed_after_their_group(models, clock, mo
 
 def test_only_the_trained_model_has_bits_per_dim(models, clock, tmp_path) -> None:
     told: list[TrainingRow] = []
-    run = TrainedRun(tmp_path, models[1].model.config, "glyphs", 480, 1.25, 0.01, 90)
+    run = TrainedRun(tmp_path, models[1].model.config, Quality(bits_per_dim=1.25))
     rows = bench(models, [2], 1, runs=[run], report=told.append).rows
     assert told == rows and [row.bits_per_dim for row in rows] == [None, 1.25]
 

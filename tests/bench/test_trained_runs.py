@@ -55,10 +55,10 @@ def test_a_folder_stands_for_all_its_validated_runs(save_run, tmp_path, raises_o
     (tmp_path / "runs" / "empty").mkdir()
     (tmp_path / "runs" / "a.png").write_bytes(b"")
     runs = read_trained_runs([str(tmp_path / "runs")])
-    assert [(run.folder.name, run.bits_per_dim) for run in runs] == [("a", 1.2), ("b", 1.4)]
+    assert [(run.folder.name, run.quality.bits_per_dim) for run in runs] == [("a", 1.2), ("b", 1.4)]
     assert [run.path.name for run in runs] == ["last", "best"]
     # A run also contains folders, but these are checkpoints and not runs.
-    assert [run.bits_per_dim for run in read_trained_runs([str(tmp_path / "runs" / "b")])] == [1.4]
+    assert [run.quality.bits_per_dim for run in read_trained_runs([str(tmp_path / "runs" / "b")])] == [1.4]
     with raises_one_line(CheckpointError, "holds no checkpoint"):
         read_trained_runs([str(tmp_path / "runs" / "empty")])
 
