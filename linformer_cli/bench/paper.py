@@ -33,7 +33,7 @@ from .paper_report import PaperConditions, PaperReport, describe_gaps
 from .paper_sizes import PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes, describe_scaling
 from .published import Source
 from .rounds import Measurement, rows_of, turns_of
-from .rows import AnyRow, Row
+from .rows import AnyRow, AttentionRow, ModelRow
 from .sample import SamplingMeasurement, SamplingSettings
 from .schedule import Groups, Part, Schedule
 from .train import TrainingMeasurement, TrainingSettings
@@ -86,7 +86,7 @@ class PaperBench:
     def __init__(
         self,
         settings: PaperSettings,
-        report: Callable[[str, Row, int], None] = lambda part, row, number: None,
+        report: Callable[[str, AttentionRow | ModelRow, int], None] = lambda part, row, number: None,
         save: Callable[[PaperReport], None] = lambda report: None,
         stop: StopRequest | None = None,
     ) -> None:

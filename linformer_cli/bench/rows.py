@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from linformer_cli.config import OptionValue
 from linformer_cli.sampling.engines import TEXTBOOK
-from linformer_cli.units import IMAGES
+from linformer_cli.units import IMAGES, format_bytes, format_milliseconds
 
 from .measure.sampling_work import RERUN
 from .measure.timing import compare_turns
@@ -178,6 +178,14 @@ class AttentionRow(Row):
     @property
     def speed(self) -> float | None:
         return 1 / self.seconds_per_sequence if self.seconds_per_sequence else None
+
+    def describe(self) -> str:
+        """Describe the row in one line."""
+        seconds, memory = self.seconds_per_sequence, self.memory_bytes_per_sequence
+        found = f"left out, {self.left_out}" if seconds is None else format_milliseconds(seconds)
+        return f"{self.name}, T = {self.positions:,}, batch {self.batch}: {found}" + (
+            f", {format_bytes(memory)}" if memory else ""
+        )
 
 
 def compare_with_softmax(rows: Sequence[AnyRow], networks: Sequence[object]) -> list[AnyRow]:

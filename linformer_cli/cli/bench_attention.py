@@ -9,7 +9,7 @@ from linformer_cli.config import LARGEST_SIZE
 from linformer_cli.report import benchmark_plots
 
 from . import options
-from .bench_tables import print_growth, show_report, talk_about_passes
+from .bench_tables import print_growth, show_report, talk_about_row
 from .output import talk, write_plot
 
 SCALED = "scaled"
@@ -75,7 +75,7 @@ def attention(
     settings = AttentionSettings(repeats, seconds, heads, head_width, place.value, size)
     ceilings = Ceilings(place.value)
     with catch_signals() as stop:
-        report = run_attention_bench(variants, lengths, settings, ceilings, talk_about_passes, stop.raise_if_set)
+        report = run_attention_bench(variants, lengths, settings, ceilings, talk_about_row, stop.raise_if_set)
     document = {"plot": plot} if json else None
     show_report(report, stop, document, lambda: print_growth(report.rows, report.exponents, style))
     write_plot(plot, lambda kind: benchmark_plots.render_growth(report.rows, report.exponents, kind))

@@ -10,19 +10,12 @@ from linformer_cli.report.copy import choose_columns
 from linformer_cli.report.tables import TableStyle
 
 from . import options
-from .bench_tables import (
-    describe_passes,
-    print_growth,
-    print_sampling,
-    print_training,
-    talk_about_machine,
-    write_report,
-)
+from .bench_tables import print_growth, print_sampling, print_training, talk_about_machine, write_report
 from .output import print_json, print_records, talk
 
 if TYPE_CHECKING:
     from linformer_cli.bench.paper_report import PaperReport
-    from linformer_cli.bench.rows import Row
+    from linformer_cli.bench.rows import AttentionRow, ModelRow
 
 
 def paper(
@@ -90,14 +83,8 @@ def _print(report: "PaperReport", style: TableStyle) -> None:
     talk_about_machine(report.environment, report.ceilings)
 
 
-def _talk_about_row(part: str, row: "Row", number: int) -> None:
-    from linformer_cli.bench.rows import AttentionRow, ModelRow
-
-    where = part if number == 1 else f"{part}, round {number}"
-    if isinstance(row, AttentionRow):
-        talk(f"{where}: {describe_passes(row)}")
-    elif isinstance(row, ModelRow):
-        talk(f"{where}: {row.describe()}")
+def _talk_about_row(part: str, row: "AttentionRow | ModelRow", number: int) -> None:
+    talk(f"{part if number == 1 else f'{part}, round {number}'}: {row.describe()}")
 
 
 def _write(out: Path, report: "PaperReport") -> None:

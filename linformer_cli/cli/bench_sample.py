@@ -10,7 +10,7 @@ from linformer_cli.report import benchmark_plots
 from linformer_cli.system.device import SamplingPrecision
 
 from . import options
-from .bench_tables import print_position_times, print_sampling, show_report, talk_about_speed
+from .bench_tables import print_position_times, print_sampling, show_report, talk_about_row
 from .output import talk, write_plot
 from .session import open_session
 
@@ -140,7 +140,7 @@ def sample(
     )
     ceilings = Ceilings(str(models[0].model.device))
     with catch_signals() as stop:
-        report = run_sampling_bench(models, settings, ceilings, talk_about_speed, stop.raise_if_set)
+        report = run_sampling_bench(models, settings, ceilings, talk_about_row, stop.raise_if_set)
 
     def show() -> None:
         print_sampling(report.rows, style)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from linformer_cli.report import benchmarks
 from linformer_cli.report.tables import Column, TableStyle, to_json
 from linformer_cli.system.environment import describe_machine
-from linformer_cli.units import format_bytes, format_milliseconds
 
 from .output import print_json, print_records, talk
 
@@ -91,23 +90,9 @@ def print_growth(rows: "Sequence[AttentionRow]", exponents: "Sequence[Exponents]
         print_records(exponents, columns, style)
 
 
-def talk_about_speed(row: "ModelRow") -> None:
-    """Print a row of images per second on stderr, in one line."""
+def talk_about_row(row: "AttentionRow | ModelRow") -> None:
+    """Print a row on stderr, in one line."""
     talk(row.describe())
-
-
-def talk_about_passes(row: "AttentionRow") -> None:
-    """Print a row of time and memory on stderr, in one line."""
-    talk(describe_passes(row))
-
-
-def describe_passes(row: "AttentionRow") -> str:
-    """Describe a row of time and memory in one line."""
-    seconds, memory = row.seconds_per_sequence, row.memory_bytes_per_sequence
-    found = f"left out, {row.left_out}" if seconds is None else format_milliseconds(seconds)
-    return f"{row.name}, T = {row.positions:,}, batch {row.batch}: {found}" + (
-        f", {format_bytes(memory)}" if memory else ""
-    )
 
 
 def write_report(out: Path, name: str, report: object, page: str, figures: Mapping[str, bytes]) -> None:

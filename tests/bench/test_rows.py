@@ -94,9 +94,12 @@ def test_measured_rows_and_rows_left_out_have_the_same_json_keys() -> None:
     assert (left_out["images_per_second"], left_out["left_out"]) == (None, "too slow")
 
 
-@pytest.mark.parametrize(("seconds", "speed"), [(0.25, 4.0), (None, None)])
-def test_the_speed_of_attention_is_in_sequences_per_second(seconds, speed) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "speed", "described"), [(0.25, 4.0, "250 ms, 2 KiB"), (None, None, "left out, too slow, 2 KiB")]
+)
+def test_the_speed_of_attention_is_in_sequences_per_second(seconds, speed, described) -> None:
     same = {"name": "a", "attention": "a", "attention_options": {}, "engine": "parallel", "precision": "fp32"}
     sizes = {"device": "cpu", "batch": 2, "positions": 9, "heads": 1, "head_width": 2, "repeats": 0}
+    sizes |= {"memory_bytes_per_sequence": 2048, "left_out": "too slow"}
     row = AttentionRow(**same, **sizes, samples_seconds=[], seconds_per_sequence=seconds)
-    assert row.speed == speed
+    assert row.speed == speed and row.describe() == f"a, T = 9, batch 2: {described}"
