@@ -5,7 +5,6 @@ import io
 import lzma
 import time
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -30,7 +29,7 @@ from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.system.environment import describe_environment
 
 from .measure.timing import Check, Timing, compare_turns, never_stop
-from .published import PublishedSize, find_published_sizes
+from .published import PUBLISHED_SIZES, PublishedSize
 
 Pixels = NDArray[np.uint8]
 Quartiles = tuple[float, float]
@@ -80,60 +79,79 @@ class CodecReport:
     environment: dict[str, Any] = field(default_factory=describe_environment)
 
 
-class Format(ABC):
-    """A way of storing images uint8 [N, H, W, C]."""
+@dataclass
+class Format:
+    """A way of storing images uint8 [N, H, W, C], its size, and the seconds for each image in every round.
+
+    `encode` returns the files for images, and `decode` the images of the given shape in files.
+    """
 
     name: str
+    encode: Callable[[Pixels], Sequence[bytes]]
+    decode: Callable[[Sequence[bytes], tuple[int, ...]], Pixels]
+    size: int = 0
+    encoded: list[float] = field(default_factory=list)
+    decoded: list[float] = field(default_factory=list)
 
-    @abstractmethod
-    def encode(self, images: Pixels) -> Sequence[bytes]:
-        """The files for `images`."""
+    def measure(self, images: Pixels) -> None:
+        """Add a round. Raises `DisagreementError` if the format does not give the same pixels back."""
+        began = time.perf_counter()
+        files = self.encode(images)
+        stored = time.perf_counter()
+        found = self.decode(files, images.shape)
+        read = time.perf_counter()
+        if not np.array_equal(found, images):
+            raise DisagreementError(f"{self.name} does not give the same pixels back")
+        self.size = sum(map(len, files))
+        self.encoded.append((stored - began) / len(images))
+        self.decoded.append((read - stored) / len(images))
 
-    @abstractmethod
-    def decode(self, files: Sequence[bytes], shape: tuple[int, ...]) -> Pixels:
-        """The images [N, H, W, C] in `files`."""
+    def row(self, images: Pixels, drawn: Sequence[float] = ()) -> CodecRow:
+        """Return the row of the rounds so far, compared with the seconds `drawn` for drawing an image, if any."""
+        encoded, decoded = Timing(self.encoded), Timing(self.decoded)
+        shares = [
+            compare_turns(coded.rate(1), coded.samples, Timing(drawn).rate(1), drawn) if drawn else None
+            for coded in (encoded, decoded)
+        ]
+        return CodecRow(
+            name=self.name,
+            bytes=self.size,
+            bits_per_dim=8 * self.size / images.size,
+            encoded_per_second=encoded.rate(1),
+            encoded_quartiles=encoded.rate_quartiles(1),
+            decoded_per_second=decoded.rate(1),
+            decoded_quartiles=decoded.rate_quartiles(1),
+            encoding_share=shares[0],
+            decoding_share=shares[1],
+        )
 
 
-class PictureFormat(Format):
+def _picture_format(name: str, kind: str, **options: Any) -> Format:
     """A format of Pillow, with one file for each image."""
 
-    def __init__(self, name: str, kind: str, **options: Any) -> None:
-        self.name, self._kind, self._options = name, kind, options
-
-    def encode(self, images: Pixels) -> Sequence[bytes]:
-        return [self._encode_one(image) for image in images]
-
-    def _encode_one(self, image: Pixels) -> bytes:
+    def encode(image: Pixels) -> bytes:
         buffer = io.BytesIO()
-        Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(buffer, self._kind, **self._options)
+        Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(buffer, kind, **options)
         return buffer.getvalue()
 
-    def decode(self, files: Sequence[bytes], shape: tuple[int, ...]) -> Pixels:
+    def decode(files: Sequence[bytes], shape: tuple[int, ...]) -> Pixels:
         mode = "L" if shape[3] == 1 else "RGB"
-        found = []
-        for file in files:
-            with Image.open(io.BytesIO(file)) as picture:
-                found.append(np.asarray(picture.convert(mode)).reshape(shape[1:]))
-        return np.stack(found)
+        return np.stack([np.asarray(Image.open(io.BytesIO(file)).convert(mode)) for file in files]).reshape(shape)
+
+    return Format(name, lambda images: [encode(image) for image in images], decode)
 
 
-class StreamFormat(Format):
+def _stream_format(name: str, compress: Callable[[bytes], bytes], expand: Callable[[bytes], bytes]) -> Format:
     """A general compressor over the raw pixels of all images together."""
-
-    def __init__(self, name: str, compress: Callable[[bytes], bytes], expand: Callable[[bytes], bytes]) -> None:
-        self.name, self._compress, self._expand = name, compress, expand
-
-    def encode(self, images: Pixels) -> Sequence[bytes]:
-        return [self._compress(images.tobytes())]
-
-    def decode(self, files: Sequence[bytes], shape: tuple[int, ...]) -> Pixels:
-        return np.frombuffer(self._expand(files[0]), dtype=np.uint8).reshape(shape)
+    return Format(
+        name,
+        lambda images: [compress(images.tobytes())],
+        lambda files, shape: np.frombuffer(expand(files[0]), dtype=np.uint8).reshape(shape),
+    )
 
 
-class LintxFormat(Format):
-    """The model under test."""
-
-    name = "lintx"
+class _OwnFormat:
+    """The model under test. `packed` describes its newest file."""
 
     def __init__(self, model: PixelModel, labels: NDArray[np.int64] | None, settings: CodecSettings, check: Check):
         self._coder, self._settings, self._labels = Coder(PredictorCache(model), check), settings, labels
@@ -158,17 +176,19 @@ class LintxFormat(Format):
 
 def list_formats() -> list[Format]:
     """The formats of other programs that are available here."""
-    formats: list[Format] = [
-        PictureFormat("PNG, optimised", "PNG", optimize=True),
-        PictureFormat("WebP, lossless", "WEBP", lossless=True, quality=100, method=6, exact=True),
+    formats = [
+        _picture_format("PNG, optimised", "PNG", optimize=True),
+        _picture_format("WebP, lossless", "WEBP", lossless=True, quality=100, method=6, exact=True),
     ]
     if importlib.util.find_spec("pillow_jxl") is not None:
         importlib.import_module("pillow_jxl")
-        formats.append(PictureFormat("JPEG XL, lossless", "JXL", lossless=True, effort=9))
+        formats.append(_picture_format("JPEG XL, lossless", "JXL", lossless=True, effort=9))
     return [
         *formats,
-        StreamFormat("gzip -9", lambda data: zlib.compress(data, 9, wbits=31), lambda data: zlib.decompress(data, 31)),
-        StreamFormat("xz -9e", lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME), lzma.decompress),
+        _stream_format(
+            "gzip -9", lambda data: zlib.compress(data, 9, wbits=31), lambda data: zlib.decompress(data, 31)
+        ),
+        _stream_format("xz -9e", lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME), lzma.decompress),
     ]
 
 
@@ -185,13 +205,14 @@ def run_codec_bench(
     `check` is called between steps; if it raises `Interrupted`, the rounds so far are kept. Raises `DisagreementError`
     if a format does not give the same pixels back.
     """
-    own = LintxFormat(model, labels, settings, check)
-    timed = [_Timed(own), *map(_Timed, list_formats())]
+    own = _OwnFormat(model, labels, settings, check)
+    first = Format("lintx", own.encode, own.decode)
+    formats = [first, *list_formats()]
     sampler, drawn = Sampler(model, engine=NATIVE, products=torch.int8), list[float]()
     ended: Literal["finished", "interrupted"] = "finished"
     try:
         for number in range(settings.repeats):
-            for one in timed:
+            for one in formats:
                 check()
                 one.measure(images)
             indices = range(number * settings.batch, (number + 1) * settings.batch)
@@ -200,7 +221,7 @@ def run_codec_bench(
     except Interrupted:
         ended = "interrupted"
     rows = [_plain_row("raw pixels", images.nbytes, images)]
-    rows += [one.row(images, drawn) for one in timed if one.decoded]
+    rows += [one.row(images, drawn if one is first else ()) for one in formats if one.decoded]
     if ended == "finished":
         zstd = measure_zstd(lambda: [images.tobytes()])
         rows.append(_plain_row("zstd -19", zstd, images, "zstd is not installed" if zstd is None else None))
@@ -211,54 +232,13 @@ def run_codec_bench(
     speed = Timing(drawn) if drawn else None
     return CodecReport(
         rows,
-        find_published_sizes(name),
+        PUBLISHED_SIZES.get(name, ()),
         bits,
         None if speed is None else speed.rate(1),
         None if speed is None else speed.rate_quartiles(1),
         ended,
         settings,
     )
-
-
-class _Timed:
-    """A format, and the seconds for each image in every round."""
-
-    def __init__(self, kind: Format) -> None:
-        self._format, self.size = kind, 0
-        self.encoded: list[float] = []
-        self.decoded: list[float] = []
-
-    def measure(self, images: Pixels) -> None:
-        began = time.perf_counter()
-        files = self._format.encode(images)
-        stored = time.perf_counter()
-        found = self._format.decode(files, images.shape)
-        read = time.perf_counter()
-        if not np.array_equal(found, images):
-            raise DisagreementError(f"{self._format.name} does not give the same pixels back")
-        self.size = sum(map(len, files))
-        self.encoded.append((stored - began) / len(images))
-        self.decoded.append((read - stored) / len(images))
-
-    def row(self, images: Pixels, drawn: Sequence[float]) -> CodecRow:
-        encoded, decoded = Timing(self.encoded), Timing(self.decoded)
-        compared = isinstance(self._format, LintxFormat) and drawn
-
-        def compare(coded: Timing) -> float | None:
-            other = Timing(drawn)
-            return compare_turns(coded.rate(1), coded.samples, other.rate(1), drawn) if compared else None
-
-        return CodecRow(
-            name=self._format.name,
-            bytes=self.size,
-            bits_per_dim=8 * self.size / images.size,
-            encoded_per_second=encoded.rate(1),
-            encoded_quartiles=encoded.rate_quartiles(1),
-            decoded_per_second=decoded.rate(1),
-            decoded_quartiles=decoded.rate_quartiles(1),
-            encoding_share=compare(encoded),
-            decoding_share=compare(decoded),
-        )
 
 
 def _plain_row(name: str, size: int | None, images: Pixels, left_out: str | None = None) -> CodecRow:
