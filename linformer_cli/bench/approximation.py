@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -201,6 +202,4 @@ def _measure_draw(attention: PerformerAttention, seed: int, draw: int, exact: _E
 
 def summarise(values: Sequence[float]) -> Spread:
     """Return the mean and quartiles. For a single value, all of them equal this value."""
-    if len(values) == 1:
-        return Spread(values[0], values[0], values[0], values[0])
-    return Spread(statistics.fmean(values), *statistics.quantiles(values, n=4, method="inclusive"))
+    return Spread(statistics.fmean(values), *np.quantile(values, (0.25, 0.5, 0.75)).tolist())

@@ -11,7 +11,7 @@ from torch import Tensor
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.linear import LinearAttention, LinearOptions
 from linformer_cli.config import ModelConfig
-from linformer_cli.evaluation.agreement import AgreementRow, build_row, relative_error
+from linformer_cli.evaluation.agreement import AgreementRow, build_row, follow, relative_error
 from linformer_cli.model.mixers import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.library import textbook_only
@@ -69,11 +69,8 @@ def check_mechanisms(device: str) -> Iterator[AgreementRow]:
     for name in MIXERS:
         model = build_checked_model(PassSetup(name, {}, heads=2, head_width=16, positions=144)).to(device)
         values = torch.arange(2 * model.config.image.positions, device=device).view(2, -1) * 7 % 16
-        tokens, state, stepped = model.shift_values(values), model.init_state(2), []
-        for token in tokens.unbind(dim=1):
-            parameters, state = model.step(token, state)
-            stepped.append(parameters)
-        error = relative_error(torch.stack(stepped, dim=1), model.attend(tokens)[0])
+        tokens = model.shift_values(values)
+        error = relative_error(follow(model, tokens), model.attend(tokens)[0])
         yield build_row(f"{name}: parallel against step", error, MODEL_TOLERANCE)
 
 

@@ -101,6 +101,7 @@ class PublishedSize:
 
 
 _CIRCUITS = "Dang 2022, arXiv 2211.12551"
+# By data set, the lowest first.
 PUBLISHED_SIZES: dict[str, tuple[PublishedSize, ...]] = {
     "mnist": (
         PublishedSize("Sparse PC", 1.14, _CIRCUITS),
@@ -112,8 +113,3 @@ PUBLISHED_SIZES: dict[str, tuple[PublishedSize, ...]] = {
     "fashion-mnist": (PublishedSize("Sparse PC", 3.27, _CIRCUITS),),
     "cifar10": (PublishedSize("NeLLoC", 3.22, "Zhang 2021, arXiv 2109.02639"),),
 }
-
-
-def find_published_sizes(data: str) -> tuple[PublishedSize, ...]:
-    """Return the published bits/dim for the data set `data`, the lowest first."""
-    return PUBLISHED_SIZES.get(data, ())

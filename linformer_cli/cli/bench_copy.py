@@ -136,9 +136,8 @@ def _print(report: "CopyReport", style: TableStyle) -> None:
         print_records(list_points(report.rows), CSV_COLUMNS, "csv")
         return
     print(f"{report.settings.task}\n")
-    shape: TableStyle = style
-    print_records(report.rows, choose_columns(report.rows), shape)
+    print_records(report.rows, choose_columns(report.rows), style)
     losses, columns = tabulate_losses(report.rows)
     if len(losses) > 1:
         print()
-        print_records(losses, columns, shape)
+        print_records(losses, columns, style)

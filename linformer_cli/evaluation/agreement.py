@@ -81,7 +81,7 @@ def measure_agreement(model: PixelModel, images: int = 2, positions: int | None 
     rows.append(build_row("causality, float64", _causality_error(double, tokens, parallel), CAUSALITY_TOLERANCE))
     measured, predicted = measure_state_bytes(state), double.state_bytes(images)
     single = double.float()
-    stepped = _follow(single, tokens)
+    stepped = follow(single, tokens)
     parallel, _ = single.attend(tokens)
     rows.append(build_row("parallel against step, float32", relative_error(stepped, parallel), FLOAT32_TOLERANCE))
     return Agreement(tuple(rows), positions, images, measured, predicted)
@@ -103,7 +103,7 @@ def _step_through(
         tokens.append(model.head.draw(parameters.nan_to_num(), uniforms))
 
 
-def _follow(model: PixelModel, tokens: Tensor) -> Tensor:
+def follow(model: PixelModel, tokens: Tensor) -> Tensor:
     """Return the parameters [B, T, P] from stepping through tokens [B, T]."""
     state, outputs = model.init_state(len(tokens)), []
     for token in tokens.unbind(dim=1):

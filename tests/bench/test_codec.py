@@ -7,7 +7,7 @@ from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.bench import codec
 from linformer_cli.bench.codec import CodecSettings, Format, list_formats, run_codec_bench
-from linformer_cli.bench.published import find_published_sizes
+from linformer_cli.bench.published import PUBLISHED_SIZES
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import Interrupted
 from linformer_cli.report.codec import render_bits
@@ -56,8 +56,8 @@ def test_an_interruption_keeps_the_rounds_so_far(build_tiny_model, monkeypatch) 
 
 
 def test_published_sizes_are_sorted() -> None:
-    for data in ("mnist", "fashion-mnist", "cifar10"):
-        sizes = [each.bits_per_dim for each in find_published_sizes(data)]
+    for found in PUBLISHED_SIZES.values():
+        sizes = [each.bits_per_dim for each in found]
         assert sizes and sizes == sorted(sizes)
 
 

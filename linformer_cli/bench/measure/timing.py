@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from linformer_cli.system.device import synchronize
 
 # A function that is called between steps and raises to stop the work.
@@ -28,9 +30,7 @@ class Timing:
     @property
     def quartiles(self) -> tuple[float, float]:
         """Return the first and the third quartile. If there is only one sample, both are equal to it."""
-        if len(self.samples) < 2:
-            return self.samples[0], self.samples[0]
-        first, _, third = statistics.quantiles(self.samples, n=4, method="inclusive")
+        first, third = np.quantile(self.samples, (0.25, 0.75)).tolist()
         return first, third
 
     def rate(self, count: float) -> float:
