@@ -230,7 +230,7 @@ def _render(
     completed = values_to_images(completion.values, session.model.config.image)
     if shown_rows is not None:
         completed = hide_rows(completed, shown_rows)
-    return render_completion(picture.image, completion.known, completed, picture.image, scale, picture.unframed)
+    return render_completion(picture.image, completion.known, completed, scale, picture.unframed)
 
 
 def _say_bits(picture: "Picture", completion: "Completion") -> None:

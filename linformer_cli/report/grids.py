@@ -28,18 +28,17 @@ CAPTION_HEIGHT = 20
 CAPTION_MARGIN = 4  # pixels between the captions of small images
 HIDDEN_TONES = (112, 144)  # two mid-tones of the checkerboard for hidden values
 HIDDEN_CELL = 4  # pixels in the finished picture, so that the checkerboard looks the same at every scale
+GAP = 2  # pixels between images in the finished picture
 LONG_SIDE = 600  # the default scale aims for this many pixels
 LARGEST_DEFAULT_SCALE = 8
 
 
-def render_grid(
-    images: NDArray[np.uint8], columns: int | None = None, scale: int | None = None, gap: int = 2
-) -> Image.Image:
+def render_grid(images: NDArray[np.uint8], columns: int | None = None, scale: int | None = None) -> Image.Image:
     """Draw all `images` [N, H, W, C] in raster order in one picture.
 
     By default, `columns` makes the picture nearly square. Each pixel becomes a block of scale x scale pixels. The
-    default scale makes the long side about 600 pixels, but is at most 8. `gap` is the width of the dark grey between
-    images, in pixels of the finished picture. There is no border, so one image at scale 1 is unchanged.
+    default scale makes the long side about 600 pixels, but is at most 8. Between images, there are `GAP` dark grey
+    pixels of the finished picture. There is no border, so one image at scale 1 is unchanged.
 
     Raises `DataError` if `images` is not a uint8 array of this shape, and `UsageError` for a number out of range.
     """
@@ -48,10 +47,9 @@ def render_grid(
     columns = _near_square(count, height, width) if columns is None else min(_at_least("columns", columns, 1), count)
     rows = math.ceil(count / columns)
     scale = _choose_scale(scale, max(columns * width, rows * height))
-    _at_least("gap", gap, 0)
-    across, down = width * scale + gap, height * scale + gap
+    across, down = width * scale + GAP, height * scale + GAP
     mode = "L" if images.shape[3] == 1 else "RGB"
-    grid = Image.new(mode, (columns * across - gap, rows * down - gap), _grey(mode, BACKGROUND))
+    grid = Image.new(mode, (columns * across - GAP, rows * down - GAP), _grey(mode, BACKGROUND))
     for index, image in enumerate(images):
         row, column = divmod(index, columns)
         grid.paste(_enlarge(image, scale), (column * across, row * down))
@@ -59,48 +57,44 @@ def render_grid(
 
 
 def render_completion(
-    given: NDArray[np.uint8],
+    original: NDArray[np.uint8],
     known: int,
     completions: NDArray[np.uint8],
-    original: NDArray[np.uint8],
     scale: int | None = None,
     picture: NDArray[np.uint8] | None = None,
-    gap: int = 2,
 ) -> Image.Image:
-    """Draw one row with captions: the image given to the model, its completions, and the original.
+    """Draw one row with captions: what the model saw of the original, its completions, and the original.
 
     If the original is a framed `picture`, the picture comes first.
 
-    `given` and `original` are [H, W, C], `completions` is [N, H, W, C]. `known` is the number of values that the model
-    saw, in raster order with the channels innermost. The other values of `given` are drawn as a checkerboard, in each
-    channel separately: a pixel of which only the red value is known still shows that value. `render_grid` explains
-    `scale` and `gap`.
+    `original` is [H, W, C], `completions` is [N, H, W, C]. `known` is the number of values that the model saw, in
+    raster order with the channels innermost. The other values are drawn as a checkerboard, in each channel separately:
+    a pixel of which only the red value is known still shows that value. `render_grid` explains `scale`.
 
     Raises `DataError` if the arrays do not fit together, and `UsageError` for a number out of range.
     """
     require_images(completions)
     count, height, width, _ = completions.shape
     framed = () if picture is None else (picture,)
-    for name, image in (("given", given), ("original", original), *(("unframed", image) for image in framed)):
+    for name, image in (("original", original), *(("unframed", image) for image in framed)):
         if image.dtype != np.uint8 or image.shape != completions.shape[1:]:
             wanted = f"uint8 {list(completions.shape[1:])} like the completions"
             raise DataError(f"the {name} image must be {wanted}, found {image.dtype} {list(image.shape)}")
-    if not 0 <= known <= given.size:
-        raise UsageError(f"the known part of an image has 0 to {given.size} values, found {known}")
+    if not 0 <= known <= original.size:
+        raise UsageError(f"the known part of an image has 0 to {original.size} values, found {known}")
     scale = _choose_scale(scale, max((count + 2 + len(framed)) * width, height))
-    _at_least("gap", gap, 0)
 
-    hidden = (np.arange(given.size) >= known).reshape(given.shape)
+    hidden = (np.arange(original.size) >= known).reshape(original.shape)
     checker = _checker(height * scale, width * scale)[:, :, None]
-    shown = np.where(_repeat_pixels(hidden, scale), checker, _repeat_pixels(given, scale))
+    shown = np.where(_repeat_pixels(hidden, scale), checker, _repeat_pixels(original, scale))
 
     pictures = [_enlarge(image, scale) for image in (*framed, *completions, original)]
     pictures.insert(len(framed), _to_picture(shown))
     captions = [*("picture" for _ in framed), "given", *(str(number) for number in range(1, count + 1)), "original"]
-    return render_captioned_row(pictures, captions, gap)
+    return render_captioned_row(pictures, captions)
 
 
-def render_captioned_row(pictures: Sequence[Image.Image], captions: Sequence[str], gap: int = 2) -> Image.Image:
+def render_captioned_row(pictures: Sequence[Image.Image], captions: Sequence[str], gap: int = GAP) -> Image.Image:
     """Draw pictures side by side, each centred in a column at least as wide as its caption.
 
     The result is RGB if any picture is RGB. Raises `DataError` if there are no pictures.

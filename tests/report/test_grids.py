@@ -11,6 +11,7 @@ from linformer_cli.errors import DataError, UsageError
 from linformer_cli.report.grids import (
     BACKGROUND,
     CAPTION_HEIGHT,
+    GAP,
     HIDDEN_CELL,
     HIDDEN_TONES,
     encode_png,
@@ -35,14 +36,15 @@ def flat_images(*tones):
 
 
 def test_a_grid_has_its_images_in_raster_order_with_gaps_only_between_them():
-    grid = render_grid(flat_images(1, 2, 3), columns=2, scale=2, gap=1)
+    grid = render_grid(flat_images(1, 2, 3), columns=2, scale=2)
     g = BACKGROUND
     expected = [
-        [1, 1, g, 2, 2],
-        [1, 1, g, 2, 2],
-        [g, g, g, g, g],
-        [3, 3, g, g, g],
-        [3, 3, g, g, g],
+        [1, 1, g, g, 2, 2],
+        [1, 1, g, g, 2, 2],
+        [g, g, g, g, g, g],
+        [g, g, g, g, g, g],
+        [3, 3, g, g, g, g],
+        [3, 3, g, g, g, g],
     ]
     np.testing.assert_array_equal(np.asarray(grid), expected)
 
@@ -65,19 +67,20 @@ def test_a_grid_enlarges_images_without_blurring():
     [(1, 8, 8, 1), (2, 8, 8, 2), (3, 8, 8, 3), (5, 8, 8, 3), (8, 8, 8, 4), (16, 8, 8, 4), (4, 32, 8, 4), (4, 8, 32, 1)],
 )
 def test_a_grid_is_nearly_square(count, height, width, columns):
-    grid = render_grid(np.zeros((count, height, width, 1), np.uint8), scale=1, gap=0)
-    assert grid.size == (columns * width, -(-count // columns) * height)
+    grid = render_grid(np.zeros((count, height, width, 1), np.uint8), scale=1)
+    assert grid.size == (columns * (width + GAP) - GAP, -(-count // columns) * (height + GAP) - GAP)
 
 
 @pytest.mark.parametrize(
-    "count, side, long_side", [(16, 28, 4 * 28 * 5), (64, 32, 8 * 32 * 2), (1, 8, 8 * 8), (4, 512, 1024)]
+    "count, side, enlarged", [(16, 28, 4 * 28 * 5), (64, 32, 8 * 32 * 2), (1, 8, 8 * 8), (4, 512, 1024)]
 )
-def test_the_default_scale_depends_on_the_size_of_the_grid(count, side, long_side):
-    assert max(render_grid(np.zeros((count, side, side, 1), np.uint8), gap=0).size) == long_side
+def test_the_default_scale_depends_on_the_size_of_the_grid(count, side, enlarged):
+    gaps = (count**0.5 - 1) * GAP
+    assert max(render_grid(np.zeros((count, side, side, 1), np.uint8)).size) == enlarged + gaps
 
 
 def test_a_grid_has_no_empty_columns():
-    assert render_grid(flat_images(1, 2), columns=9, scale=1, gap=0).size == (2, 1)
+    assert render_grid(flat_images(1, 2), columns=9, scale=1).size == (2 + GAP, 1)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +88,6 @@ def test_a_grid_has_no_empty_columns():
     [
         ({"columns": 0}, "columns must be at least 1, found 0"),
         ({"scale": -1}, "scale must be at least 1, found -1"),
-        ({"gap": -2}, "gap must be at least 0, found -2"),
     ],
 )
 def test_a_grid_refuses_impossible_numbers(options, message):
@@ -110,48 +112,48 @@ def test_a_grid_refuses_arrays_that_are_not_images(images, found):
 # render_completion and stack_rows
 
 
-def completion_cells(picture, count, width, gap=2):
+def completion_cells(picture, count, width):
     """Return the images of a row as arrays; each column is as wide as its image."""
     array = np.asarray(picture)[CAPTION_HEIGHT:]
-    return [array[:, column * (width + gap) :][:, :width] for column in range(count)]
+    return [array[:, column * (width + GAP) :][:, :width] for column in range(count)]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_completion_shows_all_images_and_hides_only_the_unknown_values(channels):
     scale, side = 16, 4
-    given, original, *completions = random_images(4, side, side, channels)
+    original, *completions = random_images(3, side, side, channels)
     known = 2 * side * channels + channels + 1  # with three channels, the last known value is the red of a pixel
-    picture = render_completion(given, known, np.stack(completions), original, scale=scale)
-    assert picture.size == (4 * side * scale + 3 * 2, side * scale + CAPTION_HEIGHT)
+    picture = render_completion(original, known, np.stack(completions), scale=scale)
+    assert picture.size == (4 * side * scale + 3 * GAP, side * scale + CAPTION_HEIGHT)
     shown, *others = completion_cells(picture, 4, side * scale)
 
     for cell, image in zip(others, [*completions, original], strict=True):
         np.testing.assert_array_equal(cell.reshape(64, 64, channels), image.repeat(scale, 0).repeat(scale, 1))
     values = shown.reshape(side, scale, side, scale, channels).transpose(0, 2, 4, 1, 3)  # [H, W, C, scale, scale]
     values = values.reshape(-1, scale, scale)
-    for index in range(given.size):
+    for index in range(original.size):
         if index < known:
-            assert (values[index] == given.flat[index]).all(), index
+            assert (values[index] == original.flat[index]).all(), index
         else:
             assert set(values[index].flat) == set(HIDDEN_TONES), index
 
 
 def test_the_hidden_part_is_a_checkerboard_of_fixed_cells():
     given = np.zeros((8, 64, 1), np.uint8)
-    shown = completion_cells(render_completion(given, 0, given[None], given, scale=1), 1, 64)[0]
+    shown = completion_cells(render_completion(given, 0, given[None], scale=1), 1, 64)[0]
     rows, columns = np.indices(shown.shape) // HIDDEN_CELL
     np.testing.assert_array_equal(shown, np.array(HIDDEN_TONES)[(rows + columns) % 2])
 
 
 def test_nothing_is_hidden_if_all_values_are_known():
     given = random_images(4, 64, 3)
-    shown = completion_cells(render_completion(given, given.size, given[None], given, scale=1), 1, 64)[0]
+    shown = completion_cells(render_completion(given, given.size, given[None], scale=1), 1, 64)[0]
     np.testing.assert_array_equal(shown, given)
 
 
 def test_captions_of_small_images_do_not_overlap():
-    given = np.zeros((4, 4, 1), np.uint8)
-    picture = render_completion(given, 0, np.stack([given, given]), given, scale=1, gap=6)
+    pictures = [Image.new("L", (4, 4))] * 4
+    picture = render_captioned_row(pictures, ["given", "1", "2", "original"], gap=6)
     inked = (np.asarray(picture)[:CAPTION_HEIGHT] > BACKGROUND).any(axis=0)
     blank_runs = [len(run) for run in "".join("x" if ink else " " for ink in inked).split("x") if run]
     # Letters are one or two pixels apart. Wider gaps separate the four captions.
@@ -163,15 +165,15 @@ def test_captions_of_small_images_do_not_overlap():
 def test_a_completion_refuses_an_impossible_known_part(known):
     given = np.zeros((4, 4, 1), np.uint8)
     with pytest.raises(UsageError, match=f"has 0 to 16 values, found {known}$"):
-        render_completion(given, known, given[None], given)
+        render_completion(given, known, given[None])
 
 
 def test_a_completion_refuses_images_of_different_shapes():
-    given = np.zeros((4, 4, 1), np.uint8)
+    image = np.zeros((4, 4, 1), np.uint8)
     with pytest.raises(DataError, match=r"original image must be uint8 \[4, 4, 1\].*found uint8 \[4, 5, 1\]"):
-        render_completion(given, 0, given[None], np.zeros((4, 5, 1), np.uint8))
-    with pytest.raises(DataError, match=r"given image must be uint8.*found float64 \[4, 4, 1\]"):
-        render_completion(np.zeros((4, 4, 1)), 0, given[None], given)
+        render_completion(np.zeros((4, 5, 1), np.uint8), 0, image[None])
+    with pytest.raises(DataError, match=r"unframed image must be uint8.*found float64 \[4, 4, 1\]"):
+        render_completion(image, 0, image[None], picture=np.zeros((4, 4, 1)))
 
 
 def test_stacked_rows_are_left_aligned_and_all_become_rgb_if_one_is():
