@@ -92,17 +92,6 @@ class ImageNats:
         return _mean_and_error(self.whole - other.whole, self.positions)
 
 
-def measure_bits(
-    model: PixelModel,
-    images: NDArray[np.uint8],
-    batch: int = 32,
-    before_batch: Callable[[], None] | None = None,
-    labels: NDArray[np.int64] | None = None,
-) -> Bits:
-    """Measure bits/dim over uint8 images [N, H, W, C]. `measure_nats` describes the arguments."""
-    return measure_nats(model, images, batch, before_batch, labels=labels).describe()
-
-
 @torch.no_grad()
 def measure_nats(
     model: PixelModel,

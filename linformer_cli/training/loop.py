@@ -13,7 +13,7 @@ from linformer_cli.checkpoint import load_training_state, load_weights, read_che
 from linformer_cli.config import RunConfig
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import CheckpointError, DataError, Interrupted, LintxError, TrainingError
-from linformer_cli.evaluation.bits import measure_bits
+from linformer_cli.evaluation.bits import measure_nats
 from linformer_cli.files import write_file
 from linformer_cli.metrics import MetricsRow, append_row, cut_metrics
 from linformer_cli.model.pixel_model import PixelModel
@@ -207,7 +207,9 @@ class Trainer(Learner):
         """
         images, labels = self.validation.images[: self.config.train.evaluate_images], self.validation_labels
         model = self.evaluated_model
-        bits = self.team.from_leader(lambda: measure_bits(model, images, before_batch=stop.raise_if_set, labels=labels))
+        bits = self.team.from_leader(
+            lambda: measure_nats(model, images, before_batch=stop.raise_if_set, labels=labels).describe()
+        )
         if not math.isfinite(bits.bits_per_dim):
             raise self._diverged(
                 f"the validation {self.config.data.words.bits} are NaN or infinite at step {self.progress.step}"

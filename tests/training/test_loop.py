@@ -17,7 +17,7 @@ from training_runs import REDRAWN, STEPS, VALIDATION, VALIDATION_IMAGES, Watcher
 from linformer_cli.checkpoint import load_model, read_checkpoint
 from linformer_cli.checkpoint_folders import WEIGHTS
 from linformer_cli.errors import Interrupted
-from linformer_cli.evaluation.bits import Bits, measure_bits
+from linformer_cli.evaluation.bits import Bits, measure_nats
 from linformer_cli.report.grids import read_png_metadata, render_grid
 from linformer_cli.sampling.decode import sample_images
 from linformer_cli.system.signals import StopRequest
@@ -73,7 +73,7 @@ def test_training_lowers_the_loss(configure, tmp_path) -> None:
     trainer = begin(
         configure(steps=60, dropout=0.0, sample_every=0, evaluate_every=60, save_every=60), tmp_path / "run"
     )
-    before = measure_bits(trainer.model, VALIDATION.images).bits_per_dim
+    before = measure_nats(trainer.model, VALIDATION.images).describe().bits_per_dim
     watcher = train(trainer)
     assert before > 3
     assert trainer.progress.validation_bits_per_dim < before - 0.5
@@ -133,12 +133,12 @@ def test_the_best_checkpoint_has_the_best_evaluation(configure, tmp_path, monkey
     found = iter([5.0, 4.0, 4.0, 4.5])
     seen: list[int] = []
 
-    def measured(_model: object, images: Any, before_batch: object, labels: object) -> Bits:
+    def measured(_model: object, images: Any, before_batch: object, labels: object) -> SimpleNamespace:
         seen.append(len(images))
         bits = next(found)
-        return Bits(bits, 0.25, bits, 0.25, len(images), 64)
+        return SimpleNamespace(describe=lambda: Bits(bits, 0.25, bits, 0.25, len(images), 64))
 
-    monkeypatch.setattr(loop_module, "measure_bits", measured)
+    monkeypatch.setattr(loop_module, "measure_nats", measured)
     trainer = begin(configure(steps=8, evaluate_every=2, evaluate_images=5), tmp_path / "run")
     watcher = train(trainer)
     assert [event for event in watcher.events if event[0] in ("best", "evaluate")] == [
@@ -166,7 +166,7 @@ def test_the_saved_weights_are_the_evaluated_weights(configure, tmp_path) -> Non
     trainer = begin(configure(), tmp_path / "run")
     train(trainer)
     for folder in (trainer.folder.best, trainer.folder.last):
-        bits = measure_bits(load_model(folder), VALIDATION.images)
+        bits = measure_nats(load_model(folder), VALIDATION.images).describe()
         assert bits.bits_per_dim == read_checkpoint(folder).info.training.validation_bits_per_dim
 
 
@@ -299,7 +299,7 @@ def test_weights_from_another_model_are_validated_before_the_first_step(
     events = [event for event in watcher.events if event[1] == 0]
     assert events == [("best", 0), ("save", 0)]
     first = read_metrics(trainer.folder)[0]
-    expected = measure_bits(build_tiny_model(3, layers=1), VALIDATION.images).bits_per_dim
+    expected = measure_nats(build_tiny_model(3, layers=1), VALIDATION.images).describe().bits_per_dim
     assert float(first["validation_bits_per_dim"]) == pytest.approx(expected, rel=1e-6)
     assert first["images"] == "0"
 

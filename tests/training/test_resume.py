@@ -29,7 +29,7 @@ from linformer_cli.checkpoint import TrainingState, load_model, load_training_st
 from linformer_cli.checkpoint_folders import WEIGHTS
 from linformer_cli.data.batches import flip_images, shift_images
 from linformer_cli.errors import CheckpointError, DataError, Interrupted, UsageError
-from linformer_cli.evaluation.bits import measure_bits
+from linformer_cli.evaluation.bits import measure_nats
 from linformer_cli.metrics import MetricsRow, append_row
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.signals import StopRequest
@@ -235,7 +235,8 @@ def test_only_training_images_are_flipped_and_shifted(configure, tmp_path, monke
         assert not (images == flip_images(before, flips)).all()
         assert (images == shift_images(flip_images(before, flips), shifts)).all()
     # Validation reads the images as they are.
-    assert trainer.progress.validation_bits_per_dim == measure_bits(trainer.model, VALIDATION.images).bits_per_dim
+    measured = measure_nats(trainer.model, VALIDATION.images).describe()
+    assert trainer.progress.validation_bits_per_dim == measured.bits_per_dim
 
 
 def record_labels(monkeypatch) -> tuple[list[list[int]], list[torch.Tensor | None]]:
@@ -264,7 +265,7 @@ def test_every_image_is_trained_with_its_own_label(configure, tmp_path, monkeypa
     train(trainer)
     assert TRAIN.labels is not None and VALIDATION.labels is not None
     assert used == [TRAIN.labels[indices].tolist() for indices in order]
-    measured = measure_bits(trainer.model, VALIDATION.images[:4], labels=VALIDATION.labels)
+    measured = measure_nats(trainer.model, VALIDATION.images[:4], labels=VALIDATION.labels).describe()
     assert trainer.progress.validation_bits_per_dim == measured.bits_per_dim
 
 
@@ -282,7 +283,7 @@ def test_a_share_of_the_classes_is_hidden_and_validation_has_none(configure, tmp
     hidden = labels == 62
     assert (labels == own)[~hidden].all()
     assert abs(hidden.mean() - 0.3) < 5 * (0.3 * 0.7 / hidden.size) ** 0.5
-    measured = measure_bits(trainer.model, VALIDATION.images[:4])
+    measured = measure_nats(trainer.model, VALIDATION.images[:4]).describe()
     assert trainer.progress.validation_bits_per_dim == measured.bits_per_dim
 
 
@@ -344,7 +345,7 @@ def test_a_stop_does_not_wait_for_an_evaluation_or_a_grid(
 
     stop_inside(trainer.model, "nats" if work == "evaluation" else "start_tokens")
     if work == "evaluation":  # training also calls `nats`
-        monkeypatch.setattr(loop_module, "measure_bits", lambda *a, **k: measure_bits(*a, batch=2, **k))
+        monkeypatch.setattr(loop_module, "measure_nats", lambda *a, **k: measure_nats(*a, batch=2, **k))
     with pytest.raises(Interrupted, match=f"topped at step {EVALUATE_EVERY}, saved"):
         train(trainer, watcher)
     assert len(calls) == 1, "the work continued after the stop"
