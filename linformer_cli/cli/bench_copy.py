@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from linformer_cli.config import LARGEST_SIZE
-from linformer_cli.report.copy import CSV_COLUMNS, choose_columns, list_points, render_copy, tabulate_losses
+from linformer_cli.report.benchmarks import choose_columns
+from linformer_cli.report.copy import COPY_COLUMNS, CSV_COLUMNS, list_points, render_copy, tabulate_losses
 from linformer_cli.report.tables import TableStyle
 
 from . import options
@@ -136,7 +137,7 @@ def _print(report: "CopyReport", style: TableStyle) -> None:
         print_records(list_points(report.rows), CSV_COLUMNS, "csv")
         return
     print(f"{report.settings.task}\n")
-    print_records(report.rows, choose_columns(report.rows), style)
+    print_records(report.rows, choose_columns(report.rows, COPY_COLUMNS), style)
     losses, columns = tabulate_losses(report.rows)
     if len(losses) > 1:
         print()

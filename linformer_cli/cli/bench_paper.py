@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from linformer_cli.files import require_writable
-from linformer_cli.report.copy import choose_columns
+from linformer_cli.report.benchmarks import choose_columns
+from linformer_cli.report.copy import COPY_COLUMNS
 from linformer_cli.report.tables import TableStyle
 
 from . import options
@@ -77,7 +78,7 @@ def _print(report: "PaperReport", style: TableStyle) -> None:
         print_growth(report.scaling, report.exponents, style)
     if report.copy is not None and report.copy.rows:
         print()
-        print_records(report.copy.rows, choose_columns(report.copy.rows), style)
+        print_records(report.copy.rows, choose_columns(report.copy.rows, COPY_COLUMNS), style)
     for line in report.reduced:
         talk(f"reduced: {line}")
     talk_about_machine(report.environment, report.ceilings)

@@ -18,18 +18,13 @@ COPY_COLUMNS = (
     Column("accuracy", "accuracy", format=".1%"),
     Column("seconds_per_update", "time per update", format=format_milliseconds),
     Column("product_share", "products", format=format_percent),
+    Column("failed", "failed"),
 )
-_FAILED = Column("failed", "failed")
 CSV_COLUMNS = tuple(
     Column(key)
     for key in ("task", "reduced", "name", "attention", "device", "update", "loss", "accuracy", "learning_rate")
 )
 _SHOWN_POINTS = 10
-
-
-def choose_columns(rows: Sequence["CopyRow"]) -> tuple[Column, ...]:
-    """Return the columns of the table, with `failed` only if a model failed."""
-    return (*COPY_COLUMNS, _FAILED) if any(row.failed for row in rows) else COPY_COLUMNS
 
 
 def list_points(rows: Sequence["CopyRow"]) -> list[dict[str, object]]:

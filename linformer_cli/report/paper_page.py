@@ -18,8 +18,7 @@ from .benchmarks import (
     flatten_growth,
     flatten_speed,
 )
-from .copy import choose_columns as choose_copy_columns
-from .copy import render_copy
+from .copy import COPY_COLUMNS, render_copy
 from .plots import PLOT_FORMATS
 from .tables import Column, Record, render_records
 
@@ -57,7 +56,7 @@ def render_page(report: "PaperReport") -> str:
     lines += _table("Reach", report.exponents, REACH_COLUMNS)
     if report.copy:
         title = report.copy.settings.task
-        lines += _table(title[0].upper() + title[1:], report.copy.rows, choose_copy_columns(report.copy.rows))
+        lines += _table(title[0].upper() + title[1:], report.copy.rows, COPY_COLUMNS)
     named = zip(report.ceilings.products, report.ceiling_networks, strict=True)
     ceilings = [{**vars(product), "network": network} for product, network in named]
     lines += _table("The ceilings of this machine", ceilings, _CEILING_COLUMNS)

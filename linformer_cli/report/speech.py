@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from linformer_cli.system.environment import describe_machine
 from linformer_cli.units import format_bytes, format_duration
 
+from .benchmarks import choose_columns
 from .plots import PLOT_FORMATS, Curve, Panel, PlotFormat, Span, number_styles, render_plot, render_spectrogram
 from .tables import Column, render_records
 
@@ -103,11 +104,7 @@ def list_tables(report: "SpeechReport") -> list[tuple[list[dict[str, Any]], list
         (list_seeds(report.rows), SEED_COLUMNS),
         ([flatten_row(row) for row in report.lengths], LENGTH_COLUMNS),
     )
-    return [
-        (records, [column for column in columns if any(record.get(column.key) is not None for record in records)])
-        for records, columns in tables
-        if records
-    ]
+    return [(records, choose_columns(records, columns)) for records, columns in tables if records]
 
 
 def render_page(report: "SpeechReport") -> str:
