@@ -80,14 +80,7 @@ def render_approximation(rows: Sequence["Approximation"], error: ErrorName, kind
 
 
 def _build_curve(label: str, rows: Sequence["Approximation"], error: ErrorName, maps: Sequence[str]) -> Curve:
-    rows = sorted(rows, key=lambda row: row.features)
-    spreads = [error.of(row) for row in rows]
-    return Curve(
-        label,
-        x=[row.features for row in rows],
-        y=[spread.median for spread in spreads],  # the mean of a heavy-tailed error can lie above the quartiles
-        low=[spread.first_quartile for spread in spreads],
-        high=[spread.third_quartile for spread in spreads],
-        colour=maps.index(rows[0].feature_map),
-        dash=0 if rows[0].orthogonal else 1,
-    )
+    spreads = [(row.features, error.of(row)) for row in sorted(rows, key=lambda row: row.features)]
+    # The median, because the mean of a heavy-tailed error can lie above the quartiles.
+    points = [(m, spread.median, spread.first_quartile, spread.third_quartile) for m, spread in spreads]
+    return Curve.through(label, points, (maps.index(rows[0].feature_map), 0 if rows[0].orthogonal else 1))

@@ -24,7 +24,7 @@ def render_speed(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
     presets = dict.fromkeys(row.preset for row in rows)
     for preset in presets:
         curves = []
-        for method, (colour, dash) in zip(methods, number_styles(len(methods)), strict=True):
+        for method, style in zip(methods, number_styles(len(methods)), strict=True):
             points, extrapolated = [], set()
             for row, label in zip(rows, labels, strict=True):
                 if row.preset == preset and label == method and row.speed and row.speed_quartiles:
@@ -32,9 +32,9 @@ def render_speed(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
                     if row.images_per_second is None:
                         extrapolated.add(row.batch)
             if points:
-                x, y, low, high = (list(part) for part in zip(*sorted(points), strict=True))
-                ringed = [index for index, batch in enumerate(x) if batch in extrapolated]
-                curves.append(Curve(method, x, y, low, high, colour, dash, ringed))
+                points.sort()
+                ringed = [index for index, (batch, *_) in enumerate(points) if batch in extrapolated]
+                curves.append(Curve.through(method, points, style, ringed))
         panels.append(Panel(preset or ("runs" if len(presets) > 1 else ""), curves))
     partly = any(curve.ringed for panel in panels for curve in panel.curves)
     items = find_words(rows).items
@@ -107,9 +107,8 @@ def render_growth(rows: Sequence["AttentionRow"], exponents: Sequence["Exponents
 
     The legend shows the exponents over all lengths. The title shows the number of sequences in a pass.
     """
-    styles = number_styles(len(exponents))
     times, memories = [], []
-    for found, (colour, dash) in zip(exponents, styles, strict=True):
+    for found, style in zip(exponents, number_styles(len(exponents)), strict=True):
         slopes = (found.time_exponent_all, found.memory_exponent_all)
         label = f"{found.name} ({', '.join('-' if slope is None else f'{slope:.2f}' for slope in slopes)})"
         mine = [row for row in rows if row.name == found.name]
@@ -120,11 +119,11 @@ def render_growth(rows: Sequence["AttentionRow"], exponents: Sequence["Exponents
         ]
         if not points:
             continue
-        x, y, low, high = (list(part) for part in zip(*points, strict=True))
-        times.append(Curve(label, x, y, low, high, colour, dash))
-        counted = {row.positions: row.memory_bytes_per_sequence for row in mine if row.memory_bytes_per_sequence}
-        mebibytes = [count / 2**20 for count in counted.values()]
-        memories.append(Curve(label, list(counted), mebibytes, colour=colour, dash=dash))
+        times.append(Curve.through(label, points, style))
+        counted = {
+            row.positions: row.memory_bytes_per_sequence / 2**20 for row in mine if row.memory_bytes_per_sequence
+        }
+        memories.append(Curve.through(label, counted.items(), style))
     panels = [
         Panel("time", times, y_label="time of a sequence (s)"),
         Panel("memory", memories, y_label="peak memory of a sequence (MiB)"),

@@ -46,10 +46,10 @@ def render_copy(rows: Sequence["CopyRow"], title: str, kind: PlotFormat) -> byte
     """Plot loss and accuracy against updates, with one colour for each mechanism."""
 
     def build_panel(key: str, label: str, scale: Scale) -> Panel:
-        curves = []
-        for row, (colour, dash) in zip(rows, number_styles(len(rows)), strict=True):
-            x, y = [point.update for point in row.points], [getattr(point, key) for point in row.points]
-            curves.append(Curve(row.name, x, y, colour=colour, dash=dash))
+        curves = [
+            Curve.through(row.name, [(point.update, getattr(point, key)) for point in row.points], style)
+            for row, style in zip(rows, number_styles(len(rows)), strict=True)
+        ]
         return Panel("", curves, y_label=label, x_scale="linear", y_scale=scale)
 
     panels = [

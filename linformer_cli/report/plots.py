@@ -3,7 +3,7 @@
 import io
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -68,6 +68,15 @@ class Curve:
     colour: int = 0
     dash: int = 0
     ringed: Sequence[int] = ()
+
+    @classmethod
+    def through(
+        cls, label: str, points: Iterable[Sequence[float]], style: tuple[int, int], ringed: Sequence[int] = ()
+    ) -> "Curve":
+        """Return the curve through `points`, each (x, y) or (x, y, low, high), in a style (colour, dash)."""
+        x, y, *band = [*zip(*points, strict=True)] or [(), ()]
+        low, high = band or ((), ())
+        return cls(label, x, y, low, high, *style, ringed)
 
 
 @dataclass(frozen=True)

@@ -167,23 +167,16 @@ def render_lengths(report: "SpeechReport", kind: PlotFormat) -> bytes:
     """Plot the time of an epoch and the memory of a step against the length of the utterances."""
     times, memories = [], []
     names = list(dict.fromkeys(row.name for row in report.lengths))
-    for name, (colour, dash) in zip(names, number_styles(len(names)), strict=True):
-        timed = [row for row in report.lengths if row.name == name and row.seconds_per_epoch is not None]
-        counted = [row for row in report.lengths if row.name == name and row.peak_memory_bytes]
-        quartiles = [row.seconds_per_epoch_quartiles or (0.0, 0.0) for row in timed]
-        times.append(
-            Curve(
-                name,
-                [row.positions for row in timed],
-                [row.seconds_per_epoch or 0.0 for row in timed],
-                [low for low, _ in quartiles],
-                [high for _, high in quartiles],
-                colour,
-                dash,
-            )
-        )
-        sizes = [(row.peak_memory_bytes or 0) / 2**20 for row in counted]
-        memories.append(Curve(name, [row.positions for row in counted], sizes, colour=colour, dash=dash))
+    for name, style in zip(names, number_styles(len(names)), strict=True):
+        mine = [row for row in report.lengths if row.name == name]
+        timed = [
+            (row.positions, row.seconds_per_epoch, *row.seconds_per_epoch_quartiles)
+            for row in mine
+            if row.seconds_per_epoch is not None and row.seconds_per_epoch_quartiles is not None
+        ]
+        counted = [(row.positions, row.peak_memory_bytes / 2**20) for row in mine if row.peak_memory_bytes]
+        times.append(Curve.through(name, timed, style))
+        memories.append(Curve.through(name, counted, style))
     panels = [
         Panel("time", times, y_label="time of an epoch (s)"),
         Panel("memory", memories, y_label="peak memory of a training step (MiB)"),

@@ -23,6 +23,12 @@ def panels(count: int = 2, factor: float = 1.0) -> list[Panel]:
     return [Panel(f"norm {number}", [curve("first", 0, 0), curve("second", 1, 1)]) for number in range(count)]
 
 
+def test_a_curve_goes_through_its_points() -> None:
+    assert Curve.through("a", [(1, 3), (2, 4)], (5, 0)) == Curve("a", (1, 2), (3, 4), colour=5)
+    assert Curve.through("a", [(1, 3, 2, 4)], (5, 6), [0]) == Curve("a", (1,), (3,), (2,), (4,), 5, 6, [0])
+    assert Curve.through("a", [], (0, 0)) == Curve("a", (), ())
+
+
 def test_a_png_shows_all_curves() -> None:
     data = render_plot(panels(), "features m", "error", "png")
     picture = Image.open(io.BytesIO(data))
