@@ -1,11 +1,13 @@
 """`lintx bench speech`: speech recognition with different attentions, and transcribing with a trained model."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.files import require_writable
 from linformer_cli.report import speech as report_speech
 from linformer_cli.report.tables import TableStyle
@@ -19,9 +21,12 @@ if TYPE_CHECKING:
     from linformer_cli.bench.speech_rows import SpeechReport, SpeechRow
 
 _MODELS = "models"
+# The other options are only for measuring.
+_FOR_TRANSCRIBING = ("names", "out", "transcribe", "plot", "json")
 
 
 def speech(
+    context: typer.Context,
     names: Annotated[
         str | None,
         typer.Option(
@@ -110,6 +115,8 @@ def speech(
     - `lintx bench speech --data speech:recordings --epochs 30`
     - `lintx bench speech --transcribe call.wav`
     """
+    if transcribe is not None:
+        _refuse_unused(context)
     seconds = options.parse_duration(budget)
     frames = [] if lengths == "none" else options.parse_sizes(lengths, "--lengths", "400,800")
     options.require_plots(plot)
@@ -120,7 +127,6 @@ def speech(
 
     from linformer_cli.bench.speech import METHODS, SpeechBench, parse_methods
     from linformer_cli.bench.speech_rows import SpeechSettings
-    from linformer_cli.errors import LintxError
     from linformer_cli.speech.corpus import load_corpus
     from linformer_cli.speech.packages import import_extra
     from linformer_cli.system.device import choose_device
@@ -174,10 +180,28 @@ def _print(report: "SpeechReport", style: TableStyle) -> None:
     talk(describe_machine(report.environment))
 
 
+def _refuse_unused(context: typer.Context) -> None:
+    """Raise `UsageError` if an option that does not apply to --transcribe is on the command line."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name not in _FOR_TRANSCRIBING and source is not None and source.name == "COMMANDLINE":
+            flag = option.opts[0]
+            raise UsageError(f"{flag} is for measuring, and --transcribe measures nothing; drop {flag}")
+
+
 def _transcribe(file: Path, out: Path, name: str | None, plot: Path | None, json: bool) -> None:
+    picture = plot or out / f"{file.stem}.png"
+    if plot is None and file.stem in report_speech.FIGURES:
+        raise UsageError(f"'{picture}' is a figure of the report; name another file with --plot")
+    require_writable(picture)
+
+    from linformer_cli.bench.speech import parse_methods
     from linformer_cli.speech.saved import choose_recogniser, transcribe
     from linformer_cli.speech.waves import read_wave
 
+    if name is not None:
+        with contextlib.suppress(UsageError):  # of a name that was given with NAME=lsh:rounds=1
+            name = parse_methods([name])[0].label
     recogniser = choose_recogniser(out / _MODELS, name)
     wave = read_wave(file, recogniser.rate)
     if wave.file_rate != wave.rate:
@@ -187,7 +211,6 @@ def _transcribe(file: Path, out: Path, name: str | None, plot: Path | None, json
     talk(f"encoder {described}; {recogniser.title}")
     if wave.is_silent:
         complain(f"'{file}' is silent, so it has no symbols")
-    picture = plot or out / f"{file.stem}.png"
     text = " ".join(one.symbol for one in transcript.symbols)
     if json:
         print_json({"file": file, "text": text, "model": described, "symbols": transcript.symbols, "plot": picture})

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from linformer_cli.bench.speech_rows import LengthRow, SpeechPoint, SpeechReport, SpeechRow
     from linformer_cli.speech.saved import Transcript
 
+_CURVES, _LENGTHS = FIGURES = ("curves", "lengths")
 _NAME = Column("name", "encoder", names=True)
 SPEECH_COLUMNS = (
     _NAME,
@@ -135,9 +136,9 @@ def render_figures(report: "SpeechReport") -> dict[str, bytes]:
     figures: dict[str, bytes] = {}
     for kind in PLOT_FORMATS:
         if any(row.seeds for row in report.rows):
-            figures[f"curves.{kind}"] = render_curves(report, kind)
+            figures[f"{_CURVES}.{kind}"] = render_curves(report, kind)
         if any(row.samples_seconds for row in report.lengths):
-            figures[f"lengths.{kind}"] = render_lengths(report, kind)
+            figures[f"{_LENGTHS}.{kind}"] = render_lengths(report, kind)
     return figures
 
 

@@ -101,6 +101,57 @@ def test_a_trained_encoder_transcribes_a_file_at_another_rate(command, lintx, tm
     assert silent.stdout.strip() == "" and (tmp_path / "s.svg").exists()
 
 
+def test_an_encoder_is_chosen_by_its_mechanism_or_by_its_name(command, lintx, tmp_path):
+    trained = command("--attention", "lsh:rounds=1,mine=linear")
+    assert trained.code == 0, trained.stderr
+    path = tmp_path / "call.wav"
+    soundfile.write(str(path), torch.sin(torch.arange(16_000) * 0.2).numpy(), 8_000)
+    base = ["bench", "speech", "--transcribe", path, "--out", tmp_path / "out", "--attention"]
+    for name, label in (("lsh:rounds=1", "lsh-1"), ("lsh-1", "lsh-1"), ("mine=linear", "mine"), ("mine", "mine")):
+        outcome = lintx(*base, name)
+        assert outcome.code == 0 and f"encoder {label}, PER" in outcome.stderr
+    for name in ("linear", "bi-lstm", "theirs"):
+        outcome = lintx(*base, name)
+        assert outcome.code == 1 and f"no trained encoder '{name}'" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--data", "fsdd"),
+        ("--data-dir", "data"),
+        ("--budget", "1m"),
+        ("--preset", "small"),
+        ("--seeds", 3),
+        ("--epochs", 2),
+        ("--strings", 9),
+        ("--lengths", "none"),
+        ("--device", "cpu"),
+        ("--format", "csv"),
+    ],
+)
+def test_options_of_measuring_are_refused_for_transcribing(lintx, tmp_path, option, value):
+    outcome = lintx("bench", "speech", "--transcribe", "missing.wav", "--out", tmp_path, option, value)
+    assert outcome.code == 2
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith(f"Error: {option} is for measuring, and --transcribe measures nothing; drop {option}")
+
+
+@pytest.mark.parametrize("name", ["curves", "lengths"])
+def test_a_transcript_does_not_replace_a_figure_of_the_report(lintx, tmp_path, name):
+    base = ["bench", "speech", "--transcribe", f"{name}.wav", "--out", tmp_path]
+    outcome = lintx(*base)
+    assert outcome.code == 2 and outcome.stderr.count("\n") == 1
+    assert f"{name}.png' is a figure of the report" in outcome.stderr and "--plot" in outcome.stderr
+    assert "no trained encoder" in lintx(*base, "--plot", tmp_path / "other.png").stderr
+
+
+def test_an_unwritable_transcript_is_reported_before_any_work(lintx, tmp_path):
+    (tmp_path / "call.png").mkdir()
+    outcome = lintx("bench", "speech", "--transcribe", "call.wav", "--out", tmp_path)
+    assert outcome.code == 1 and "cannot write" in outcome.stderr and "call.png" in outcome.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
