@@ -116,13 +116,14 @@ def evaluate(
             raise UsageError(f"--length is for windows of bytes, and '{name}' has images; drop --length")
         wanted = wanted.model_copy(update={"width": length})
     _require_size(session, wanted)
-    images = load_images_to_fit(name, split, data_dir, wanted)
-    classes = _count_classes(session, given_class)
-    labels = images.require_labels(classes) if classes else None
+    classes, other_classes = _count_classes(session, given_class), 0
     parallel: SamplingPrecision = "fp32" if precision in ("int8", "auto") else precision
     other = None if against is None else open_session(against, device, parallel)
     if other is not None:
         _require_size(other, wanted)
+        other_classes = _count_classes(other, given_class and other.model.config.classes > 0)
+    images = load_images_to_fit(name, split, data_dir, wanted)
+    labels, other_labels = (images.require_labels(count) if count else None for count in (classes, other_classes))
     chosen = images.images if limit is None else images.images[:limit]  # a slice of windows of bytes is read at once
     talk(f"{len(chosen):,} of {len(images):,} {split} {words.items} of {name}")
     began = time.perf_counter()
@@ -147,8 +148,6 @@ def evaluate(
         "seconds": time.perf_counter() - began,
     }
     if other is not None:
-        other_classes = _count_classes(other, given_class and other.model.config.classes > 0)
-        other_labels = images.require_labels(other_classes) if other_classes else None
         rival = measure_nats(
             other.model, chosen, batch, nats=functools.partial(block_nats, other.model), labels=other_labels
         )
@@ -160,10 +159,6 @@ def evaluate(
             "difference": difference,
             "difference_standard_error": error,
         }
-    write_plot(plot, lambda kind: render_positions(positions, kind, words))
-    if json:
-        print_json(result)
-        return
     given = ", given the class" if classes else ""
     without = format_bits(bits.bits_per_dim_without_first_value, bits.standard_error_without_first_value)
     facts = {
@@ -182,10 +177,14 @@ def evaluate(
     if other is not None:
         sign = "+" if difference > 0 else ""
         facts["difference"] = f"{sign}{format_bits(difference, error)}  (this model minus {other.checkpoint.name})"
-    print_facts(facts)
-    if by_position:
-        columns = (Column("place", "position"), Column("bits", words.bits))
-        print_records(positions, columns, "table")
+    if json:
+        print_json(result)
+    else:
+        print_facts(facts)
+        if by_position:
+            columns = (Column("place", "position"), Column("bits", words.bits))
+            print_records(positions, columns, "table")
+    write_plot(plot, lambda kind: render_positions(positions, kind, words))
 
 
 def _count_classes(session: Session, given_class: bool) -> int:

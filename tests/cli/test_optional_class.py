@@ -125,6 +125,19 @@ def test_eval_without_the_class_needs_no_labels(run, data, lintx, tmp_path) -> N
     assert outcome.code == 1 and "has no labels" in outcome.stderr
 
 
+def test_eval_finds_faults_of_the_second_model_before_any_measurement(run, data, lintx, tmp_path, monkeypatch) -> None:
+    options = ("--data", f"array:{data}", "--classes", *SMALL)
+    assert lintx("train", *options, "--out", tmp_path / "classes").code == 0
+    np.save(tmp_path / "test-images.npy", np.load(data / "test-images.npy"))
+    monkeypatch.setattr("linformer_cli.evaluation.bits.measure_nats", None)
+    arguments = ("eval", run, "--split", "test", "--data", f"array:{tmp_path}", "--against")
+    outcome = lintx(*arguments, tmp_path / "classes")
+    assert outcome.code == 1 and "has no labels" in outcome.stderr and "Traceback" not in outcome.stderr
+    monkeypatch.setattr("linformer_cli.data.images.load_images", None)
+    outcome = lintx(*arguments, "mnist-depe")
+    assert outcome.code == 2 and "did you mean 'mnist-deep'?" in outcome.stderr
+
+
 def test_a_model_without_classes_cannot_be_given_the_class(run_folder, lintx) -> None:
     outcome = lintx("eval", run_folder, "--given-class")
     assert outcome.code == 2 and "drop --given-class" in outcome.stderr

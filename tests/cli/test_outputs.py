@@ -64,6 +64,14 @@ def test_a_plot_on_a_full_disk_does_not_lose_the_table(lintx, full_disk, tmp_pat
     assert outcome.document["rows"]
 
 
+def test_a_plot_on_a_full_disk_does_not_lose_bits_per_dim(lintx, run_folder, full_disk, tmp_path) -> None:
+    command = ["eval", run_folder, "--limit", 2, "--plot", tmp_path / "plot.png"]
+    for options, shown in (((), "bits/dim"), (("--json",), '"bits_per_dim"')):
+        outcome = lintx(*command, *options)
+        assert outcome.code == 1 and "no space left on device" in outcome.stderr
+        assert shown in outcome.stdout
+
+
 def test_runs_that_match_no_row_are_reported_before_any_work(lintx, run_folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sample, "run_sampling_bench", None)
     plot = tmp_path / "bits.png"
