@@ -143,27 +143,32 @@ def compress(
             seconds = time.perf_counter() - began
             if verify:
                 _verify(file, packed, coder, batch)
-        rivals = _measure_rivals(source) if is_bytes else None
-    result: dict[str, Any] = {
-        **session.record,
-        "file": out,
-        "items": source.contents.count,
-        "sequences": packed.sequences,
-        "values": packed.values,
-        "bytes": packed.size,
-        "block": size,
-        "bits_per_dim": packed.bits_per_dim,
-        "model_bits_per_dim": packed.own_bits_per_dim,
-        "overhead_percent": packed.overhead_percent,
-        "deflated_blocks": packed.deflated_blocks,
-        "program_sha256": header.program.hex(),
-        "verified": verify,
-        "seconds": seconds,
-        "rivals": rivals,
-    }
+        result: dict[str, Any] = {
+            **session.record,
+            "file": out,
+            "items": source.contents.count,
+            "sequences": packed.sequences,
+            "values": packed.values,
+            "bytes": packed.size,
+            "block": size,
+            "bits_per_dim": packed.bits_per_dim,
+            "model_bits_per_dim": packed.own_bits_per_dim,
+            "overhead_percent": packed.overhead_percent,
+            "deflated_blocks": packed.deflated_blocks,
+            "program_sha256": header.program.hex(),
+            "verified": verify,
+            "seconds": seconds,
+        }
+        _talk_about(result, session)
+        # This takes a while, and Ctrl-C must not hide that the file was written.
+        result["rivals"] = _measure_rivals(source) if is_bytes else None
+    if result["rivals"]:
+        sizes = (
+            f"{name} {'not installed' if size is None else f'{size:,}'}" for name, size in result["rivals"].items()
+        )
+        talk(f"for comparison, of {packed.values:,} bytes: {', '.join(sizes)}")
     if json:
         print_json(result)
-    _talk_about(result, session)
 
 
 def _choose_shape(session: Session, length: int | None, is_bytes: bool, data: str | None) -> "ImageShape":
@@ -287,8 +292,3 @@ def _talk_about(result: dict[str, Any], session: Session) -> None:
         talk(
             f"{count_words(result['deflated_blocks'], 'block')} deflated, which is smaller than coding with this model"
         )
-    if result["rivals"]:
-        sizes = (
-            f"{name} {'not installed' if size is None else f'{size:,}'}" for name, size in result["rivals"].items()
-        )
-        talk(f"for comparison, of {result['values']:,} bytes: {', '.join(sizes)}")

@@ -404,6 +404,17 @@ def test_a_file_that_grows_after_it_was_compressed_is_kept(lintx, text, tmp_path
     assert lintx("decompress", out, "-o", tmp_path / "out", "--checkpoint", text).code == 0
 
 
+def test_ctrl_c_in_the_comparison_comes_after_the_file_is_reported(lintx, text, tmp_path, monkeypatch) -> None:
+    def stop(read: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("linformer_cli.codec.rivals.measure_rivals", stop)
+    (tmp_path / "book").write_bytes(b"started\n" * 40)
+    outcome = lintx("compress", tmp_path / "book", "-o", tmp_path / "x.lintx", "--checkpoint", text)
+    assert outcome.code == 130 and outcome.stderr.endswith("\nStopped\n")
+    assert f"wrote {tmp_path / 'x.lintx'}: 1 file" in outcome.stderr and (tmp_path / "x.lintx").exists()
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
 def test_a_name_that_another_system_cannot_have_is_to_be_changed(lintx, grey, tmp_path) -> None:
     (tmp_path / "in").mkdir()
