@@ -182,12 +182,6 @@ def sample(
             talk(f"wrote {out}" + (f" and {drawn} files in {files}" if files else ""))
         if gif is not None:
             talk(f"wrote {gif}")
-        if work.stopped:
-            if team.leads:
-                rest = "; the same command draws the rest" if files else ""
-                complain(f"stopped after {done} of {len(wanted)} images, which are kept{rest}")
-            team.wait()  # the end of one process ends the others, and one of them may still be writing
-            raise KeyboardInterrupt
         if json and team.leads:
             print_json(
                 {
@@ -205,6 +199,12 @@ def sample(
                     "files": files,
                 }
             )
+        if work.stopped:
+            if team.leads:
+                rest = "; the same command draws the rest" if files else ""
+                complain(f"stopped after {done} of {len(wanted)} images, which are kept{rest}")
+            team.wait()  # the end of one process ends the others, and one of them may still be writing
+            raise KeyboardInterrupt
 
 
 def _write_pictures(

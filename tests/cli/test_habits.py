@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from PIL import Image
 
 from linformer_cli.checkpoint import TrainingState, load_training_state, read_checkpoint, save_checkpoint
 from linformer_cli.checkpoint import load_model as load
+from linformer_cli.sampling.decode import SampledBatch, Sampler
 
 
 @pytest.mark.parametrize("flag", ["--quiet", "-q"])
@@ -89,6 +92,20 @@ def test_sampling_interrupted_before_the_first_image_writes_no_file(lintx, run_f
     outcome = lintx("sample", run_folder, "-n", 1, "-o", tmp_path / "x.png")
     assert outcome.code == 130 and outcome.stderr.splitlines()[-1] == "Stopped"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_sampling_prints_json_about_the_finished_images(lintx, run_folder, tmp_path, monkeypatch) -> None:
+    whole = Sampler.iter_batches
+
+    def stop_after_one(*arguments: Any, **options: Any) -> Iterator[SampledBatch]:
+        yield next(whole(*arguments, **options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sampler, "iter_batches", stop_after_one)
+    out = tmp_path / "x.png"
+    outcome = lintx("sample", run_folder, "-n", 6, "--batch", 2, "-o", out, "--json")
+    assert outcome.code == 130 and "stopped after 2 of 6 images, which are kept" in outcome.stderr
+    assert (outcome.document["images"], outcome.document["drawn"], outcome.document["out"]) == (2, 2, str(out))
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
