@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from linformer_cli.errors import DataError, UsageError
+from linformer_cli.errors import DataError, UsageError, shorten
 from linformer_cli.files import write_file
 
 from .grids import encode_png, read_png, read_png_metadata, render_grid
@@ -31,9 +31,10 @@ class NumberedImages:
         write_file(self.path(index), encode_png(render_grid(image[None], scale=1), self.describe(index)), flush=False)
 
     def holds(self, index: int) -> bool:
-        """Whether image number `index` exists, is undamaged and was sampled with the same settings.
+        """Whether image number `index` exists and is undamaged.
 
-        Raises `UsageError` if the file belongs to another program, because lintx must not overwrite it.
+        Raises `UsageError` if the file belongs to another program, or if the image was sampled with other settings,
+        because it must not be overwritten.
         """
         if not self.path(index).exists():
             return False
@@ -44,7 +45,11 @@ class NumberedImages:
         if found is None:
             raise UsageError(f"'{self.path(index)}' was not written by lintx; choose another folder")
         wanted = json.loads(to_json(dict(self.describe(index))))
-        return _essence(found) == _essence(wanted)
+        for name in {**wanted, **found}:
+            if name not in _CIRCUMSTANCES and found.get(name) != wanted.get(name):
+                settings = f"{name} {shorten(str(found.get(name)))}, not {wanted.get(name)}"
+                raise UsageError(f"'{self.path(index)}' was drawn with {settings}; choose another folder")
+        return True
 
     def read(self, indices: Iterable[int]) -> NDArray[np.uint8]:
         """Return the images `indices`, uint8 [N, H, W, C]. Raises `DataError` if an image cannot be read."""
@@ -53,7 +58,3 @@ class NumberedImages:
     def _read_one(self, index: int) -> NDArray[np.uint8]:
         image = np.asarray(read_png(self.path(index)))
         return image if image.ndim == 3 else image[:, :, None]
-
-
-def _essence(metadata: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in metadata.items() if name not in _CIRCUMSTANCES}

@@ -151,8 +151,10 @@ def test_sample_draws_only_the_files_that_are_missing(lintx, run_folder, tmp_pat
     assert (files / "00001.png").stat().st_mtime_ns == before
     outcome = lintx(*arguments)
     assert outcome.document["drawn"] == 0 and out.read_bytes() == grid
-    # Another seed gives other images, so all images are drawn again.
-    assert lintx(*arguments, "--seed", 1).document["drawn"] == 5
+    # Another seed gives other images, which do not replace these.
+    outcome = lintx(*arguments, "--seed", 1)
+    assert outcome.code == 2 and "00000.png' was drawn with seed 0, not 1; choose another folder" in outcome.stderr
+    assert {path.name: path.read_bytes() for path in files.iterdir()} == drawn and out.read_bytes() == grid
 
 
 def test_sample_starts_counting_at_the_number_given_by_first(lintx, run_folder, tmp_path):

@@ -1,4 +1,4 @@
-"""Tests of folders of sampled images. An existing image is reused only if it was sampled with the same settings."""
+"""Tests of folders of sampled images. An image is reused if its settings are the same, and otherwise left alone."""
 
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,21 @@ def test_a_written_image_is_reused_and_can_be_read_again(tmp_path, channels) -> 
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": 4}, {"temperature": 1.0}, {"top_k": 1}, {"checkpoint_sha256": "2f"}, {"new": 1}]
+    ("change", "said"),
+    [
+        ({"seed": 4}, "with seed 3, not 4"),
+        ({"temperature": 1.0}, "with temperature 0.9, not 1.0"),
+        ({"top_k": 1}, "with top_k None, not 1"),
+        ({"checkpoint_sha256": "2f"}, "with checkpoint_sha256 1f, not 2f"),
+        ({"new": 1}, "with new None, not 1"),
+    ],
 )
-def test_an_image_sampled_with_other_settings_is_not_reused(tmp_path, change) -> None:
+def test_an_image_sampled_with_other_settings_is_neither_reused_nor_replaced(
+    tmp_path, raises_one_line, change, said
+) -> None:
     begin(tmp_path).write(0, images()[0])
-    assert not begin(tmp_path, **change).holds(0)
+    with raises_one_line(UsageError, "00000.png", said, "choose another folder"):
+        begin(tmp_path, **change).holds(0)
 
 
 @pytest.mark.parametrize("change", [{"batch": 64}, {"device": "cuda"}, {"engine": "native"}, {"checkpoint": "b"}])
@@ -47,11 +57,12 @@ def test_an_image_is_reused_for_any_device_engine_and_batch(tmp_path, change) ->
     assert begin(tmp_path, **change).holds(0)
 
 
-def test_an_image_with_the_wrong_number_is_not_reused(tmp_path) -> None:
+def test_an_image_with_the_wrong_number_is_neither_reused_nor_replaced(tmp_path, raises_one_line) -> None:
     folder = begin(tmp_path)
     folder.write(0, images()[0])
     folder.path(0).rename(folder.path(1))
-    assert not folder.holds(1)
+    with raises_one_line(UsageError, "00001.png", "with index 0, not 1"):
+        folder.holds(1)
 
 
 def test_a_picture_from_another_program_is_not_replaced(tmp_path, raises_one_line) -> None:
