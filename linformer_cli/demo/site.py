@@ -64,10 +64,10 @@ def build_site(checkpoint: "Checkpoint") -> dict[str, File]:
 
     model = load_weights(checkpoint)
     with seeded(0):  # the rival has the same random weights in every site
-        models = with_softmax(checkpoint.path.name, model)
+        models = with_softmax(checkpoint.name, model)
     info, network = checkpoint.info, model.config
     description = Description(
-        name=checkpoint.path.name,
+        name=checkpoint.name,
         attention=network.attention,
         layers=network.layers,
         heads=network.heads,
