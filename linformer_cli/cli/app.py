@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.exceptions import TyperException
@@ -120,12 +120,20 @@ def _run() -> NoReturn:
         if received:  # compiled code may turn a KeyboardInterrupt into another exception
             code = 130
         elif isinstance(error, MemoryError) or ("torch" in sys.modules and is_out_of_memory(error)):
-            _end("Error: out of memory; try a smaller --batch", 1)
+            _end(f"Error: out of memory{'; try a smaller --batch' if _has_batch() else ''}", 1)
         else:
             raise
     if code == 130:  # Typer also returns 130 after Ctrl-C
         _stop("Stopped", 128 + (received[0] if received else signal.SIGINT))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _has_batch() -> bool:
+    """Whether the command on the command line has the option --batch."""
+    command: Any = typer.main.get_command(app)
+    for word in sys.argv[1:]:
+        command = getattr(command, "commands", {}).get(word, command)
+    return any("--batch" in parameter.opts for parameter in command.params)
 
 
 def _unwind_on_signals() -> list[int]:

@@ -152,7 +152,7 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["complete", "x.png", "-o", "x.jpeg"], 2, "-o writes a PNG"),
         (["complete", "x.png", "--gif", "x.webp"], 2, "--gif writes a GIF"),
         (["complete"], 2, "Missing argument"),
-        (["complete", "x.png", "--keep", "left:0.5"], 2, "only keep the top"),
+        (["complete", "x.png", "y.png", "--keep", "left:0.5"], 2, "only keep the top"),
         (["complete", "nosuch.png"], 1, "no image at 'nosuch.png'"),
         (["bench", "smaple"], 2, "Did you mean 'sample'?"),
         (["bench", "--repeats", "2", "sample"], 2, "No such option: --repeats"),
@@ -212,6 +212,24 @@ def test_a_mistake_gives_a_one_line_error_and_an_exit_code(lintx, tmp_path, monk
     assert len(errors) == 1 and message in errors[0]
     assert "Traceback" not in outcome.stderr and outcome.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        (["sample", "-n", "3"], "; try a smaller --batch"),
+        (["bench", "sample"], "; try a smaller --batch"),
+        (["check", "train"], ""),
+        (["info"], ""),
+    ],
+)
+def test_a_smaller_batch_is_advised_only_where_there_is_one(lintx, monkeypatch, command, advice):
+    def run_out(*_arguments, **_options):
+        raise MemoryError
+
+    monkeypatch.setattr("typer.Typer.__call__", run_out)
+    outcome = lintx(*command)
+    assert (outcome.code, outcome.stderr) == (1, f"Error: out of memory{advice}\n")
 
 
 def test_an_error_keeps_its_exit_code_if_stderr_is_closed(monkeypatch):
