@@ -80,7 +80,7 @@ def one_line(message: str) -> str:
 
 def say_halved(batch: int) -> None:
     """Warn about a smaller batch. The sampling functions take this function as `on_halve`."""
-    complain(f"out of memory; continuing with a batch of {batch}, which gives the same images")
+    complain(f"out of memory; continuing with a batch of {batch}")
 
 
 def print_json(value: object) -> None:

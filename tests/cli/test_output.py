@@ -28,7 +28,7 @@ def test_quiet_drops_messages_and_keeps_warnings(capsys, quiet) -> None:
     output.complain("it broke")
     output.say_halved(3)
     said = capsys.readouterr()
-    warnings = "it broke\nout of memory; continuing with a batch of 3, which gives the same images\n"
+    warnings = "it broke\nout of memory; continuing with a batch of 3\n"
     assert (said.out, said.err) == ("", warnings if quiet else "wrote a file\n" + warnings)
 
 
