@@ -116,7 +116,7 @@ class Trainer(Learner):
             share = measure_progress(settings, step, self.progress.elapsed_seconds, len(self.train_set))
             finished = share >= 1
             try:
-                if step != self.progress.evaluated_at and (finished or step % settings.evaluate_every == 0):
+                if self._evaluation_is_due(finished):
                     self._evaluate(reporter, stop)
                 if self._sample_is_due(finished):
                     self._sample(reporter, stop)
@@ -157,6 +157,12 @@ class Trainer(Learner):
                 self.progress = replace(self.progress, elapsed_seconds=time.monotonic() - started)
                 self._log(reporter, rate, gradient_norm, timed_steps / timed_seconds, share)
                 timed_steps, timed_seconds = 0, 0.0
+
+    def _evaluation_is_due(self, finished: bool) -> bool:
+        if finished:
+            return not self.progress.is_validated
+        step = self.progress.step
+        return step != self.progress.evaluated_at and step % self.config.train.evaluate_every == 0
 
     def _sample_is_due(self, finished: bool) -> bool:
         every, step = self.config.train.sample_every, self.progress.step

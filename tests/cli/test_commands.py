@@ -51,6 +51,12 @@ def test_training_reports_compiled_attention(lintx, tmp_path):
         assert ("compiled kernels" in outcome.stderr) == compiled
 
 
+def test_a_run_without_a_step_is_validated(lintx, tmp_path):
+    outcome = lintx("train", *SMALL, "--max-time", "0.0000001s", "--out", tmp_path / "run", "--json")
+    assert outcome.code == 0 and "finished step 0: validation 8." in outcome.stderr
+    assert outcome.document["bits_per_dim"] == outcome.document["best_bits_per_dim"] == pytest.approx(8, abs=0.3)
+
+
 def test_dry_run_writes_nothing(lintx, tmp_path):
     arguments = ["train", *SMALL, "--out", tmp_path / "run", "--dry-run"]
     document = lintx(*arguments, "--json").document

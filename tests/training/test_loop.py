@@ -56,6 +56,14 @@ def test_a_finished_run_evaluates_samples_and_saves_once(configure, tmp_path) ->
     assert read_metrics(again.folder) == read_metrics(trainer.folder)
 
 
+def test_a_run_that_ends_before_its_first_step_is_validated(configure, tmp_path) -> None:
+    trainer = begin(configure(max_time=1e-9), tmp_path / "run")
+    watcher = train(trainer)
+    assert watcher.events == [("best", 0), ("save", 0)]
+    assert trainer.progress.validation_bits_per_dim == pytest.approx(4, abs=0.5)
+    assert read_checkpoint(trainer.folder.last).info.training.validation_bits_per_dim is not None
+
+
 def test_sampling_can_be_turned_off(configure, tmp_path) -> None:
     trainer = begin(configure(steps=2, sample_every=0), tmp_path / "run")
     assert train(trainer).steps("sample") == []
