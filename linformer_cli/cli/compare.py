@@ -202,6 +202,9 @@ def compare(
         forget_speeds(entry)
     stop = _work(entries, sets, conditions, failures) if train else StopRequest()
     rows = [describe_entry(entry, conditions, failures.get(entry.variant.label)) for entry in entries]
+    cut_short = bool(failures) or stop.signal_number is not None
+    if cut_short and all(row.bits_per_dim is None for row in rows):
+        plot = None
     if json:
         first = entries[0].config
         settings = {
@@ -217,9 +220,7 @@ def compare(
         columns = _table_columns(words)
         columns = (*columns, _MISSING) if any(row.missing for row in rows) else columns
         print_records(rows, _CSV_COLUMNS if style == "csv" else columns, style)
-    cut_short = bool(failures) or stop.signal_number is not None
-    if not cut_short or any(row.bits_per_dim is not None for row in rows):
-        write_plot(plot, lambda kind: render_comparison(rows, kind, words))
+    write_plot(plot, lambda kind: render_comparison(rows, kind, words))
     stop.raise_if_set("Stopped and saved; repeat the command to continue")
     if failures:
         raise LintxError(f"{len(failures)} of {len(entries)} failed: {', '.join(failures)}; the table says why")
