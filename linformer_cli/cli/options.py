@@ -185,10 +185,10 @@ def parse_duration(text: str) -> float:
 
     Raises `UsageError` for any other text, for 0, and for more than `LONGEST_SECONDS`.
     """
-    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s|)\s*", text.strip().lower())
-    if not parts or "".join(re.split(r"\s+", text.strip().lower())) != "".join(n + u for n, u in parts):
+    number = r"\d+(?:\.\d+)?"
+    if not re.fullmatch(rf"{number}|(?:{number}\s*(?:d|h|min|m|s)\s*)+", given := text.strip().lower()):
         raise UsageError(f"'{text}' is not a time; write 90s, 10m or 1h30m")
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    seconds = sum(float(amount) * _UNITS[unit] for amount, unit in re.findall(rf"({number})\s*([a-z]*)", given))
     if seconds <= 0:
         raise UsageError(f"a time must be above 0, found '{text}'")
     if seconds > LONGEST_SECONDS:

@@ -21,7 +21,7 @@ def test_times_are_parsed_with_their_units(text, seconds):
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "ten", "10x", "-5m", "0s", "1h-5m", "5m!"])
+@pytest.mark.parametrize("text", ["", "m", "ten", "10x", "-5m", "0s", "1h-5m", "5m!", "1 0m", "5 5", "1h30", "1.h"])
 def test_an_invalid_time_is_refused(text):
     with pytest.raises(UsageError):
         parse_duration(text)
