@@ -27,6 +27,7 @@ class Duration:
 # products within 64 bits.
 LARGEST_SIZE = 65_536
 LARGEST_STEP = 2**40
+LARGEST_GUIDANCE = 1000
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
 Layers = Annotated[int, Field(gt=0, le=1_024)]
 Images = Annotated[int, Field(gt=0, le=2**20)]

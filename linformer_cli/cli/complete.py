@@ -95,20 +95,24 @@ def complete(
     """
     options.require_output("-o", out, ".png")
     options.require_output("--gif", gif, ".gif")
+    options.require_distinct(out, gif)
     outputs = {os.path.realpath(file) for file in (out, gif) if file is not None}
     if given := [path for path in images if os.path.realpath(path) in outputs]:
         raise UsageError(f"'{given[0]}' is one of the images and would be replaced; choose another output file")
-    session = open_session(checkpoint, device, precision, engine)
-    if session.checkpoint.info.data.words is WINDOWS:
-        path = session.checkpoint.name
-        raise UsageError(f"'{path}' draws bytes, not images; to continue a text: lintx sample {path} --prompt TEXT")
 
-    from linformer_cli.data.pictures import load_picture
+    from linformer_cli.data.pictures import load_picture, open_picture
     from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.complete import parse_keep
     from linformer_cli.sampling.decode import Sampler
 
+    if len(images) == 1:  # of several images, those that cannot be opened are skipped later
+        with open_picture(images[0], str(images[0])):
+            pass
     filters = Filters(temperature, top_k, top_p)
+    session = open_session(checkpoint, device, precision, engine)
+    if session.checkpoint.info.data.words is WINDOWS:
+        path = session.checkpoint.name
+        raise UsageError(f"'{path}' draws bytes, not images; to continue a text: lintx sample {path} --prompt TEXT")
     known = parse_keep(keep, session.model.config.image)
     label = session.choose_class(class_name, "images")
     drawing = {"seed": seed, "batch": count, "guidance": guidance, **vars(filters)}

@@ -108,6 +108,10 @@ def compress(
         raise UsageError("name pictures to compress, or a data set with --data; not both")
     if data is None and any(option is not None for option in (split, limit, data_dir)):
         raise UsageError("--split, --limit and --data-dir are for --data; drop them")
+    if data is not None and (tile or class_name is not None):
+        raise UsageError("--tile and --class are for pictures, not for --data, whose images have a size and classes")
+    if images and images.count(STREAM) > 1:
+        raise UsageError("'-' is given twice, and there is only one stdin")
     if not out:
         raise UsageError("name the file to write with -o FILE; '-o -' writes to stdout")
     if out == STREAM:
@@ -127,7 +131,7 @@ def compress(
     shape = _choose_shape(session, length, is_bytes, data)
     with contextlib.ExitStack() as stack:
         if data is not None:
-            source = _open_data_set(session, data, split or "test", data_dir, limit, tile or class_name is not None)
+            source = _open_data_set(session, data, split or "test", data_dir, limit)
         else:
             source = _open_paths(
                 session, images or [], out, lambda: stack.enter_context(read_stdin()), tile, shape, class_name
@@ -185,15 +189,11 @@ def _choose_shape(session: Session, length: int | None, is_bytes: bool, data: st
     return shape.model_copy(update={"width": length})
 
 
-def _open_data_set(
-    session: Session, name: str, split: Split, data_dir: str | None, limit: int | None, other: bool
-) -> "Source":
+def _open_data_set(session: Session, name: str, split: Split, data_dir: str | None, limit: int | None) -> "Source":
     from linformer_cli.codec.sources import ArraySource
 
     from .images import load_images_to_fit
 
-    if other:
-        raise UsageError("--tile and --class are for pictures, not for --data, whose images have a size and classes")
     shape, classes = session.model.config.image, session.model.config.required_classes
     images = load_images_to_fit(name, split, data_dir, shape)
     labels = images.require_labels(classes)[:limit] if classes else None
@@ -218,8 +218,6 @@ def _open_paths(
         raise UsageError("the class is optional, and the file is coded without it; drop --class")
     if is_bytes and tile:
         raise UsageError("--tile is for pictures, and the model compresses files of any length; drop --tile")
-    if paths.count(STREAM) > 1:
-        raise UsageError("'-' is given twice, and there is only one stdin")
     inputs, target = list_inputs(paths, stdin, is_bytes), os.path.realpath(out)
     if any(isinstance(one.file, Path) and os.path.realpath(one.file) == target for one in inputs):
         raise UsageError(f"'{target}' is one of the files to compress and would be replaced; choose another FILE")

@@ -1,6 +1,7 @@
 """Options that several commands share, and functions that parse their values."""
 
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from linformer_cli.config import LARGEST_SIZE
+from linformer_cli.config import LARGEST_GUIDANCE, LARGEST_SIZE
 from linformer_cli.errors import UsageError, unknown_name
-from linformer_cli.files import require_writable
+from linformer_cli.files import is_special, require_writable
 from linformer_cli.presets import PRESETS
 from linformer_cli.report.tables import TableStyle
 from linformer_cli.system.device import SamplingPrecision as SamplingPrecisionName
@@ -155,6 +156,8 @@ Guidance = Annotated[
     float,
     typer.Option(
         "--guidance",
+        min=0,
+        max=LARGEST_GUIDANCE,
         help="Above 1, images follow their class more closely: the weight of the class in every prediction. Needs a "
         "model trained with --hide-class, and twice the time.",
     ),
@@ -269,13 +272,25 @@ def require_output(option: str, path: str | Path | None, ending: str) -> None:
     require_writable(path)
 
 
+def require_distinct(*paths: str | Path | None) -> None:
+    """Raise `UsageError` if two output files have the same path. Devices are exempt."""
+    seen = set()
+    for path in paths:
+        if path is None or str(path) == "-" or is_special(Path(path)):
+            continue
+        if (place := os.path.realpath(path)) in seen:
+            raise UsageError(f"two outputs have the path '{path}'; choose another path for one of them")
+        seen.add(place)
+
+
 def require_plots(*paths: Path | None) -> None:
     """Check plot files before any work.
 
-    Raises `UsageError` for an unknown format, and `LintxError` if a file cannot be written.
+    Raises `UsageError` for an unknown format or a path given twice, and `LintxError` if a file cannot be written.
     """
     from linformer_cli.report.plots import parse_plot_format
 
+    require_distinct(*paths)
     for path in paths:
         if path is not None:
             parse_plot_format(path)

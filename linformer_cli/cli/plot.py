@@ -74,6 +74,7 @@ def plot(
         out = DEFAULT_PLOT
     options.require_plots(out)
     options.require_output("--samples", samples, ".png")
+    options.require_distinct(out, samples)
     series = load_runs(runs) if out is not None or json else []
     write_plot(out, lambda kind: render_runs(series, kind, _find_words(runs)))
     if samples is not None:

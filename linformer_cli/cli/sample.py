@@ -122,14 +122,14 @@ def sample(
         raise UsageError("-o - and --json both want stdout; give -o a file")
     options.require_output("-o", out, ".png")
     options.require_output("--gif", gif, ".gif")
+    options.require_distinct(out, gif)
     options.require_output("--files", None if files is None else files / "00000.png", ".png")
     with join_team() as team, notice_loss("with --files, the same command draws what is missing"):
-        session = open_session(checkpoint, device, precision, engine, team)
-
         from linformer_cli.sampling.choose import Filters
         from linformer_cli.sampling.decode import Sampler
 
         filters = Filters(temperature, top_k, top_p)
+        session = open_session(checkpoint, device, precision, engine, team)
         sampler = Sampler(session.model, seed, filters, session.engine, session.products, guidance)
         if session.checkpoint.info.data.words is WINDOWS:
             of_images = {"-o": out, "--class": class_name, "--files": files, "--columns": columns, "--scale": scale}

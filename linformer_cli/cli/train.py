@@ -9,6 +9,7 @@ import typer
 
 from linformer_cli.config import LENGTHS, NetworkConfig, TrainConfig
 from linformer_cli.errors import UsageError
+from linformer_cli.files import require_writable
 from linformer_cli.presets import BYTES_PRESET, CIFAR10_PRESET, DEFAULT_PRESET, PRESETS
 from linformer_cli.system.distributed import join_team, notice_loss
 from linformer_cli.units import WINDOWS
@@ -140,8 +141,10 @@ def train(
             merged = merge_settings(given, config, source)
             folder = RunFolder(out if out is not None else RUNS)
             merged.check()
-            if out is not None and not dry_run:  # this is checked first, because loading the images may take long
-                folder.refuse_if_taken()
+            if not dry_run:  # this is checked first, because loading the images may take long
+                if out is not None:
+                    folder.refuse_if_taken()
+                require_writable(folder.config_file)
             images = load_training_images(merged.data_config, team)
             settings = merged.build(images[0].shape, images[0].classes)
         trainer = _build_trainer(settings, folder, images, team)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from linformer_cli.config import LARGEST_GUIDANCE
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.model.heads import CategoricalHead
 from linformer_cli.model.pixel_model import PixelModel
@@ -13,14 +14,11 @@ from .choose import Filters, UniformStreams, draw_filtered
 from .engines import Engine
 from .engines.base import DAMAGED
 
-# Far above any use, and small enough that no logit overflows.
-_LARGEST = 1000
-
 
 def check_guidance(model: PixelModel, weight: float, has_class: bool) -> None:
     """Raise `UsageError` if images of `model`, with a class or without, cannot be drawn with this guidance."""
-    if not 0 <= weight <= _LARGEST:
-        raise UsageError(f"--guidance must be from 0 to {_LARGEST}, found {weight}")
+    if not 0 <= weight <= LARGEST_GUIDANCE:
+        raise UsageError(f"--guidance must be from 0 to {LARGEST_GUIDANCE}, found {weight}")
     if weight == 1:
         return
     if not model.config.optional_class:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from linformer_cli.bench import sample
 from linformer_cli.sampling import decode
@@ -70,6 +71,68 @@ def test_a_plot_on_a_full_disk_does_not_lose_bits_per_dim(lintx, run_folder, ful
         outcome = lintx(*command, *options)
         assert outcome.code == 1 and "no space left on device" in outcome.stderr
         assert shown in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["sample", "-o", "x", "--gif", "./x"], "two outputs have the path 'x'"),
+        (["complete", "a.png", "-o", "x", "--gif", "x"], "two outputs have the path 'x'"),
+        (["plot", "run", "-o", "x.png", "--samples", "x.png"], "two outputs have the path 'x.png'"),
+        (["bench", "sample", "--plot", "x.png", "--bits-plot", "link.png"], "two outputs have the path 'link.png'"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_two_outputs_with_one_path_are_refused(lintx, tmp_path, monkeypatch, command, said) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.png").symlink_to("x.png")
+    Image.new("L", (8, 8)).save("a.png")
+    outcome = lintx(*command)
+    assert outcome.code == 2 and said in outcome.stderr and outcome.stderr.count("\n") == 1
+    assert not (tmp_path / "x").exists() and not (tmp_path / "x.png").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/null").exists(), reason="this system has no /dev/null")
+def test_several_outputs_may_go_to_a_device(lintx, run_folder) -> None:
+    assert lintx("sample", run_folder, "-n", 1, "-o", "/dev/null", "--gif", "/dev/null").code == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (["sample", "--temperature", 0], 2, "--temperature must be above 0"),
+        (["sample", "--top-p", 2], 2, "--top-p must be above 0 and at most 1, found 2"),
+        (["sample", "--guidance", 1001], 2, "--guidance"),
+        (["complete", "a.png", "--top-k", 0], 2, "--top-k must be at least 1"),
+        (["complete", "a.png", "--guidance", -1], 2, "--guidance"),
+        (["complete", "nosuch.png"], 1, "no image at 'nosuch.png'"),
+        (["complete", "broken.png"], 1, "'broken.png' is not an image"),
+        (["compress", "--data", "glyphs", "--tile", "-o", "x"], 2, "--tile and --class are for pictures"),
+        (["compress", "--data", "glyphs", "--class", 1, "-o", "x"], 2, "--tile and --class are for pictures"),
+        (["compress", "-", "a.png", "-", "-o", "x"], 2, "'-' is given twice"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else None,
+)
+def test_a_mistake_is_found_before_the_model_is_loaded(lintx, tmp_path, monkeypatch, command, code, said) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("L", (8, 8)).save("a.png")
+    (tmp_path / "broken.png").write_text("not an image")
+    monkeypatch.setattr(f"linformer_cli.cli.{command[0]}.open_session", None)
+    outcome = lintx(*command)
+    assert outcome.code == code and said in outcome.stderr and outcome.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("out", [(), ("--out", "here/run")])
+def test_a_run_in_an_unwritable_place_is_refused_before_the_images_are_loaded(
+    lintx, tmp_path, monkeypatch, out
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("linformer_cli.cli.train.load_training_images", None)
+    for name in ("runs", "here"):
+        (tmp_path / name).write_bytes(b"")
+    outcome = lintx("train", "--data", "glyphs", "--preset", "tiny", *out)
+    assert outcome.code == 1 and "a part of the path is a file, not a folder" in outcome.stderr
+    assert outcome.stderr.count("\n") == 1
 
 
 def test_runs_that_match_no_row_are_reported_before_any_work(lintx, run_folder, tmp_path, monkeypatch) -> None:
