@@ -17,7 +17,7 @@ from PIL import Image
 from linformer_cli.codec.coder import Coder
 from linformer_cli.codec.header import Header
 from linformer_cli.codec.pack import Packed, encode_values, write_packed
-from linformer_cli.codec.predictor import PredictorCache, identify_program
+from linformer_cli.codec.predictor import identify_program
 from linformer_cli.codec.rivals import measure_zstd
 from linformer_cli.codec.sources import ArraySource
 from linformer_cli.codec.unpack import PackedFile
@@ -154,12 +154,12 @@ class _OwnFormat:
     """The model under test. `packed` describes its newest file."""
 
     def __init__(self, model: PixelModel, labels: NDArray[np.int64] | None, settings: CodecSettings, check: Check):
-        self._coder, self._settings, self._labels = Coder(PredictorCache(model), check), settings, labels
+        self._coder, self._settings, self._labels = Coder(model, check), settings, labels
         self._program = identify_program(model)
         self.packed: Packed | None = None
 
     def encode(self, images: Pixels) -> Sequence[bytes]:
-        source, file = ArraySource(images, self._labels, self._coder.predictors.model.head.levels), io.BytesIO()
+        source, file = ArraySource(images, self._labels, self._coder.model.head.levels), io.BytesIO()
         header = Header(self._program, "", source.contents, self._settings.block, ())
         self.packed = write_packed(file, header, source, self._coder, self._settings.batch, lambda done: None)
         return [file.getvalue()]

@@ -18,7 +18,7 @@ from linformer_cli.units import WINDOWS, count_words
 
 from . import options
 from .output import complain, print_json, talk
-from .packing import STREAM, Bar, build_coder, read_stdin, require_binary_stdout, write_stdout
+from .packing import STREAM, Bar, read_stdin, require_binary_stdout, write_stdout
 from .session import Session, open_session
 
 if TYPE_CHECKING:
@@ -122,11 +122,12 @@ def compress(
         require_writable(out)
     session = open_session(checkpoint, "cpu", "int8", "native")
 
+    from linformer_cli.codec.coder import Coder
     from linformer_cli.codec.header import Header
     from linformer_cli.codec.pack import choose_block
     from linformer_cli.codec.predictor import identify_program
 
-    coder = build_coder(session)
+    coder = Coder(session.model)
     is_bytes = session.checkpoint.info.data.words is WINDOWS
     shape = _choose_shape(session, length, is_bytes, data)
     with contextlib.ExitStack() as stack:

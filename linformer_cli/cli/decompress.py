@@ -15,7 +15,7 @@ from linformer_cli.units import count_words
 from . import options
 from .compress import Batch
 from .output import complain, print_json, talk
-from .packing import STREAM, Bar, build_coder, read_stdin, require_binary_stdout, write_stdout
+from .packing import STREAM, Bar, read_stdin, require_binary_stdout, write_stdout
 from .session import Session, open_session
 
 if TYPE_CHECKING:
@@ -81,11 +81,12 @@ def decompress(
                 require_free_names(header, Path(out))
         session = open_session(_choose_checkpoint(packed, file, checkpoint), "cpu", "int8", "native")
 
+        from linformer_cli.codec.coder import Coder
         from linformer_cli.codec.predictor import identify_program
 
         packed.require_program(identify_program(session.model), session.checkpoint.name)
         _require_shape(session, header)
-        coder = build_coder(session)
+        coder = Coder(session.model)
         contents = header.contents
         items, parts = count_words(contents.count, "item"), count_words(len(header.blocks), "block")
         talk(f"{items} of {contents.values:,} values, in {parts}")

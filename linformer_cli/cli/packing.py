@@ -1,11 +1,11 @@
-"""What `lintx compress` and `lintx decompress` share: the model, progress, and data from stdin or for stdout."""
+"""What `lintx compress` and `lintx decompress` share: progress, and data from stdin or for stdout."""
 
 import shutil
 import sys
 import tempfile
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import BinaryIO, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,20 +14,8 @@ from linformer_cli.errors import UsageError
 
 from .output import is_quiet, patient_stderr, talk
 
-if TYPE_CHECKING:
-    from linformer_cli.codec.coder import Coder
-
-    from .session import Session
-
 STREAM = "-"
 _PLAIN_INTERVAL_SECONDS = 10.0
-
-
-def build_coder(session: "Session") -> "Coder":
-    from linformer_cli.codec.coder import Coder
-    from linformer_cli.codec.predictor import PredictorCache
-
-    return Coder(PredictorCache(session.model))
 
 
 def read_stdin() -> BinaryIO:

@@ -13,8 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from linformer_cli.errors import UsageError
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.sampling.engines.native import NativeEngine
+
 from .packages import load_constriction
-from .predictor import Predictor, PredictorCache
+from .predictor import Predictor
 
 Integers = NDArray[np.int64]
 Rows = slice | Integers
@@ -56,18 +60,21 @@ class Lanes:
 
 
 class Coder:
-    """Encodes and decodes batches. Both directions run the same predictions, in `_run`.
+    """Encodes and decodes batches with `model`. Both directions run the same predictions, in `_run`.
 
-    Raises `UsageError` if constriction is missing.
+    Raises `UsageError` if the exact engine does not support the model here, or if constriction is missing.
     """
 
-    def __init__(self, predictors: PredictorCache, before_step: Callable[[], None] = never_stop) -> None:
-        self.predictors, self._before_step = predictors, before_step
+    def __init__(self, model: PixelModel, before_step: Callable[[], None] = never_stop) -> None:
+        if (refusal := NativeEngine.refusal(model, torch.int8)) is not None:
+            raise UsageError(f"only the engine native in int8 can compress, since its results are exact: {refusal}")
+        self.model, self._before_step = model, before_step
+        self._predictor: Predictor | None = None
         self._stream = load_constriction()
         # Without `perfect`, constriction multiplies by 2^24 - levels, divides by the sum of the given numbers, rounds
         # down and adds 1. The numbers of `Predictor.predict` have exactly this sum, so they become the frequencies.
         self._family = self._stream.model.Categorical(perfect=False)
-        classes = predictors.model.config.required_classes
+        classes = model.config.required_classes
         self._uniform = self._stream.model.Uniform(classes) if classes > 1 else None
 
     @torch.no_grad()
@@ -79,7 +86,7 @@ class Coder:
         NaN or infinity.
         """
         encoders = [self._stream.queue.RangeEncoder() for _ in lanes.blocks]
-        predictor = self.predictors.start(len(values))
+        predictor = self._start(len(values))
         nats = torch.zeros(len(values), dtype=torch.float64)
         by_position = torch.from_numpy(np.ascontiguousarray(values.T))
         symbols = by_position.numpy().astype(np.int32)
@@ -120,8 +127,16 @@ class Coder:
             counted = lanes.pair(decoders)
             parts = [decoder.decode(rows.stop - rows.start, self._uniform, None) for decoder, rows in counted]
             labels = np.concatenate(parts).astype(np.int64)
-        self._run(self.predictors.start(len(lanes.lengths)), lanes, labels, exchange)
+        self._run(self._start(len(lanes.lengths)), lanes, labels, exchange)
         return values.T
+
+    def _start(self, batch: int) -> Predictor:
+        """A predictor that has begun `batch` sequences: the last one, if it has the same size."""
+        if self._predictor is None or self._predictor.batch != batch:
+            self._predictor = None  # free its memory before the next one is built
+            self._predictor = Predictor(self.model, batch)
+        self._predictor.start()
+        return self._predictor
 
     def _run(
         self,
@@ -131,7 +146,7 @@ class Coder:
         exchange: Callable[[int, NDArray[np.float64]], Tensor],
     ) -> None:
         """Predict the values of all positions. `exchange` turns frequencies [B, levels] into the values int64 [B]."""
-        tokens = predictor.model.start_tokens(len(lanes.lengths), None if labels is None else torch.from_numpy(labels))
+        tokens = self.model.start_tokens(len(lanes.lengths), None if labels is None else torch.from_numpy(labels))
         for position in range(lanes.longest):
             self._before_step()
             tokens = exchange(position, predictor.predict(tokens))

@@ -63,7 +63,7 @@ def choose_block(state_bytes: int) -> int:
 
 def require_memory(coder: Coder, batch: int, positions: int) -> None:
     """Raise `LintxError` if `batch` sequences of `positions` values, with their states, do not fit in free memory."""
-    states = _STATE_MARGIN * coder.predictors.model.state_bytes(batch)
+    states = _STATE_MARGIN * coder.model.state_bytes(batch)
     needed, free = states + _BYTES_PER_VALUE * batch * positions, measure_free_memory("cpu")
     if free is not None and needed > free:
         raise LintxError(
@@ -109,7 +109,7 @@ def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, b
     total = file.tell()
     file.seek(0)
     file.write(encode_header(replace(header, blocks=blocks)))
-    classes = max(1, coder.predictors.model.config.required_classes)
+    classes = max(1, coder.model.config.required_classes)
     nats += done * math.log(classes)
     return Packed(done, contents.values, total, nats, sum(block.method for block in blocks), digest.digest())
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linformer_cli.errors import LintxError, UsageError
+from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.program import encode_model
 from linformer_cli.native.library import load_library
@@ -19,12 +19,6 @@ from linformer_cli.sampling.engines.native import NativeEngine
 # The version of the exact engine's results. Increase it when a change of the engine gives int8 other bits, because
 # files that were written before can then not be decoded.
 SEMANTICS = 1
-
-
-def require_exact(model: PixelModel) -> None:
-    """Raise `UsageError` if the exact engine does not support `model` here; the message says what is missing."""
-    if (refusal := NativeEngine.refusal(model, torch.int8)) is not None:
-        raise UsageError(f"only the engine native in int8 can compress, since its results are exact: {refusal}")
 
 
 def identify_program(model: PixelModel) -> bytes:
@@ -65,20 +59,3 @@ class Predictor:
     def nats(self, values: Tensor) -> Tensor:
         """The negative log-likelihood in nats, float32 [B], of values int64 [B] under the last prediction."""
         return -self.model.head.log_likelihood(self._parameters, values)
-
-
-class PredictorCache:
-    """Builds a predictor for the first batch, and reuses it for later batches of the same size."""
-
-    def __init__(self, model: PixelModel) -> None:
-        require_exact(model)
-        self.model = model
-        self._predictor: Predictor | None = None
-
-    def start(self, batch: int) -> Predictor:
-        """A predictor that has begun `batch` sequences. The predictor of another size is dropped."""
-        if self._predictor is None or self._predictor.batch != batch:
-            self._predictor = None  # free its memory before the next one is built
-            self._predictor = Predictor(self.model, batch)
-        self._predictor.start()
-        return self._predictor

@@ -9,7 +9,7 @@ from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.codec.coder import Coder, Lanes
 from linformer_cli.codec.packages import load_constriction
-from linformer_cli.codec.predictor import Predictor, PredictorCache, identify_program
+from linformer_cli.codec.predictor import Predictor, identify_program
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import Interrupted, LintxError, UsageError
 from linformer_cli.model.pixel_model import PixelModel
@@ -45,7 +45,7 @@ def test_values_come_back(build_tiny_model, changes) -> None:
     model = build_tiny_model(**changes)
     values = draw_values(model, 7)
     lanes = Lanes(np.full(7, values.shape[1]), [3, 3, 1])
-    coder = Coder(PredictorCache(model))
+    coder = Coder(model)
     data, nats = coder.encode(lanes, values, draw_labels(model, 7))
     np.testing.assert_array_equal(coder.decode(lanes, data), values)
     own = float(nats.sum()) / math.log(2) + 7 * math.log2(max(1, model.config.required_classes))
@@ -59,17 +59,17 @@ def test_a_block_decodes_alone_and_in_other_batches(build_tiny_model, changes) -
     model = build_tiny_model(**changes)
     values, labels = draw_values(model, 7), draw_labels(model, 7)
     lengths = np.full(7, values.shape[1])
-    data, _ = Coder(PredictorCache(model)).encode(Lanes(lengths, [3, 3, 1]), values, labels)
+    data, _ = Coder(model).encode(Lanes(lengths, [3, 3, 1]), values, labels)
     for blocks in ([0], [1, 2], [2]):
         rows = np.concatenate([np.arange(7)[3 * block : 3 * block + 3] for block in blocks])
         lanes = Lanes(lengths[rows], [len(range(7)[3 * block : 3 * block + 3]) for block in blocks])
-        found = Coder(PredictorCache(model)).decode(lanes, [data[block] for block in blocks])
+        found = Coder(model).decode(lanes, [data[block] for block in blocks])
         np.testing.assert_array_equal(found, values[rows])
 
 
 def test_an_optional_class_is_not_coded(build_tiny_model) -> None:
     model = build_tiny_model(**CHANGES["optional class"])
-    coder, lanes = Coder(PredictorCache(model)), Lanes(np.full(4, 64), [4])
+    coder, lanes = Coder(model), Lanes(np.full(4, 64), [4])
     values = draw_values(model, 4)
     data, nats = coder.encode(lanes, values, np.arange(4) % 3)
     np.testing.assert_array_equal(coder.decode(lanes, data), values)
@@ -81,7 +81,7 @@ def test_sequences_may_end_early(build_tiny_model) -> None:
     model = build_tiny_model(**CHANGES["bytes"])
     lengths = np.array([40, 3, 40, 0, 17])
     values = draw_values(model, 5) * (np.arange(40) < lengths[:, None])
-    coder, lanes = Coder(PredictorCache(model)), Lanes(lengths, [2, 3])
+    coder, lanes = Coder(model), Lanes(lengths, [2, 3])
     data, nats = coder.encode(lanes, values)
     np.testing.assert_array_equal(coder.decode(lanes, data), values)
     assert nats[3] == 0 and nats[1] < nats[4] < nats[0]
@@ -89,7 +89,7 @@ def test_sequences_may_end_early(build_tiny_model) -> None:
 
 def test_nothing_is_stored_after_the_end_of_a_sequence(build_tiny_model) -> None:
     model = build_tiny_model(**CHANGES["bytes"])
-    coder, values = Coder(PredictorCache(model)), draw_values(model, 3)
+    coder, values = Coder(model), draw_values(model, 3)
     values[1:] = 0
     alone, _ = coder.encode(Lanes(np.array([40]), [1]), values[:1])
     assert coder.encode(Lanes(np.array([40, 0, 0]), [3]), values)[0] == alone
@@ -98,7 +98,7 @@ def test_nothing_is_stored_after_the_end_of_a_sequence(build_tiny_model) -> None
 def test_models_without_positions_code_longer_sequences_than_in_training(build_tiny_model) -> None:
     model = build_tiny_model(**CHANGES["bytes"])
     values = np.random.default_rng(0).integers(0, 256, (2, 100))
-    coder, lanes = Coder(PredictorCache(model)), Lanes(np.full(2, 100), [2])
+    coder, lanes = Coder(model), Lanes(np.full(2, 100), [2])
     np.testing.assert_array_equal(coder.decode(lanes, coder.encode(lanes, values)[0]), values)
 
 
@@ -112,7 +112,7 @@ def test_the_own_nats_are_those_of_the_engine(build_tiny_model, changes) -> None
     steps = [engine.step(token).clone() for token in tokens.unbind(dim=1)]
     expected = -model.head.log_likelihood(torch.stack(steps, dim=1), torch.from_numpy(values))
     lanes = Lanes(np.full(3, values.shape[1]), [3])
-    _, nats = Coder(PredictorCache(model)).encode(lanes, values, labels)
+    _, nats = Coder(model).encode(lanes, values, labels)
     torch.testing.assert_close(nats, expected.double().sum(dim=1), rtol=1e-5, atol=0)
 
 
@@ -178,9 +178,9 @@ def test_every_instruction_set_writes_the_same_data(build_tiny_model, instructio
     model = build_tiny_model(**changes)
     values, labels = draw_values(model, 5), draw_labels(model, 5)
     lanes = Lanes(np.full(5, values.shape[1]), [5])
-    data, _ = Coder(PredictorCache(model)).encode(lanes, values, labels)
+    data, _ = Coder(model).encode(lanes, values, labels)
     monkeypatch.undo()
-    coder = Coder(PredictorCache(model))
+    coder = Coder(model)
     assert coder.encode(lanes, values, labels)[0] == data
     np.testing.assert_array_equal(coder.decode(lanes, data), values)
 
@@ -189,7 +189,7 @@ def test_damaged_data_raise_nothing(build_tiny_model) -> None:
     """Data that no encoder wrote give some values, or zeros once the range coder notices."""
     model = build_tiny_model()
     lanes, rng = Lanes(np.full(2, 64), [2]), np.random.default_rng(0)
-    coder = Coder(PredictorCache(model))
+    coder = Coder(model)
     for data in (b"", b"\xff", b"\xff" * 400, *(rng.bytes(size) for size in range(0, 80, 7))):
         found = coder.decode(lanes, [data])
         assert found.shape == (2, 64) and found.min() >= 0 and found.max() < 16
@@ -199,7 +199,7 @@ def test_nan_is_an_error(build_tiny_model, raises_one_line) -> None:
     model = build_tiny_model()
     model.head.projection.bias.data[3] = torch.nan
     with raises_one_line(LintxError, "damaged"):
-        Coder(PredictorCache(model)).encode(Lanes(np.full(1, 64), [1]), draw_values(model, 1))
+        Coder(model).encode(Lanes(np.full(1, 64), [1]), draw_values(model, 1))
 
 
 def test_the_work_can_be_stopped_between_steps(build_tiny_model) -> None:
@@ -210,7 +210,7 @@ def test_the_work_can_be_stopped_between_steps(build_tiny_model) -> None:
             raise Interrupted("Stopped", 2)
 
     with pytest.raises(Interrupted):
-        Coder(PredictorCache(model), stop).encode(Lanes(np.full(1, 64), [1]), draw_values(model, 1))
+        Coder(model, stop).encode(Lanes(np.full(1, 64), [1]), draw_values(model, 1))
 
 
 def test_the_program_identifies_weights_and_network(build_tiny_model) -> None:
@@ -221,4 +221,4 @@ def test_the_program_identifies_weights_and_network(build_tiny_model) -> None:
 
 def test_one_line_says_that_a_model_has_no_exact_engine(build_tiny_model, raises_one_line) -> None:
     with raises_one_line(UsageError, "int8", "float64"):
-        PredictorCache(build_tiny_model(dtype=torch.float64))
+        Coder(build_tiny_model(dtype=torch.float64))

@@ -15,7 +15,7 @@ from PIL import Image
 
 from linformer_cli.checkpoint import load_model
 from linformer_cli.codec.coder import Coder
-from linformer_cli.codec.predictor import PredictorCache, identify_program
+from linformer_cli.codec.predictor import identify_program
 from linformer_cli.codec.unpack import PackedFile, digest_values
 from linformer_cli.native.build import this_machine
 from linformer_cli.native.library import VARIABLE
@@ -37,7 +37,7 @@ def test_a_file_of_an_earlier_version_decodes() -> None:
     model = load_model("mnist-deep")
     packed = PackedFile(io.BytesIO(base64.b64decode(GOLDEN)))
     packed.require_program(identify_program(model), "mnist-deep")
-    coder = Coder(PredictorCache(model))
+    coder = Coder(model)
     blocks = list(packed.read_blocks(coder, range(2), 500, lambda done: None))
     assert digest_values(iter(blocks)).hex() == VALUES and all(block.fault is None for block in blocks)
 

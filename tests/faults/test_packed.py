@@ -15,7 +15,7 @@ from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.codec.coder import Coder
 from linformer_cli.codec.header import Header, encode_header
 from linformer_cli.codec.pack import write_packed
-from linformer_cli.codec.predictor import PredictorCache, identify_program
+from linformer_cli.codec.predictor import identify_program
 from linformer_cli.codec.sources import ArraySource
 from linformer_cli.codec.unpack import PackedFile
 from linformer_cli.config import ImageShape
@@ -51,7 +51,7 @@ def sample(build_tiny_model, tiny_info, tmp_path_factory) -> Sample:
     save_checkpoint(checkpoint, model, tiny_info.model_copy(update={"model": model.config}))
     images = Sampler(model, 1, engine="native", products=torch.int8).sample_images(IMAGES)
     images[4] = 255 - images[4]
-    source, coder, file = ArraySource(images, None, 256), Coder(PredictorCache(model)), io.BytesIO()
+    source, coder, file = ArraySource(images, None, 256), Coder(model), io.BytesIO()
     header = Header(identify_program(model), "", source.contents, BLOCK, ())
     packed = write_packed(file, header, source, coder, 500, lambda done: None)
     assert not packed.deflated_blocks
