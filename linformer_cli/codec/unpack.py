@@ -129,14 +129,12 @@ def _inflate(data: bytes, most: int) -> bytes:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of an item: its sequences from number `first` on, uint8 [N, H, W, C].
+    """A part of an item: adjacent sequences, uint8 [N, H, W, C].
 
     `lost` marks the sequences of damaged blocks, bool [N]; their pixels are 0. `last` is true for the item's last part.
     """
 
-    index: int
     item: Item
-    first: int
     tiles: Pixels
     lost: NDArray[np.bool_]
     last: bool
@@ -147,25 +145,20 @@ def iter_parts(header: Header, blocks: Iterator[Restored]) -> Iterator[Part]:
     contents = header.contents
     shape, index = contents.tiling.shape, 0
     for block in blocks:
-        start, stop = header.rows(block.index)
+        begin, stop = header.rows(block.index)
+        start = begin
         tiles = values_to_images(torch.from_numpy(block.values), shape)
         while start < stop:
-            first, end = contents.rows(index)
+            _, end = contents.rows(index)
             upto = min(stop, end)
-            rows = slice(start - header.rows(block.index)[0], upto - header.rows(block.index)[0])
+            rows = slice(start - begin, upto - begin)
             lost = np.full(upto - start, block.fault is not None)
-            if end > first:
-                yield Part(index, contents.item(index), start - first, tiles[rows], lost, upto == end)
-            else:
-                yield _empty(index, contents.item(index), tiles)
+            yield Part(contents.item(index), tiles[rows], lost, upto == end)
             start = upto
             index += upto == end
     for rest in range(index, contents.count):
-        yield _empty(rest, contents.item(rest), np.zeros((0, shape.height, shape.width, shape.channels), np.uint8))
-
-
-def _empty(index: int, item: Item, tiles: Pixels) -> Part:
-    return Part(index, item, 0, tiles[:0], np.zeros(0, bool), True)
+        tiles = np.zeros((0, shape.height, shape.width, shape.channels), np.uint8)
+        yield Part(contents.item(rest), tiles, np.zeros(0, bool), True)
 
 
 def digest_values(blocks: Iterator[Restored]) -> bytes:
