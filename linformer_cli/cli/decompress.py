@@ -100,8 +100,9 @@ def decompress(
             complain(f"{packed.surplus:,} bytes after the end of the file are ignored")
     lost = [*outcome.lost, *outcome.partly_lost]
     if json:
-        record = {"items": contents.count, "written": outcome.written, "out": out}
-        print_json({**session.record, "file": file, **record, "lost_blocks": faults, **_list_lost(outcome)})
+        record = {"items": contents.count, "written": outcome.written, "out": out, "lost_blocks": faults}
+        lists = {"lost": outcome.lost, "partly_lost": outcome.partly_lost}
+        print_json({**session.record, "file": file, **record, **lists})
     talk(f"wrote {outcome.written:,} of {items} to {'stdout' if out == STREAM else out}")
     if lost:
         names = ", ".join(lost[:_MOST_NAMED]) + (", ..." if len(lost) > _MOST_NAMED else "")
@@ -121,25 +122,15 @@ def _require_shape(session: Session, header: "Header") -> None:
         raise DataError("the size of its images is not that of the model")
 
 
-def _list_lost(outcome: "Outcome") -> dict[str, list[str]]:
-    return {"lost": outcome.lost, "partly_lost": outcome.partly_lost}
-
-
-@contextlib.contextmanager
-def _open_input(file: str) -> Iterator[BinaryIO]:
+def _open_input(file: str) -> BinaryIO:
     if file == STREAM:
-        with read_stdin() as opened:
-            yield opened
-        return
-    path = Path(file)
-    if is_special(path):
+        return read_stdin()
+    if is_special(Path(file)):
         raise DataError(f"'{file}' is a pipe or a device; pass its data to '-'")
-    with contextlib.ExitStack() as stack:
-        try:
-            opened = stack.enter_context(open(path, "rb"))
-        except OSError as error:
-            raise DataError(f"cannot read '{file}': {error.strerror or error}") from None
-        yield opened
+    try:
+        return open(file, "rb")
+    except OSError as error:
+        raise DataError(f"cannot read '{file}': {error.strerror or error}") from None
 
 
 @contextlib.contextmanager
@@ -172,14 +163,12 @@ def _note_faults(blocks: "Iterator[Restored]", faults: dict[int, str]) -> "Itera
 
 
 def _write(packed: "PackedFile", blocks: "Iterator[Restored]", out: str) -> "Outcome":
-    from linformer_cli.codec.restore import Outcome, restore_items
+    from linformer_cli.codec.restore import restore_items
 
-    outcome = Outcome()
     if out != STREAM:
-        restore_items(packed.header, blocks, Path(out), outcome)
-        return outcome
+        return restore_items(packed.header, blocks, Path(out))
     with tempfile.TemporaryDirectory() as folder:
-        restore_items(packed.header, blocks, Path(folder), outcome)
+        outcome = restore_items(packed.header, blocks, Path(folder))
         if outcome.written:
             with open(Path(folder, *packed.header.contents.item(0).name.split("/")), "rb") as found:
                 write_stdout(found)

@@ -13,7 +13,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.files import open_atomically, write_file
 
 from .header import Header
-from .items import DAMAGED, Item, Pixels
+from .items import DAMAGED, Pixels, Tiling
 from .unpack import Part, Restored, iter_parts
 
 
@@ -48,18 +48,25 @@ def require_distinct_names(header: Header) -> None:
             raise UsageError(f"'{other}' and '{item.name}' are the same file on this system; decompress on Linux")
 
 
-def restore_items(header: Header, blocks: Iterator[Restored], folder: Path, outcome: Outcome) -> None:
-    """Write all items into `folder`, and count them in `outcome`. Raises `LintxError` if the system refuses."""
-    parts = iter_parts(header, blocks)
+def restore_items(header: Header, blocks: Iterator[Restored], folder: Path) -> Outcome:
+    """Write all items into `folder`. Raises `LintxError` if the system refuses."""
+    tiling, parts, outcome = header.contents.tiling, iter_parts(header, blocks), Outcome()
     for part in parts:
-        restore = _restore_file if header.contents.tiling.is_bytes else _restore_picture
-        restore(header, part, parts, folder, outcome)
+        if tiling.is_bytes:
+            lost, count = _restore_file(part, parts, folder)
+        else:
+            lost, count = _restore_picture(part, parts, folder, tiling)
+        if not lost:
+            outcome.written += 1
+        else:
+            (outcome.lost if lost == count else outcome.partly_lost).append(part.item.name)
+    return outcome
 
 
-def _restore_file(header: Header, part: Part, parts: Iterator[Part], folder: Path, outcome: Outcome) -> None:
-    """Write the file that begins with `part`, window by window."""
-    item, left, lost, count = part.item, part.item.width, 0, 0
-    whole, damaged = _choose_paths(folder, item.name)
+def _restore_file(part: Part, parts: Iterator[Part], folder: Path) -> tuple[int, int]:
+    """Write the file that begins with `part`, window by window. Return how many windows are lost, and of how many."""
+    left, lost, count = part.item.width, 0, 0
+    whole, damaged = _choose_paths(folder, part.item.name)
     with open_atomically(whole, lambda: damaged.name if lost else whole.name, flush=False) as file:
         while True:
             data = part.tiles.tobytes()[:left]
@@ -72,28 +79,20 @@ def _restore_file(header: Header, part: Part, parts: Iterator[Part], folder: Pat
             part = next(parts)
     if lost and lost == count:
         damaged.unlink()
-    _count(item, lost, count, outcome)
+    return lost, count
 
 
-def _restore_picture(header: Header, part: Part, parts: Iterator[Part], folder: Path, outcome: Outcome) -> None:
-    """Write the picture that begins with `part`."""
+def _restore_picture(part: Part, parts: Iterator[Part], folder: Path, tiling: Tiling) -> tuple[int, int]:
+    """Write the picture that begins with `part`. Return how many tiles are lost, and of how many."""
     found = [part]
     while not found[-1].last:
         found.append(next(parts))
-    item, tiling = part.item, header.contents.tiling
     lost = np.concatenate([each.lost for each in found])
     if not lost.all():
-        pixels = tiling.join(item, np.concatenate([each.tiles for each in found]))
-        whole, damaged = _choose_paths(folder, item.name)
+        pixels = tiling.join(part.item, np.concatenate([each.tiles for each in found]))
+        whole, damaged = _choose_paths(folder, part.item.name)
         write_file(damaged if lost.any() else whole, encode_picture(pixels), flush=False)
-    _count(item, int(lost.sum()), len(lost), outcome)
-
-
-def _count(item: Item, lost: int, count: int, outcome: Outcome) -> None:
-    if not lost:
-        outcome.written += 1
-    else:
-        (outcome.lost if lost == count else outcome.partly_lost).append(item.name)
+    return int(lost.sum()), len(lost)
 
 
 def _choose_paths(folder: Path, name: str) -> tuple[Path, Path]:
