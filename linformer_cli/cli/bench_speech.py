@@ -127,14 +127,14 @@ def speech(
 
     from linformer_cli.bench.speech import METHODS, SpeechBench, parse_methods
     from linformer_cli.bench.speech_rows import SpeechSettings
+    from linformer_cli.extras import import_extra
     from linformer_cli.speech.corpus import load_corpus
-    from linformer_cli.speech.packages import import_extra
     from linformer_cli.system.device import choose_device
     from linformer_cli.system.signals import catch_signals
 
     variants = parse_methods(METHODS if names is None else names.split(","))
     for package in ("soundfile", "jiwer"):
-        import_extra(package)
+        import_extra(package, "speech")
     place = choose_device(device)
     corpus = load_corpus(data, data_dir)
     talk(f"{corpus.title}; device {place.value} ({place.reason}), about {budget}")

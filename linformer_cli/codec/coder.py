@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linformer_cli.errors import UsageError
+from linformer_cli.extras import import_extra
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.engines.native import NativeEngine
 
-from .packages import load_constriction
 from .predictor import Predictor
 
 Integers = NDArray[np.int64]
@@ -62,15 +62,15 @@ class Lanes:
 class Coder:
     """Encodes and decodes batches with `model`. Both directions run the same predictions, in `_run`.
 
-    Raises `UsageError` if the exact engine does not support the model here, or if constriction is missing.
+    Raises `UsageError` if the exact engine does not support the model here, and `LintxError` without constriction.
     """
 
     def __init__(self, model: PixelModel, before_step: Callable[[], None] = never_stop) -> None:
+        self._stream = import_extra("constriction", "compress").stream
         if (refusal := NativeEngine.refusal(model, torch.int8)) is not None:
             raise UsageError(f"only the engine native in int8 can compress, since its results are exact: {refusal}")
         self.model, self._before_step = model, before_step
         self._predictor: Predictor | None = None
-        self._stream = load_constriction()
         # Without `perfect`, constriction multiplies by 2^24 - levels, divides by the sum of the given numbers, rounds
         # down and adds 1. The numbers of `Predictor.predict` have exactly this sum, so they become the frequencies.
         self._family = self._stream.model.Categorical(perfect=False)

@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 from linformer_cli.config import ImageShape
 from linformer_cli.documents import parse_config, parse_json
 from linformer_cli.errors import DataError, UsageError, shorten
+from linformer_cli.extras import import_extra
 
 from .items import BANDS, LARGEST_PICTURE, Contents, Item, Tiling, check_names
-from .packages import compute_checksum
 from .predictor import SEMANTICS
 
 # Increase FORMAT when the layout of files changes, or when the same predictions give other frequencies.
@@ -67,6 +67,14 @@ class Header:
 
 def count_blocks(contents: Contents, block: int) -> int:
     return -(-contents.sequences // block)
+
+
+def compute_checksum(data: bytes, before: int = 0) -> int:
+    """The CRC-32C of `data`, or of what has the checksum `before` followed by `data`.
+
+    Raises `LintxError` if the package crc32c is missing.
+    """
+    return int(import_extra("crc32c", "compress").crc32c(data, before))
 
 
 def encode_header(header: Header) -> bytes:

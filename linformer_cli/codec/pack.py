@@ -15,8 +15,7 @@ from linformer_cli.system.memory import measure_free_memory
 from linformer_cli.units import format_bytes
 
 from .coder import Coder, Lanes
-from .header import CODED, DEFLATED, LARGEST_DATA, Block, Header, count_blocks, encode_header
-from .packages import compute_checksum
+from .header import CODED, DEFLATED, LARGEST_DATA, Block, Header, compute_checksum, count_blocks, encode_header
 from .sources import Piece, Source
 
 Progress = Callable[[int], None]

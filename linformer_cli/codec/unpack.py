@@ -15,10 +15,9 @@ from linformer_cli.data.sequence import values_to_images
 from linformer_cli.errors import DataError
 
 from .coder import Coder, Lanes
-from .header import CODED, Header, read_header
+from .header import CODED, Header, compute_checksum, read_header
 from .items import Item, Pixels
 from .pack import Progress, encode_values, require_memory
-from .packages import compute_checksum
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .packages import import_extra
+from linformer_cli.extras import import_extra
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Errors:
 
 def count_errors(true: Sequence[Sequence[int]], decoded: Sequence[Sequence[int]]) -> Errors:
     """Count the fewest edits with jiwer, over all utterances. None of `true` may be empty."""
-    jiwer = import_extra("jiwer")
+    jiwer = import_extra("jiwer", "speech")
     texts = ([" ".join(map(str, symbols)) for symbols in side] for side in (true, decoded))
     found = jiwer.process_words(*texts)
     return Errors(

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.errors import DataError
-
-from .packages import import_extra
+from linformer_cli.extras import import_extra
 
 LOWEST_RATE, HIGHEST_RATE = 4_000, 192_000
 # The filter of `resample` has this many zero crossings on each side. Its cut-off is this factor times the lower Nyquist
@@ -40,7 +39,7 @@ class Wave:
 
 def read_rate(path: Path) -> int:
     """Return the sample rate of a file. Raises `DataError` if the file is missing or is not sound."""
-    soundfile = import_extra("soundfile")
+    soundfile = import_extra("soundfile", "speech")
     try:
         return int(soundfile.info(str(path)).samplerate)
     except (OSError, RuntimeError) as error:  # libsndfile's errors are RuntimeErrors
@@ -53,7 +52,7 @@ def read_wave(path: Path, rate: int | None = None) -> Wave:
     Raises `DataError` if the file is missing, damaged or empty, contains NaN or infinity, or has a rate outside
     `LOWEST_RATE` to `HIGHEST_RATE`.
     """
-    soundfile = import_extra("soundfile")
+    soundfile = import_extra("soundfile", "speech")
     try:
         data, file_rate = soundfile.read(str(path), dtype="float32", always_2d=True)
     except (OSError, RuntimeError) as error:

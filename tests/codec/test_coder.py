@@ -8,7 +8,6 @@ import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.codec.coder import Coder, Lanes
-from linformer_cli.codec.packages import load_constriction
 from linformer_cli.codec.predictor import Predictor, identify_program
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import Interrupted, LintxError, UsageError
@@ -154,7 +153,7 @@ def test_the_sum_is_exact_for_flat_and_for_sharp_distributions(build_tiny_model,
 
 def test_constriction_keeps_the_frequencies() -> None:
     """A range coder with 24 bits stores each value in exactly log2(2^24 / frequency) bits, up to the last words."""
-    stream = load_constriction()
+    stream = pytest.importorskip("constriction").stream
     family = stream.model.Categorical(perfect=False)
     rng = np.random.default_rng(0)
     for levels in (2, 3, 256, 1024):

@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from linformer_cli.codec.header import Block, Header, encode_header, read_header
+from linformer_cli.codec.header import Block, Header, compute_checksum, encode_header, read_header
 from linformer_cli.codec.items import Contents, Item, Tiling
-from linformer_cli.codec.packages import compute_checksum
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DataError
 

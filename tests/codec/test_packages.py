@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from linformer_cli.codec.packages import compute_checksum, load_constriction
-from linformer_cli.errors import UsageError
+from linformer_cli.codec.coder import Coder
+from linformer_cli.codec.header import compute_checksum
+from linformer_cli.errors import LintxError
 
 
 def test_the_checksum_is_crc32c() -> None:
@@ -14,11 +15,8 @@ def test_the_checksum_is_crc32c() -> None:
     assert compute_checksum(b"6789", compute_checksum(b"12345")) == 0xE3069283
 
 
-USES = {"constriction": load_constriction, "crc32c": lambda: compute_checksum(b"")}
-
-
-@pytest.mark.parametrize("package, use", USES.items())
-def test_a_missing_package_is_named(package, use, monkeypatch) -> None:
+@pytest.mark.parametrize("package", ["constriction", "crc32c"])
+def test_a_missing_package_is_named(package, monkeypatch, build_tiny_model, raises_one_line) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UsageError, match=f"{package}.*lintx.compress"):
-        use()
+    with raises_one_line(LintxError, f"{package} does not load", "pip install 'lintx[compress]'"):
+        Coder(build_tiny_model()) if package == "constriction" else compute_checksum(b"")
