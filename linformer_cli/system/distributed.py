@@ -6,9 +6,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from linformer_cli.errors import Interrupted, LintxError, UsageError
 from linformer_cli.units import parse_count
@@ -77,22 +77,17 @@ class Team:
     """The processes of one job, as seen by one of them: `rank` of `count`, and `local_rank` on this machine.
 
     Rank 0 leads: only it prints and writes files. Methods that communicate wait for all processes, so every process
-    must make the same calls in the same order. Numbers are sent from `device`. If another process is lost, methods
-    raise torch's own errors, which `join_team` turns into `ProcessLost`.
+    must make the same calls in the same order. If another process is lost, methods raise torch's own errors, which
+    `join_team` turns into `ProcessLost`.
     """
 
     rank: int = 0
     count: int = 1
     local_rank: int = 0
-    device: str = "cpu"
 
     @property
     def leads(self) -> bool:
         return self.rank == 0
-
-    def on(self, device: str) -> Self:
-        """The same team, sending numbers from `device`."""
-        return replace(self, device=device)
 
     def choose_device(self, wanted: str) -> Choice:
         """The device for this process, as in `choose_device`; each of several processes gets its own GPU."""
@@ -182,7 +177,7 @@ class Team:
         import torch
         from torch import distributed
 
-        number = torch.tensor(value, dtype=torch.float64, device=self.device)
+        number = torch.tensor(value, dtype=torch.float64)
         distributed.all_reduce(number, getattr(distributed.ReduceOp, operation))
         return number.item()
 

@@ -42,7 +42,7 @@ class Learner:
 
     def __init__(self, config: RunConfig, images: ImageSet, device: str, precision: str, team: Team = ALONE) -> None:
         self.config, self.device, self.train_set = config, device, images
-        self.team, self.own_batch = team.on(device), share_batch(team, config.train.batch)
+        self.team, self.own_batch = team, share_batch(team, config.train.batch)
         images.require_shape(config.model.image)
         self.labels = images.require_labels(config.model.classes) if config.model.classes else None
         self.autocast = precision == "bf16"
