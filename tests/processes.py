@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from training_runs import Watcher
 
 from linformer_cli.checkpoint_folders import TRAINING, WEIGHTS
 from linformer_cli.cli.app import main
@@ -25,7 +26,7 @@ from linformer_cli.system.distributed import ALONE, Team, end_process, join_team
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.optimizer import build_average
-from linformer_cli.training.progress import Progress, Silence
+from linformer_cli.training.progress import Progress
 from linformer_cli.training.run_folder import RunFolder
 
 STEPS = 9
@@ -81,7 +82,7 @@ def train_until(folder: Path, team: Team, step: int, **settings: Any) -> None:
     team.wait()
     last = team.rank == team.count - 1
     try:
-        trainer.run(Silence(), StopAt(trainer, step if last and step < STEPS else None))
+        trainer.run(Watcher(), StopAt(trainer, step if last and step < STEPS else None))
     except Interrupted:
         assert step < STEPS
     assert trainer.progress.step == step

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from training_runs import Watcher
 
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench.variants import parse_variants
@@ -43,7 +44,6 @@ from linformer_cli.presets import PRESETS
 from linformer_cli.report.grids import read_png_metadata
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
-from linformer_cli.training.progress import Silence
 
 IMAGES, BATCH = 21, 4
 DATA = {"name": "glyphs", "image_size": 8}
@@ -87,7 +87,7 @@ def plan(
 
 
 def work(entry: Entry, stop: StopRequest | None = None) -> None:
-    train_entry(entry, SETS, CPU, Silence(), stop or StopRequest())
+    train_entry(entry, SETS, CPU, Watcher(), stop or StopRequest())
 
 
 def describe(entry: Entry, failure: str | None = None) -> ComparisonRow:

@@ -27,7 +27,7 @@ from linformer_cli.units import WINDOWS
 
 from .learner import Learner
 from .optimizer import build_average
-from .progress import Progress, Reporter, Silence
+from .progress import Progress, Reporter
 from .run_folder import RunFolder
 from .saving import collect_state, describe_run
 from .schedule import learning_rate_at, measure_progress
@@ -105,7 +105,6 @@ class Trainer(Learner):
     def run(self, reporter: Reporter, stop: StopRequest) -> Progress:
         """Train to the end of the schedule. If `stop` is set, save and raise `Interrupted`."""
         settings = self.config.train
-        reporter = reporter if self.team.leads else Silence()
         started = time.monotonic() - self.progress.elapsed_seconds
         timed_steps, timed_seconds = 0, 0.0
         while True:
@@ -202,9 +201,10 @@ class Trainer(Learner):
             images_per_second=round(steps_per_second * settings.batch * settings.accumulation, 3),
             peak_memory_bytes=measure_peak_memory(self.device),
         )
-        self._append_metrics(row)
         self.progress = replace(progress, interval_nats=0.0, interval_steps=0)
-        reporter.on_step(row, share)
+        if self.team.leads:
+            append_row(self.folder.metrics_file, row)
+            reporter.on_step(row, share)
 
     def _evaluate(self, reporter: Reporter, stop: StopRequest) -> None:
         """Measure bits/dim on the first validation images, and save the weights if they are the best so far.
@@ -229,22 +229,18 @@ class Trainer(Learner):
             best_bits_per_dim=bits.bits_per_dim if is_best else best,
             evaluated_at=self.progress.step,
         )
-        self._append_metrics(
-            MetricsRow(
-                step=self.progress.step,
-                images=self.progress.images_seen,
-                validation_bits_per_dim=bits.bits_per_dim,
-                validation_standard_error=bits.standard_error,
-                elapsed_seconds=round(self.progress.elapsed_seconds, 3),
-            )
+        row = MetricsRow(
+            step=self.progress.step,
+            images=self.progress.images_seen,
+            validation_bits_per_dim=bits.bits_per_dim,
+            validation_standard_error=bits.standard_error,
+            elapsed_seconds=round(self.progress.elapsed_seconds, 3),
         )
-        if is_best and self.team.leads:
-            self._save(self.folder.best, with_state=False)
-        reporter.on_evaluate(self.progress, bits, is_best)
-
-    def _append_metrics(self, row: MetricsRow) -> None:
         if self.team.leads:
             append_row(self.folder.metrics_file, row)
+            if is_best:
+                self._save(self.folder.best, with_state=False)
+            reporter.on_evaluate(self.progress, bits, is_best)
 
     def _sample(self, reporter: Reporter, stop: StopRequest) -> None:
         """Write samples, always from the same random streams. Raises `Interrupted` if `stop` is set."""

@@ -101,22 +101,3 @@ class Reporter(Protocol):
     def on_sample(self, path: Path) -> None: ...
     def on_save(self, path: Path, progress: Progress) -> None: ...
     def on_spike(self, message: str) -> None: ...
-
-
-class Silence:
-    """A `Reporter` that does nothing."""
-
-    def on_step(self, row: MetricsRow, finished_share: float) -> None:
-        pass
-
-    def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None:
-        pass
-
-    def on_sample(self, path: Path) -> None:
-        pass
-
-    def on_save(self, path: Path, progress: Progress) -> None:
-        pass
-
-    def on_spike(self, message: str) -> None:
-        pass
