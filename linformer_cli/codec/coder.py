@@ -17,15 +17,12 @@ from linformer_cli.errors import UsageError
 from linformer_cli.extras import import_extra
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.engines.native import NativeEngine
+from linformer_cli.system.signals import Check, never_stop
 
 from .predictor import Predictor
 
 Integers = NDArray[np.int64]
 Rows = slice | Integers
-
-
-def never_stop() -> None:
-    """Let the work go on."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class Coder:
     Raises `UsageError` if the exact engine does not support the model here, and `LintxError` without constriction.
     """
 
-    def __init__(self, model: PixelModel, before_step: Callable[[], None] = never_stop) -> None:
+    def __init__(self, model: PixelModel, before_step: Check = never_stop) -> None:
         self._stream = import_extra("constriction", "compress").stream
         if (refusal := NativeEngine.refusal(model, torch.int8)) is not None:
             raise UsageError(f"only the engine native in int8 can compress, since its results are exact: {refusal}")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from linformer_cli.bench.measure.timing import Check, never_stop
 from linformer_cli.bench.variants import Variant
 from linformer_cli.checkpoint import Checkpoint, load_weights, read_checkpoint
 from linformer_cli.checkpoint_folders import holds_checkpoint
@@ -21,7 +20,7 @@ from linformer_cli.files import write_file
 from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid
 from linformer_cli.report.text import render_windows
 from linformer_cli.sampling.decode import Sampler
-from linformer_cli.system.signals import StopRequest
+from linformer_cli.system.signals import Check, StopRequest, never_stop
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.progress import Reporter
 from linformer_cli.training.run_folder import RunFolder

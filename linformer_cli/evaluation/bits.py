@@ -14,6 +14,7 @@ from linformer_cli.data.sequence import images_to_values
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.engines import EngineCache
 from linformer_cli.system.memory import work_in_batches
+from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.units import format_bits
 
 
@@ -97,7 +98,7 @@ def measure_nats(
     model: PixelModel,
     images: NDArray[np.uint8] | ByteWindows,
     batch: int = 32,
-    before_batch: Callable[[], None] | None = None,
+    before_batch: Check = never_stop,
     nats: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     labels: NDArray[np.int64] | None = None,
 ) -> ImageNats:
@@ -111,8 +112,7 @@ def measure_nats(
     """
 
     def measure(part: Sequence[int]) -> tuple[Tensor, Tensor]:
-        if before_batch is not None:
-            before_batch()
+        before_batch()
         chosen = slice(part[0], part[-1] + 1)
         values = images_to_values(images[chosen], model.config.image.levels).to(model.device)
         given = None if labels is None else torch.from_numpy(labels[chosen]).to(model.device)

@@ -13,6 +13,7 @@ from torch import Tensor
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.memory import work_in_batches
+from linformer_cli.system.signals import Check, never_stop
 
 from .choose import Filters, UniformStreams
 from .engines import AUTO, Engine, EngineCache
@@ -61,7 +62,7 @@ class Sampler:
 
     @torch.no_grad()
     def sample(
-        self, indices: Sequence[int], labels: Labels | None = None, before_step: Callable[[], None] | None = None
+        self, indices: Sequence[int], labels: Labels | None = None, before_step: Check = never_stop
     ) -> SampledBatch:
         """Draw the images `indices` as one batch.
 
@@ -98,7 +99,7 @@ class Sampler:
         parameters: Tensor,
         indices: Sequence[int],
         count: int,
-        before_step: Callable[[], None] | None = None,
+        before_step: Check = never_stop,
     ) -> Tensor:
         """Return the next `count` values of the images `indices`, uint8 [B, count], the first from `parameters`.
 
@@ -114,7 +115,7 @@ class Sampler:
         indices: Sequence[int],
         batch: int = 64,
         labels: Labels | None = None,
-        before_step: Callable[[], None] | None = None,
+        before_step: Check = never_stop,
         on_halve: Callable[[int], None] | None = None,
     ) -> Iterator[SampledBatch]:
         """Draw the images `indices` in order, in batches.
@@ -128,7 +129,7 @@ class Sampler:
         count: int,
         batch: int = 64,
         labels: Labels | None = None,
-        before_step: Callable[[], None] | None = None,
+        before_step: Check = never_stop,
     ) -> NDArray[np.uint8]:
         """Return images 0 to `count` - 1, uint8 [count, H, W, C]. `iter_batches` explains the other arguments."""
         parts = self.iter_batches(range(count), batch, labels, before_step)

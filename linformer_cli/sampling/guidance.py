@@ -1,7 +1,5 @@
 """Guidance: images follow their class more closely (Ho and Salimans 2022, arXiv 2207.12598)."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -9,6 +7,7 @@ from linformer_cli.config import LARGEST_GUIDANCE
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.model.heads import CategoricalHead
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.system.signals import Check, never_stop
 
 from .choose import Filters, UniformStreams, draw_filtered
 from .engines import Engine
@@ -44,7 +43,7 @@ def draw_guided(
     streams: UniformStreams,
     filters: Filters,
     count: int,
-    before_step: Callable[[], None] | None = None,
+    before_step: Check = never_stop,
 ) -> Tensor:
     """Do what `Engine.draw_values` does, for half as many images as the engine has rows.
 
@@ -53,8 +52,7 @@ def draw_guided(
     """
     head, values = engine.model.head, torch.empty(count, engine.batch // 2, dtype=torch.uint8)
     for number in range(count):
-        if before_step is not None:
-            before_step()
+        before_step()
         uniforms = streams.take()
         if isinstance(head, CategoricalHead):  # logits are log probabilities up to a constant
             drawn = engine.draw(guide(parameters.float(), weight), uniforms, filters)

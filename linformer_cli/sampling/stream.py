@@ -1,6 +1,6 @@
 """Draws a single sequence a few values at a time, without end if the model allows it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel, PixelState
+from linformer_cli.system.signals import Check, never_stop
 
 from .choose import UniformStreams
 from .decode import Sampler
@@ -37,7 +38,7 @@ class Stream:
             raise UsageError(f"this model draws at most {positions:,} values, prompt included, found {wanted}: {bound}")
 
     @torch.no_grad()
-    def draw(self, index: int = 0, before_step: Callable[[], None] | None = None) -> Iterator[bytes]:
+    def draw(self, index: int = 0, before_step: Check = never_stop) -> Iterator[bytes]:
         """Yield the values after the prompt in parts of up to 32. They depend only on the seed, `index` and the prompt.
 
         `Engine.draw_values` explains `before_step`. Raises `LintxError` if the model predicts NaN or infinity.

@@ -3,11 +3,18 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from linformer_cli.errors import Interrupted
+
+# A function that long work calls between steps, and that raises to stop the work.
+Check = Callable[[], None]
+
+
+def never_stop() -> None:
+    """A `Check` that never raises."""
 
 
 @dataclass

@@ -8,13 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from linformer_cli.system.device import synchronize
-
-# A function that is called between steps and raises to stop the work.
-Check = Callable[[], None]
-
-
-def never_stop() -> None:
-    """A `Check` that never raises."""
+from linformer_cli.system.signals import Check as Check
+from linformer_cli.system.signals import never_stop as never_stop
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The interface of an engine. An engine steps a model and is prepared once for a number of images."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -11,6 +10,7 @@ from linformer_cli.attention.base import fork_state
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams, draw_filtered
+from linformer_cli.system.signals import Check, never_stop
 
 _CHECK_EVERY = 64
 DAMAGED = "the model's prediction is not a finite number: its weights are damaged"
@@ -95,7 +95,7 @@ class Engine(ABC):
         streams: UniformStreams,
         filters: Filters,
         count: int,
-        before_step: Callable[[], None] | None = None,
+        before_step: Check = never_stop,
     ) -> Tensor:
         """Draw the next `count` values of every image, uint8 [B, count] on the CPU, the first from `parameters`.
 
@@ -106,8 +106,7 @@ class Engine(ABC):
         # between the large tensors of the steps, and memory would grow with the image.
         values = torch.empty(count, self.batch, dtype=torch.uint8)
         for number in range(count):
-            if before_step is not None:
-                before_step()
+            before_step()
             # The check makes a GPU wait, so it runs only every `_CHECK_EVERY` values. NaN persists in the state.
             if (number % _CHECK_EVERY == 0 or number == count - 1) and not bool(torch.isfinite(parameters).all()):
                 raise LintxError(DAMAGED)

@@ -24,6 +24,7 @@ from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding, fill_r
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.sampling.choose import Filters, UniformStreams
+from linformer_cli.system.signals import Check, never_stop
 
 from .base import DAMAGED, Engine
 
@@ -108,7 +109,7 @@ class CudaEngine(Engine):
         streams: UniformStreams,
         filters: Filters,
         count: int,
-        before_step: Callable[[], None] | None = None,
+        before_step: Check = never_stop,
     ) -> Tensor:
         """Do what `Engine.draw_values` does. NaN and infinity are reported only at the end."""
         self._uniforms[:count] = streams.take_many(count, self.model.device)
@@ -121,8 +122,7 @@ class CudaEngine(Engine):
             self.draw_next(filters)
 
         for drawn in range(count):
-            if before_step is not None:
-                before_step()
+            before_step()
             if drawn:
                 self._count_step()
                 self._graphs.run(filters, advance)

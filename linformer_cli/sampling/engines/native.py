@@ -1,7 +1,6 @@
 """The CPU engine: the program of a step (`native/program.py`), run by C++."""
 
 import ctypes
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -16,6 +15,7 @@ from linformer_cli.model.program import compile_step
 from linformer_cli.native.library import NoLibrary
 from linformer_cli.native.program import Kind, NoProgram
 from linformer_cli.sampling.choose import Filters, UniformStreams
+from linformer_cli.system.signals import Check, never_stop
 
 from .base import DAMAGED, Engine
 from .native_memory import Drawing, Head, Memory, load_kernels
@@ -119,7 +119,7 @@ class NativeEngine(Engine):
         streams: UniformStreams,
         filters: Filters,
         count: int,
-        before_step: Callable[[], None] | None = None,
+        before_step: Check = never_stop,
     ) -> Tensor:
         """Do what `Engine.draw_values` does. While looking ahead, `before_step` is called less often."""
         if self.program.window == 1:
@@ -134,8 +134,7 @@ class NativeEngine(Engine):
                 self._position += count - 1
                 self.look_aheads += drawing.passes
                 return values.to(torch.uint8).unsqueeze(0)
-            if before_step is not None:
-                before_step()
+            before_step()
             self._kernels.lintx_look_ahead(self._memory.address, ctypes.addressof(drawing), _PASSES)
             parameters = self._output[:1]
         raise LintxError(DAMAGED)
