@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from linformer_cli.errors import LintxError, UsageError
+from linformer_cli.errors import UsageError
 
 from . import options
 from .output import print_json, talk
@@ -75,16 +75,10 @@ def _export_folder(found: "Checkpoint", out: Path, dtype: Format, json: bool) ->
 def _export_program(found: "Checkpoint", out: Path, dtype: Format, json: bool) -> None:
     from linformer_cli.checkpoint import load_weights
     from linformer_cli.files import write_file
-    from linformer_cli.model.program import encode_model
-    from linformer_cli.native.program import NoProgram
-    from linformer_cli.sampling.engines.native import NativeEngine
+    from linformer_cli.sampling.engines.native import encode_program
     from linformer_cli.system.device import product_dtype, torch_dtype
 
-    model = load_weights(found, dtype=torch_dtype(dtype))
-    try:
-        data = encode_model(model, NativeEngine.window, product_dtype(dtype))
-    except NoProgram as error:
-        raise LintxError(f"'{found.name}' cannot become a program: {error}") from None
+    data = encode_program(load_weights(found, dtype=torch_dtype(dtype)), product_dtype(dtype))
     write_file(out, data)
     talk(f"wrote {out}: {len(data):,} bytes")
     if json:

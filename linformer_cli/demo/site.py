@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linformer_cli import __version__
-from linformer_cli.errors import LintxError
 from linformer_cli.system.seeding import seeded
 from linformer_cli.units import WINDOWS
 
 if TYPE_CHECKING:
     from linformer_cli.checkpoint import Checkpoint
-    from linformer_cli.model.pixel_model import PixelModel
 
 FOLDER = Path(__file__).parent
 MODULES = ("main", "engine", "worker", "frame", "paint", "draw", "sample", "inspect", "race")
@@ -58,9 +56,11 @@ class Description:
 
 def build_site(checkpoint: "Checkpoint") -> dict[str, File]:
     """The files of the demo by name. Raises `LintxError` if the model cannot become a program."""
+    import torch
 
     from linformer_cli.bench.models import with_softmax
     from linformer_cli.checkpoint import load_weights
+    from linformer_cli.sampling.engines.native import encode_program
 
     model = load_weights(checkpoint)
     with seeded(0):  # the rival has the same random weights in every site
@@ -85,18 +85,5 @@ def build_site(checkpoint: "Checkpoint") -> dict[str, File]:
     site = {name: File(kind, (FOLDER / name).read_bytes()) for name, kind in PAGES.items()}
     site[DESCRIPTION] = File("application/json", json.dumps(asdict(description)).encode())
     for name, made in zip((MODEL, RIVAL), models, strict=False):
-        site[name] = File(BINARY, _encode(made.model, checkpoint.path))
+        site[name] = File(BINARY, encode_program(made.model, torch.int8))
     return site
-
-
-def _encode(model: "PixelModel", path: Path) -> bytes:
-    import torch
-
-    from linformer_cli.model.program import encode_model
-    from linformer_cli.native.program import NoProgram
-    from linformer_cli.sampling.engines.native import NativeEngine
-
-    try:
-        return encode_model(model, NativeEngine.window, torch.int8)
-    except NoProgram as error:
-        raise LintxError(f"'{path}' cannot run in a browser: {error}") from None

@@ -65,8 +65,8 @@ def test_a_model_without_a_program_is_refused(lintx, run_folder, tmp_path, monke
     def refuse(*_: object) -> bytes:
         raise NoProgram("it does not support new attention")
 
-    monkeypatch.setattr("linformer_cli.model.program.encode_model", refuse)
+    monkeypatch.setattr("linformer_cli.sampling.engines.native.encode_model", refuse)
     outcome = lintx("demo", run_folder, "--build", tmp_path / "site")
     assert outcome.code == 1
-    assert outcome.stderr.splitlines()[-1].endswith("cannot run in a browser: it does not support new attention")
+    assert outcome.stderr.splitlines()[-1].endswith("cannot become a program: it does not support new attention")
     assert not (tmp_path / "site").exists()

@@ -11,7 +11,7 @@ from linformer_cli.errors import LintxError
 from linformer_cli.model.embedding import fill_ring
 from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
-from linformer_cli.model.program import compile_step
+from linformer_cli.model.program import compile_step, encode_model
 from linformer_cli.native.library import NoLibrary
 from linformer_cli.native.program import Kind, NoProgram
 from linformer_cli.sampling.choose import Filters, UniformStreams
@@ -165,3 +165,11 @@ class NativeEngine(Engine):
             *(uniforms.data_ptr(), values.data_ptr()),
             *(len(values), 1, 1, self._position, self.program.window, 0),
         )
+
+
+def encode_program(model: PixelModel, products: torch.dtype | None) -> bytes:
+    """The file of the program that this engine runs. Raises `LintxError` if the model has no program."""
+    try:
+        return encode_model(model, NativeEngine.window, products)
+    except NoProgram as error:
+        raise LintxError(f"the model cannot become a program: {error}") from None
