@@ -68,67 +68,64 @@ class Drawn:
         return np.stack([self.images[index] for index in indices])
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """The images to draw, in batches, and the folder to write them to, if any. The first images are for a grid."""
+def draw(
+    sampler: Sampler,
+    numbers: ImageNumbers,
+    batch: int,
+    folder: NumberedImages | None,
+    most_shown: int,
+    team: Team,
+    on_halve: Callable[[int], None],
+) -> Drawn:
+    """Draw the images of one process of `team` that are not in the folder. Ctrl-C keeps the finished images.
 
-    numbers: ImageNumbers
-    batch: int
-    folder: NumberedImages | None
-    most_shown: int
+    Images are assigned to the processes in turn, so a stopped job leaves the first images complete. The images are
+    written to `folder`, if any, and memory does not grow with their number; the first `most_shown` are for a grid.
+    """
+    drawn, labels = Drawn(), numbers if numbers.have_class else None
+    own = numbers.all[team.rank :: team.count]
+    block = _BLOCK if folder is not None else max(1, len(own))
 
-    def draw(self, sampler: Sampler, team: Team, on_halve: Callable[[int], None]) -> Drawn:
-        """Draw the images of one process of `team` that are not in the folder. Ctrl-C keeps the finished images.
+    def show(index: int) -> None:
+        if folder is None or index - numbers.first < most_shown:
+            drawn.shown.append(index)
 
-        Images are assigned to the processes in turn, so a stopped job leaves the first images complete. Memory does not
-        grow with the number of images in the folder.
-        """
-        drawn = Drawn()
-        own = self.numbers.all[team.rank :: team.count]
-        block = _BLOCK if self.folder is not None else max(1, len(own))
-        try:
-            for start in range(0, len(own), block):
-                missing = self._find_missing(own[start : start + block], drawn)
-                began = time.perf_counter()
-                try:
-                    self._draw_block(sampler, missing, drawn, on_halve)
-                finally:
-                    drawn.seconds += time.perf_counter() - began
-        except KeyboardInterrupt:
-            drawn.stopped = True
-        return drawn
-
-    def _find_missing(self, indices: range, drawn: Drawn) -> Sequence[int]:
-        if self.folder is None or not self.folder.folder.exists():
+    def find_missing(indices: range) -> Sequence[int]:
+        if folder is None or not folder.folder.exists():
             return indices
         missing = []
         for index in indices:
-            if self.folder.holds(index):
+            if folder.holds(index):
                 drawn.found += 1
-                self._show(index, drawn)
+                show(index)
             else:
                 missing.append(index)
         return missing
 
-    def _draw_block(
-        self, sampler: Sampler, indices: Sequence[int], drawn: Drawn, on_halve: Callable[[int], None]
-    ) -> None:
-        labels = self.numbers if self.numbers.have_class else None
-        for part in sampler.iter_batches(indices, self.batch, labels, on_halve=on_halve):
+    def draw_block(indices: Sequence[int]) -> None:
+        for part in sampler.iter_batches(indices, batch, labels, on_halve=on_halve):
             drawn.state_bytes = max(drawn.state_bytes, part.state_bytes)
             drawn.passes += part.passes * len(part.indices)
             images = values_to_images(part.values, sampler.model.config.image)
             for index, image in zip(part.indices, images, strict=True):
-                if self.folder is None:
+                if folder is None:
                     drawn.images[index] = image
                 else:
-                    self.folder.write(index, image)  # immediately, so that a stopped job keeps its finished images
+                    folder.write(index, image)  # immediately, so that a stopped job keeps its finished images
                 drawn.drawn += 1
-                self._show(index, drawn)
+                show(index)
 
-    def _show(self, index: int, drawn: Drawn) -> None:
-        if self.folder is None or index - self.numbers.first < self.most_shown:
-            drawn.shown.append(index)
+    try:
+        for start in range(0, len(own), block):
+            missing = find_missing(own[start : start + block])
+            began = time.perf_counter()
+            try:
+                draw_block(missing)
+            finally:
+                drawn.seconds += time.perf_counter() - began
+    except KeyboardInterrupt:
+        drawn.stopped = True
+    return drawn
 
 
 def add_up(parts: Sequence[Drawn]) -> Drawn:

@@ -147,7 +147,7 @@ def sample(
         from linformer_cli.report.numbered import NumberedImages
         from linformer_cli.units import count_words, format_bytes, format_duration
 
-        from .drawing import Drawing, ImageNumbers, add_up
+        from .drawing import ImageNumbers, add_up, draw
 
         count = _IMAGES if count is None else count
         numbers = ImageNumbers(first, count, session.choose_classes(class_name), session.model.config.required_classes)
@@ -162,7 +162,7 @@ def sample(
 
         wanted = numbers.all
         folder = None if files is None else NumberedImages(files, describe)
-        own = Drawing(numbers, batch, folder, _MOST_IN_GRID).draw(sampler, team, say_halved)
+        own = draw(sampler, numbers, batch, folder, _MOST_IN_GRID, team, say_halved)
         work = add_up(team.gather(own))
         drawn, done, shown = work.drawn, work.drawn + work.found, work.shown
         if work.found:
