@@ -166,9 +166,7 @@ class _OwnFormat:
 
     def decode(self, files: Sequence[bytes], shape: tuple[int, ...]) -> Pixels:
         packed = PackedFile(io.BytesIO(files[0]))
-        blocks = packed.read_blocks(
-            self._coder, range(len(packed.header.blocks)), self._settings.batch, lambda done: None
-        )
+        blocks = packed.read_blocks(self._coder, self._settings.batch, lambda done: None)
         values = b"".join(encode_values(block.values) for block in blocks)
         found = torch.frombuffer(bytearray(values), dtype=torch.uint8).reshape(shape[0], -1)
         return values_to_images(found, packed.header.contents.tiling.shape)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from linformer_cli.errors import TrainingError
 from linformer_cli.speech.batches import Batch, group_by_length, make_batches
-from linformer_cli.speech.encoder import EncoderSettings, build_encoder, count_parameters
+from linformer_cli.speech.encoder import EncoderSettings, build_encoder
 from linformer_cli.speech.folds import Fold
 from linformer_cli.speech.learner import Learner, TrainingSettings
 from linformer_cli.speech.saved import Recogniser
@@ -57,7 +57,7 @@ class Trainee:
         seed = data.fold.seed
         with seeded(seed):
             encoder = build_encoder(variant.attention, variant.options, settings, len(self._alphabet))
-        self.parameters = count_parameters(encoder)
+        self.parameters = sum(parameter.numel() for parameter in encoder.parameters())
         self._learner, self._device = Learner(encoder.to(device), self.training, seed), device
 
     def train(self, epoch: Epoch, progress: Callable[[float], float], check: Check) -> None:

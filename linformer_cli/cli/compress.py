@@ -253,7 +253,7 @@ def _verify(file: BinaryIO, packed: "Packed", coder: "Coder", batch: int) -> Non
 
     found = PackedFile(file)
     with Bar("verifying", packed.sequences, found.header.contents.unit) as bar:
-        blocks = found.read_blocks(coder, range(len(found.header.blocks)), batch, bar.show)
+        blocks = found.read_blocks(coder, batch, bar.show)
         digest = digest_values(blocks)
     if digest != packed.digest:
         raise LintxError("the file does not decode to the same values, so it was not kept; please report this")

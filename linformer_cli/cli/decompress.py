@@ -92,7 +92,7 @@ def decompress(
         talk(f"{items} of {contents.values:,} values, in {parts}")
         faults: dict[int, str] = {}
         with Bar("decompressing", contents.sequences, contents.unit) as bar:
-            blocks = packed.read_blocks(coder, range(len(header.blocks)), batch, bar.show)
+            blocks = packed.read_blocks(coder, batch, bar.show)
             outcome = _write(packed, _note_faults(blocks, faults), out)
         for index, fault in list(faults.items())[:_MOST_NAMED]:
             complain(f"block {index} is lost: {fault}")

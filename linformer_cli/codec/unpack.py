@@ -58,19 +58,19 @@ class PackedFile:
                 f"{self.header.program.hex()[:16]}..., that of '{name}' {program.hex()[:16]}..."
             )
 
-    def read_blocks(self, coder: Coder, blocks: range, batch: int, report: Progress) -> Iterator[Restored]:
-        """Decode `blocks` in order, about `batch` sequences at once, but at least one block.
+    def read_blocks(self, coder: Coder, batch: int, report: Progress) -> Iterator[Restored]:
+        """Decode the blocks in order, about `batch` sequences at once, but at least one block.
 
         A damaged block is lost alone. `report` is called with the number of sequences that are done. Raises
         `LintxError` if there is not enough memory.
         """
         header, done = self.header, 0
-        at_once = max(1, batch // header.block)
+        blocks, at_once = range(len(header.blocks)), max(1, batch // header.block)
         if blocks:
             at_most = min(at_once * header.block, header.contents.sequences)
             require_memory(coder, at_most, header.contents.tiling.positions)
-        for start in range(blocks.start, blocks.stop, at_once):
-            part = range(start, min(start + at_once, blocks.stop))
+        for start in blocks[::at_once]:
+            part = blocks[start : start + at_once]
             for restored in self._read_batch(coder, part):
                 done += len(restored.values)
                 report(done)

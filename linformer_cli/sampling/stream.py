@@ -8,7 +8,6 @@ from torch import Tensor
 
 from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel, PixelState
-from linformer_cli.system.signals import Check, never_stop
 
 from .choose import UniformStreams
 from .decode import Sampler
@@ -38,10 +37,10 @@ class Stream:
             raise UsageError(f"this model draws at most {positions:,} values, prompt included, found {wanted}: {bound}")
 
     @torch.no_grad()
-    def draw(self, index: int = 0, before_step: Check = never_stop) -> Iterator[bytes]:
+    def draw(self, index: int = 0) -> Iterator[bytes]:
         """Yield the values after the prompt in parts of up to 32. They depend only on the seed, `index` and the prompt.
 
-        `Engine.draw_values` explains `before_step`. Raises `LintxError` if the model predicts NaN or infinity.
+        Raises `LintxError` if the model predicts NaN or infinity.
         """
         model, left = self.sampler.model, self.count
         if left == 0:
@@ -53,7 +52,7 @@ class Stream:
                 parameters = engine.step(model.start_tokens(1))
             while left is None or left > 0:
                 count = _VALUES if left is None else min(_VALUES, left)
-                values = engine.draw_values(parameters, streams, self.sampler.filters, count, before_step)
+                values = engine.draw_values(parameters, streams, self.sampler.filters, count)
                 yield values.numpy().tobytes()
                 left = None if left is None else left - count
                 if left != 0:

@@ -70,12 +70,12 @@ def load_corpus(name: str, data_dir: str | None = None) -> Corpus:
     raise UsageError(f"unknown speech data '{name}'; use {DIGITS_NAME} or {FOLDER_PREFIX}DIR")
 
 
-def split_speakers(speakers: Sequence[str], seed: int, folds: int = 3) -> tuple[list[str], list[str]]:
-    """Return the speakers for training and those held out. Over `folds` seeds, every speaker is held out once.
+def split_speakers(speakers: Sequence[str], seed: int) -> tuple[list[str], list[str]]:
+    """Return the speakers for training and those held out: one of three, so three seeds hold out every speaker once.
 
-    With fewer speakers than folds, one speaker is held out.
+    With fewer than three speakers, one speaker is held out.
     """
-    folds = min(folds, len(speakers))
+    folds = min(3, len(speakers))
     held_out = list(speakers[seed % folds :: folds])
     return [speaker for speaker in speakers if speaker not in held_out], held_out
 

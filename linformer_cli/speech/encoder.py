@@ -150,9 +150,3 @@ def ctc_loss(log_probabilities: Tensor, positions: Tensor, symbols: Tensor, coun
         log_probabilities.transpose(0, 1), symbols, positions, counts, blank=BLANK, reduction="mean"
     )
     return loss
-
-
-@torch.no_grad()
-def count_parameters(encoder: nn.Module) -> int:
-    """Return the number of weights."""
-    return sum(parameter.numel() for parameter in encoder.parameters())

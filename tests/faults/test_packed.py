@@ -93,7 +93,7 @@ def require_honest(sample: Sample, data: bytes) -> str:
         assert "\n" not in str(error) and len(str(error)) < 400
         return "refused"
     assert packed.header.program == PackedFile(io.BytesIO(sample.data)).header.program
-    restored = list(packed.read_blocks(sample.coder, range(len(packed.header.blocks)), 500, lambda done: None))
+    restored = list(packed.read_blocks(sample.coder, 500, lambda done: None))
     for block in restored:
         expected = sample.values[block.index * BLOCK : (block.index + 1) * BLOCK]
         np.testing.assert_array_equal(block.values, np.zeros_like(expected) if block.fault else expected)
@@ -134,9 +134,9 @@ def test_any_changed_block_is_lost_alone(sample, index) -> None:
         assert require_honest(sample, bytes(data)) == "1 lost"
 
 
-def test_blocks_are_read_from_the_middle(sample) -> None:
+def test_blocks_hold_their_sequences(sample) -> None:
     packed = PackedFile(io.BytesIO(sample.data))
-    found = list(packed.read_blocks(sample.coder, range(2, 4), 500, lambda done: None))
+    found = itertools.islice(packed.read_blocks(sample.coder, 500, lambda done: None), 2, 4)
     np.testing.assert_array_equal(np.concatenate([block.values for block in found]), sample.values[6:12])
 
 

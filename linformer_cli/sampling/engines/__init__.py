@@ -40,15 +40,12 @@ def build_engine(
 class EngineCache:
     """Builds the engine `wanted` of `model` for the first batch and reuses it for later batches of the same size.
 
-    Only the last engine is kept, so memory stays bounded. `wanted`, `look_ahead` and `products` are passed to
-    `build_engine`. The model's weights must not change while the cache is used, because engines may hold copies.
+    Only the last engine is kept, so memory stays bounded. `wanted` and `products` are passed to `build_engine`. The
+    model's weights must not change while the cache is used, because engines may hold copies.
     """
 
-    def __init__(
-        self, wanted: str, model: PixelModel, look_ahead: bool = True, products: torch.dtype | None = None
-    ) -> None:
-        self.model = model
-        self._wanted, self._look_ahead, self._products = wanted, look_ahead, products
+    def __init__(self, wanted: str, model: PixelModel, products: torch.dtype | None = None) -> None:
+        self.model, self._wanted, self._products = model, wanted, products
         self._engine: Engine | None = None
 
     @contextmanager
@@ -61,8 +58,7 @@ class EngineCache:
         try:
             if self._engine is None or self._engine.batch != batch:
                 self._engine = None  # free its memory before the next engine is built
-                settings = self._look_ahead, self._products
-                self._engine = build_engine(self._wanted, self.model, batch, state, *settings)
+                self._engine = build_engine(self._wanted, self.model, batch, state, products=self._products)
             else:
                 self._engine.start(state)
             yield self._engine

@@ -6,7 +6,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.base import fork_state
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams, draw_filtered
@@ -68,12 +67,6 @@ class Engine(ABC):
         `state` is the state of `batch` images, or of fewer: each of its n images is continued by `batch` / n adjacent
         new images.
         """
-
-    def copy_state(self, state: PixelState | None) -> PixelState:
-        """Return the state from which `start` begins `batch` images."""
-        if state is None:
-            return self.model.init_state(self.batch)
-        return fork_state(state, self.batch // len(state.embedding.recent))
 
     @abstractmethod
     def step(self, tokens_t: Tensor) -> Tensor:

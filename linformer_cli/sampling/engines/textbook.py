@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.base import measure_state_bytes
+from linformer_cli.attention.base import fork_state, measure_state_bytes
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 
 from .base import Engine
@@ -23,7 +23,10 @@ class TextbookEngine(Engine):
 
     def start(self, state: PixelState | None = None) -> None:
         self._state = None  # keeps only one state in memory at a time
-        self._state = self.copy_state(state)
+        if state is None:
+            self._state = self.model.init_state(self.batch)
+        else:
+            self._state = fork_state(state, self.batch // len(state.embedding.recent))
         self._state_bytes = measure_state_bytes(self._state)
 
     @torch.no_grad()
