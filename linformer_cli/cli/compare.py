@@ -175,8 +175,8 @@ def compare(
         training["evaluate_images"] = evaluate_images
     chosen = choose_training(config, training, talk)
     place = choose_device(chosen.device)
-    given_data = {"name": data, "data_dir": data_dir, "image_size": image_size, "length": window_length}
-    given_data = {key: value for key, value in given_data.items() if value is not None}
+    of_data = {"name": data, "data_dir": data_dir, "image_size": image_size, "length": window_length}
+    given_data = options.without_none(of_data)
     network = merge_settings(Given(preset, data=given_data), config, images_preset=DEFAULT_PRESET).network
     kind = choose_precision(chosen.precision, place.value, network.width, network.feed_forward)
     talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")

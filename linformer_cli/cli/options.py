@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -244,6 +244,11 @@ def choose_variants(names: str | None, baselines: bool = False) -> "list[Variant
     from linformer_cli.bench.variants import list_variants, parse_variants
 
     return list_variants(baselines) if names is None else parse_variants(names.split(","), baselines)
+
+
+def without_none(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that were given."""
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def parse_pairs(pairs: list[str] | None, option: str) -> dict[str, str]:

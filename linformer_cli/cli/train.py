@@ -1,7 +1,6 @@
 """`lintx train`: train a model, or resume a run."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,13 +126,13 @@ def train(
     from linformer_cli.training.settings import Given, extend_settings, find_source, merge_settings
 
     sizes = {"image_size": image_size, "channels": channels, "length": window_length}
-    of_data = _without_none({"name": data, "data_dir": data_dir, **sizes, "labels": classes})
+    of_data = options.without_none({"name": data, "data_dir": data_dir, **sizes, "labels": classes})
     given = Given(preset, network, of_data, {**length, **training})
     with join_team() as team:
         source = None
         if resume:
             folder = RunFolder(Path(run) if run is not None else team.from_leader(find_newest_run))
-            others = _without_none({"out": out, "config": config, "init_from": init_from})
+            others = options.without_none({"out": out, "config": config, "init_from": init_from})
             settings = extend_settings(folder.read_config(), given, others)
             images = load_training_images(settings.data, team)
         else:
@@ -156,27 +155,17 @@ def train(
         if not resume and out is None:  # the folder is created this late, so that a refused command leaves no folder
             trainer.folder = folder = RunFolder(team.from_leader(lambda: claim_run(merged.preset)))
         advice = f"the last save is intact; continue with: lintx train --resume '{folder.path}'"
-        with notice_loss(advice), _hold(folder, None if resume else trainer.config) if team.leads else nullcontext():
+        with notice_loss(advice), ExitStack() as stack:
+            if team.leads:
+                if not resume:
+                    folder.create(trainer.config)
+                stack.enter_context(folder.lock())
             if resume:
                 trainer.resume()
                 if team.leads:
                     folder.write_config(trainer.config)
             talk(f"training in {folder.path} from step {trainer.progress.step}")
             _run(trainer, json)
-
-
-@contextmanager
-def _hold(folder: "RunFolder", new: "RunConfig | None") -> Iterator[None]:
-    """Lock the folder for this process. For a `new` run, create the folder first."""
-    if new is not None:
-        folder.create(new)
-    with folder.lock():
-        yield
-
-
-def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that were given."""
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def _build_trainer(
