@@ -14,6 +14,7 @@ from .errors import LintxError
 
 # Matches the files and folders that `write_file` and `write_folder` may leave behind if the process is killed.
 TEMPORARY_FILES = ".lintx-*.tmp"
+STREAM = "-"  # in place of a path: stdin or stdout
 
 _ADVICE = {
     errno.EACCES: "choose a folder that you may write to",

@@ -13,12 +13,12 @@ import typer
 from linformer_cli.checkpoint_folders import find_shipped_name
 from linformer_cli.data import Split
 from linformer_cli.errors import DataError, LintxError, UsageError
-from linformer_cli.files import open_atomically, require_writable
+from linformer_cli.files import STREAM, open_atomically, require_writable
 from linformer_cli.units import WINDOWS, count_words
 
 from . import options
 from .output import complain, print_json, talk
-from .packing import STREAM, Bar, read_stdin, require_binary_stdout, write_stdout
+from .packing import Bar, read_stdin, require_binary_stdout, write_stdout
 from .session import Session, open_session
 
 if TYPE_CHECKING:

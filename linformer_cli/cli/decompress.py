@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from linformer_cli.errors import DataError, UsageError
-from linformer_cli.files import is_special
+from linformer_cli.files import STREAM, is_special
 from linformer_cli.units import count_words
 
 from . import options
 from .compress import Batch
 from .output import complain, print_json, talk
-from .packing import STREAM, Bar, read_stdin, require_binary_stdout, write_stdout
+from .packing import Bar, read_stdin, require_binary_stdout, write_stdout
 from .session import Session, open_session
 
 if TYPE_CHECKING:

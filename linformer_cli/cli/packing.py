@@ -14,7 +14,6 @@ from linformer_cli.errors import UsageError
 
 from .output import is_quiet, patient_stderr, talk
 
-STREAM = "-"
 _PLAIN_INTERVAL_SECONDS = 10.0
 
 

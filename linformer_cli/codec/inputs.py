@@ -10,12 +10,11 @@ from typing import BinaryIO
 from PIL import Image
 
 from linformer_cli.errors import DataError, UsageError
-from linformer_cli.files import is_special
+from linformer_cli.files import STREAM, is_special
 
 from .items import Contents, Item, Tiling, check_clashes, check_name, check_names
 from .sources import ByteSource, PictureSource, describe_picture
 
-STDIN = "-"
 # The name of what comes from stdin.
 _STDIN_NAME = "stdin"
 
@@ -37,7 +36,7 @@ def list_inputs(paths: Sequence[str], stdin: Callable[[], BinaryIO], is_bytes: b
     found: list[Input] = []
     for text in paths:
         path = Path(text)
-        if text == STDIN:
+        if text == STREAM:
             found.append(Input(_STDIN_NAME, stdin()))
         elif path.is_dir():
             found += [Input(name, path / name) for name in _list_folder(path, is_bytes)]

@@ -77,7 +77,7 @@ def load_torchvision_set(
     except Exception as error:
         if not (isinstance(error, RuntimeError) and "not found" in str(error)):
             raise DataError(
-                f"the {name} files in {root} ({origin}) are damaged ({_one_line(error)}); delete them and run again"
+                f"the {name} files in {root} ({origin}) are damaged ({_last_line(error)}); delete them and run again"
             ) from error
         data = _download(name, build, train, root, origin)
     if fault := _find_changed(name, train, root):
@@ -133,7 +133,7 @@ def _download(name: str, build: Any, train: bool, root: Path, origin: str) -> An
     except Exception as error:
         # torchvision reports a wrong checksum as a corrupted file.
         wrong = "corrupted" in str(error)
-        found = "the downloaded file has a wrong checksum" if wrong else f"downloading it failed ({_one_line(error)})"
+        found = "the downloaded file has a wrong checksum" if wrong else f"downloading it failed ({_last_line(error)})"
         raise DataError(
             f"no complete {name} in {root} ({origin}), and {found}; pass a folder that holds it with --data-dir, or "
             "use --data glyphs, which needs no download"
@@ -201,7 +201,7 @@ def _mismatch(error: Exception) -> DataError:
     wanted = next((line for line in requirements if line.startswith("torch")), "torch")
     wanted = "".join(character for character in wanted.partition(";")[0] if character not in "() ")
     return DataError(
-        f"torchvision {torchvision_version} does not load with torch {torch_version} ({_one_line(error)}); install "
+        f"torchvision {torchvision_version} does not load with torch {torch_version} ({_last_line(error)}); install "
         f"torchvision=={torchvision_version} and {wanted}, both from the same index, "
         "or use --data array:DIR or --data glyphs"
     )
@@ -225,7 +225,7 @@ def _network_timeout() -> Iterator[None]:
         socket.setdefaulttimeout(before)
 
 
-def _one_line(error: Exception) -> str:
+def _last_line(error: Exception) -> str:
     """The last line of an error's text, where torchvision puts the cause, or the error's type if there is no text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:

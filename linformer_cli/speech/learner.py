@@ -84,8 +84,7 @@ class Learner:
         for batch in batches:
             for row, symbols, count in zip(self.recognise(batch), batch.symbols, batch.counts, strict=True):
                 true.append(symbols[:count].tolist())
-                greedy = [placed.symbol for placed in decode_greedily(row)] if beam is None else None
-                decoded.append(decode_by_beam(row, beam) if greedy is None and beam is not None else greedy or [])
+                decoded.append(decode_by_beam(row, beam) if beam else [one.symbol for one in decode_greedily(row)])
         return count_errors(true, decoded)
 
     @torch.no_grad()

@@ -28,7 +28,7 @@ _KEPT_SPIKES = 3
 def claim_run(preset: str) -> Path:
     """Create a new folder in runs/. Its name is the date and the preset, with a number if this name is taken."""
     base = RUNS / f"{datetime.datetime.now():%Y-%m-%d-%H%M%S}-{preset}"
-    with _one_line(RUNS):
+    with _explaining(RUNS):
         RUNS.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(1):
             path = base if number == 1 else base.with_name(f"{base.name}-{number}")
@@ -63,7 +63,7 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Refuse a second process on this run. The system releases the lock when a process ends, however it ends."""
         lock = FileLock(self.path / _LOCK, blocking=False)
-        with _one_line(self.path):
+        with _explaining(self.path):
             try:
                 lock.acquire()
             except Timeout:
@@ -100,7 +100,7 @@ class RunFolder:
         """Keep `preferred`, or else `last/`, as `kept/KIND-STEP`. Delete all but the `newest` saves of this kind."""
         folder = self.kept / f"{kind}-{step:07d}"
         _link_folder(preferred if preferred and holds_checkpoint(preferred) else self.last, folder)
-        with _one_line(folder):
+        with _explaining(folder):
             for old in sorted(self.kept.glob(f"{kind}-*"))[:-newest]:
                 shutil.rmtree(old)
         return folder
@@ -115,7 +115,7 @@ class RunFolder:
     def create(self, config: RunConfig) -> None:
         """Create the folder. Raises `UsageError` if it exists and is not empty."""
         self.refuse_if_taken()
-        with _one_line(self.path):
+        with _explaining(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with self.lock():
             self.refuse_if_taken()  # another process may have created it meanwhile
@@ -160,7 +160,7 @@ def _is_something(path: Path) -> bool:
 def _link_folder(checkpoint: Path, target: Path) -> None:
     """Replace `target` with a copy of a checkpoint folder. The copy consists of hard links, which take no space."""
     writing = target.with_name(f".{target.name}.writing")
-    with _one_line(target):
+    with _explaining(target):
         for leftover in (writing, target):
             shutil.rmtree(leftover, ignore_errors=True)
         try:
@@ -181,7 +181,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 @contextlib.contextmanager
-def _one_line(path: Path) -> Iterator[None]:
+def _explaining(path: Path) -> Iterator[None]:
     """Turn an error of the operating system into a `LintxError` that names the file."""
     try:
         yield
