@@ -11,7 +11,7 @@ from torch.nn import functional
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, runs_kernels
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .kernels import linear as kernels
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
@@ -60,6 +60,7 @@ class LinearAttention(Attention):
     method = "fixed feature map, running sums"
     memory = Memory.CONSTANT
     options_type = LinearOptions
+    has_kernels = True
     bidirectional = True
     options: LinearOptions
 
@@ -72,7 +73,7 @@ class LinearAttention(Attention):
             self.feature_map = FEATURE_MAPS[options.feature_map](shape.heads, shape.key_width)
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return self._is_fused(device, dtype) or runs_kernels(device, accumulator_dtype(dtype))
+        return self._is_fused(device, dtype) or super().is_compiled(device, dtype)
 
     def _is_fused(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether a single kernel computes the feature map, the sums and the division."""
