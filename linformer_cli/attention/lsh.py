@@ -14,7 +14,7 @@ from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulat
 from .bidirectional.lsh import attend_sorted_chunks
 from .parts.bucket_chunks import EMPTY, attend_in_buckets, sort_by_bucket
 from .parts.caches import KeyValueCache, add_cache, cache_format, extend_cache, fit_rows, init_cache, push_in_place
-from .parts.scaling import large_number, shrink_huge
+from .parts.scaling import shrink_huge
 
 
 def _scale_keys(queries: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class LshAttention(Attention):
             builder.scratch("marks", shape.heads * capacity, torch.int32),
         ]
         integers = (capacity, options.rounds, options.buckets, options.window, cache_format(builder))
-        inputs.emit("lsh", shape.heads_and_widths, buffers, integers, (large_number(torch.float32),))
+        inputs.emit("lsh", shape.heads_and_widths, buffers, integers)
 
     def list_states(self, state: LshState) -> list[Tensor]:
         """Keys of length 1 / sqrt(K) and values with room for a whole image, and the rings."""

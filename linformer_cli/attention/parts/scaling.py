@@ -14,17 +14,12 @@ def directions(x: Tensor) -> Tensor:
     return x * (x.square().sum(dim=-1, keepdim=True) + KEY_FLOOR).rsqrt()
 
 
-def large_number(dtype: torch.dtype) -> float:
-    """The largest number that `shrink_huge` does not scale down. Sums of squares of such numbers do not overflow."""
-    return float(torch.finfo(dtype).max ** 0.25)
-
-
 def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """x, scaled down by a common factor over `dims` where the sum of squares could overflow.
 
     x is unchanged if no element exceeds the fourth root of the type's largest number (4e9 in float32). Normalised
     vectors do not depend on the scale of x. The scores of `lsh` do depend on it, so scaling changes them.
     """
-    limit = large_number(x.dtype)
+    limit = torch.finfo(x.dtype).max ** 0.25
     shrunk: Tensor = x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))
     return shrunk

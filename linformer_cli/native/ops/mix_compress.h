@@ -8,6 +8,7 @@
 #include "../maths.h"
 #include "../program.h"
 #include "lanes.h"
+#include "scaling.h"
 
 namespace {
 
@@ -17,10 +18,7 @@ template <class Number>
 inline void norm_heads(int64_t heads, int64_t width, const float* x, const float* gain, const float* shift, int64_t widest,
                        Number* out, int64_t stride) {
     const int64_t count = heads * width;
-    const float limit = 4.2949673e9f;  // the fourth root of the largest float
-    float largest = limit;
-    for (int64_t i = 0; i < count; i++) largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
-    const float factor = limit / largest;
+    const float factor = shrink_factor(count, x);
     const float mean = sum_of(count, [&](int64_t i) { return x[i] * factor; }) / count;
     const float squares = sum_of(count, [&](int64_t i) { return (x[i] * factor - mean) * (x[i] * factor - mean); });
     const float inverse = 1 / std::sqrt(squares / count + 1e-5f);

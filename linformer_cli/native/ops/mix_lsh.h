@@ -5,8 +5,7 @@
 // of positions, int32 [rounds, buckets, window], -1 where unused.
 // Constants of each head: rotations [K, rounds, buckets / 2].
 // Scratch of each head: products, float64 [rounds, buckets / 2]; marks, int32 [capacity], which are 0 between calls.
-// Integers: capacity, rounds, buckets, window, the format of the cache. Reals: the largest element that is not scaled
-// down.
+// Integers: capacity, rounds, buckets, window, the format of the cache.
 #pragma once
 
 #include <cmath>
@@ -16,6 +15,7 @@
 #include "../program.h"
 #include "cache.h"
 #include "lanes.h"
+#include "scaling.h"
 
 namespace {
 
@@ -42,17 +42,16 @@ void mix_lsh_of(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op};
     const int64_t K = mix.key_width, V = mix.value_width, capacity = mix.integer(0);
     const int64_t rounds = mix.integer(1), buckets = mix.integer(2), window = mix.integer(3), half = buckets / 2;
-    const float bound = static_cast<float>(op.real[0]), root = std::sqrt(static_cast<float>(K));
+    const float root = std::sqrt(static_cast<float>(K));
     const Part parts[] = {{2, rounds * buckets * window}};
     for_heads(mix, parts, rounds * (buckets * K + window * (K + V)), [&](int64_t row, int64_t head, float** state) {
         const int64_t position = pass.position_of(row);
         int32_t *rings = reinterpret_cast<int32_t*>(state[0]), *marks = mix.own<int32_t>(5, row, head, capacity);
         Number *keys = mix.own<Number>(0, row, head, capacity * K);
         Number *values = mix.own<Number>(1, row, head, capacity * V);
-        float *query = workspace<Mix>(K), *y = mix.output(row, head), largest = bound;
-        const float *q = mix.key(row, head), *value = mix.value(row, head);
-        for (int64_t i = 0; i < K; i++) largest = std::fabs(q[i]) > largest ? std::fabs(q[i]) : largest;
-        for (int64_t i = 0; i < K; i++) query[i] = q[i] * (bound / largest);
+        float *query = workspace<Mix>(K), *y = mix.output(row, head);
+        const float *q = mix.key(row, head), *value = mix.value(row, head), factor = shrink_factor(K, q);
+        for (int64_t i = 0; i < K; i++) query[i] = q[i] * factor;
 
         double* products = mix.own<double>(4, row, head, rounds * half);
         const float* rotations = mix.own<float>(3, row, head, K * rounds * half);

@@ -10,6 +10,7 @@
 
 #include "../maths.h"
 #include "../program.h"
+#include "scaling.h"
 #include "sums.h"
 
 namespace {
@@ -17,8 +18,10 @@ namespace {
 // x [K], normalised if there are gains and biases [2, K], and rotated by R angles in turns.
 inline void normalise_and_rotate(int64_t K, const float* x, const float* affine, int64_t R, const float* angles,
                                  float* out) {
-    const float inverse = affine ? 1 / std::sqrt(dot(K, x, x) / K + 1e-5f) : 1;
-    for (int64_t i = 0; i < K; i++) out[i] = affine ? x[i] * inverse * affine[i] + affine[K + i] : x[i];
+    const float factor = affine ? shrink_factor(K, x) : 1;
+    for (int64_t i = 0; i < K; i++) out[i] = x[i] * factor;
+    const float inverse = affine ? 1 / std::sqrt(dot(K, out, out) / K + 1e-5f) : 1;
+    for (int64_t i = 0; affine && i < K; i++) out[i] = out[i] * inverse * affine[i] + affine[K + i];
     for (int64_t r = 0; r < R; r++) {
         float sine, cosine;
         sine_cosine(angles[r] * 6.28318531f, sine, cosine);

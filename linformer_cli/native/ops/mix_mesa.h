@@ -14,6 +14,13 @@
 
 namespace {
 
+// x [K], scaled to length 1.
+inline void find_direction(int64_t K, const float* x, float* out) {
+    const float factor = shrink_factor(K, x);
+    for (int64_t i = 0; i < K; i++) out[i] = x[i] * factor;
+    scale_to_direction(K, out);
+}
+
 inline float at_least_tiny(float x) { return x < FLT_MIN ? FLT_MIN : x; }  // NaN stays NaN
 
 // x [K] <- near (h + Lambda)^-1 residual, for h [K, K]. `product` [K] holds h residual at first. `residual` is changed.
@@ -60,10 +67,8 @@ void mix_mesa(const Pass& pass, const Operation& op) {
         float* x = product + K;
         const float* gates = mix.extra(row, head, 2);
         const float beta = sigmoid(gates[0]), alpha = sigmoid(gates[1] + *mix.own<float>(2, row, head, 1));
-        copy_numbers(K, mix.query(row, head), query);
-        copy_numbers(K, mix.key(row, head), key);
-        scale_to_direction(K, query);
-        scale_to_direction(K, key);
+        find_direction(K, mix.query(row, head), query);
+        find_direction(K, mix.key(row, head), key);
         for (int64_t i = 0; i < K; i++) written[i] = beta * key[i];
         update_and_read<DECAY_ALL>(K, K, query, written, key, &alpha, state[1], product);
         solve(K, iterations, state[1], mix.own<float>(3, row, head, K), query, product, x);
