@@ -4,82 +4,10 @@
 #include <cstring>
 
 #include "drawing.h"
-#include "ops/join.h"
-#include "ops/look_up.h"
-#include "ops/lstm.h"
-#include "ops/mix_compress.h"
-#include "ops/mix_convolution.h"
-#include "ops/mix_deltanet.h"
-#include "ops/mix_flash.h"
-#include "ops/mix_gau.h"
-#include "ops/mix_gla.h"
-#include "ops/mix_linear.h"
-#include "ops/mix_linformer.h"
-#include "ops/mix_log_linear.h"
-#include "ops/mix_lsh.h"
-#include "ops/mix_mamba.h"
-#include "ops/mix_mesa.h"
-#include "ops/mix_mlstm.h"
-#include "ops/mix_nystrom.h"
-#include "ops/mix_performer.h"
-#include "ops/mix_probsparse.h"
-#include "ops/mix_retention.h"
-#include "ops/mix_rows.h"
-#include "ops/mix_rwkv7.h"
-#include "ops/mix_sines.h"
-#include "ops/mix_single_head.h"
-#include "ops/normalise.h"
-#include "ops/project.h"
-#include "ops/short_convolution.h"
+#include "operations.h"
 #include "program.h"
 
 namespace {
-
-struct Entry {
-    const char* name;
-    void (*run)(const Pass&, const Operation&);
-    bool has_state;  // operations with a state also run in COMMIT
-};
-
-const Entry ENTRIES[] = {
-    {"embed", embed, false},
-    {"look_around", look_around, false},
-    {"take_differences", take_differences, false},
-    {"add_predictions", add_predictions, false},
-    {"look_up", look_up, false},
-    {"project", project, false},
-    {"join", join, false},
-    {"add", add, false},
-    {"gate", gate, false},
-    {"copy", copy, false},
-    {"fold", fold, false},
-    {"normalise", normalise, false},
-    {"short_convolution", short_convolution, true},
-    {"lstm", lstm, true},
-    {"mix.compress", mix_compress, true},
-    {"mix.convolution", mix_convolution, true},
-    {"mix.deltanet", mix_deltanet, true},
-    {"mix.flash", mix_flash, true},
-    {"mix.gau", mix_gau, true},
-    {"mix.gla", mix_gla, true},
-    {"mix.linear", mix_linear, true},
-    {"mix.linformer", mix_linformer, true},
-    {"mix.log_linear", mix_log_linear, true},
-    {"mix.lsh", mix_lsh, true},
-    {"mix.mamba", mix_mamba, true},
-    {"mix.mesa", mix_mesa, true},
-    {"mix.mlstm", mix_mlstm, true},
-    {"mix.norm_heads", mix_norm_heads, false},
-    {"mix.nystrom", mix_nystrom, true},
-    {"mix.performer", mix_performer, true},
-    {"mix.performer_trig", mix_performer_trig, true},
-    {"mix.probsparse", mix_probsparse, true},
-    {"mix.retention", mix_retention, true},
-    {"mix.rfa", mix_rfa, true},
-    {"mix.rows", mix_rows, true},
-    {"mix.rwkv7", mix_rwkv7, true},
-    {"mix.single_head", mix_single_head, true},
-};
 
 // Runs the operations from `first` up to `end`.
 void run(const Pass& pass, int64_t first, int64_t end) {
@@ -148,11 +76,7 @@ void look_ahead(const Program& program, Drawing& drawing) {
 extern "C" {
 
 // The code of the operation `name`, or -1 if there is none.
-int64_t lintx_find_operation(const char* name) {
-    for (size_t code = 0; code < sizeof ENTRIES / sizeof *ENTRIES; code++)
-        if (!std::strcmp(ENTRIES[code].name, name)) return static_cast<int64_t>(code);
-    return -1;
-}
+int64_t lintx_find_operation(const char* name) { return find_operation(name); }
 
 // The sizes of the structures that Python also declares.
 void lintx_sizes(int64_t* sizes) {

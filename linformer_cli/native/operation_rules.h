@@ -2,7 +2,6 @@
 // of mechanisms.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -123,83 +122,6 @@ void check_mix(Rules& rules) {
     MixRules mix(rules);
     CHECK(mix);
     rules.need(mix.kept);
-}
-
-const struct {
-    const char* name;
-    void (*check)(Rules&);
-} RULES[] = {
-    {"embed", check_embed},
-    {"look_around", check_look_around},
-    {"take_differences", check_take_differences},
-    {"add_predictions", check_add_predictions},
-    {"look_up", check_look_up},
-    {"project", check_project},
-    {"join", check_join},
-    {"add", check_add},
-    {"gate", check_gate},
-    {"copy", check_copy},
-    {"fold", check_fold},
-    {"normalise", check_normalise},
-    {"short_convolution", check_short_convolution},
-    {"lstm", check_lstm},
-    {"mix.compress", check_mix<check_compress>},
-    {"mix.convolution", check_mix<check_convolution>},
-    {"mix.deltanet", check_mix<check_deltanet>},
-    {"mix.flash", check_mix<check_flash>},
-    {"mix.gau", check_mix<check_gau>},
-    {"mix.gla", check_mix<check_gla>},
-    {"mix.linear", check_mix<check_linear>},
-    {"mix.linformer", check_mix<check_linformer>},
-    {"mix.log_linear", check_mix<check_log_linear>},
-    {"mix.lsh", check_mix<check_lsh>},
-    {"mix.mamba", check_mix<check_mamba>},
-    {"mix.mesa", check_mix<check_mesa>},
-    {"mix.mlstm", check_mix<check_mlstm>},
-    {"mix.norm_heads", check_mix<check_norm_heads>},
-    {"mix.nystrom", check_mix<check_nystrom>},
-    {"mix.performer", check_mix<check_performer>},
-    {"mix.performer_trig", check_mix<check_performer_trig>},
-    {"mix.probsparse", check_mix<check_probsparse>},
-    {"mix.retention", check_mix<check_retention>},
-    {"mix.rfa", check_mix<check_rfa>},
-    {"mix.rows", check_mix<check_rows>},
-    {"mix.rwkv7", check_mix<check_rwkv7>},
-    {"mix.single_head", check_mix<check_single_head>},
-};
-
-// Whether a buffer has this kind and type and at least `width` numbers.
-inline bool fits(const FileProgram& file, int64_t index, Kind kind, Type type, int64_t width) {
-    if (index < 0 || index >= static_cast<int64_t>(file.buffers.size())) return false;
-    const FileBuffer& found = file.buffers[index];
-    return found.kind == kind && found.type == type && found.width >= width;
-}
-
-// Checks a file that `read_program` accepted. Returns a message if a buffer or an operation is not valid, else an empty
-// text.
-inline Text check_program(const FileProgram& file) {
-    const int64_t parameters = file.head.mixtures ? 3 * file.head.mixtures : file.levels;
-    bool named = fits(file, file.output, SCRATCH, Type::FLOAT32, parameters);
-    named = named && fits(file, file.recent, STATE, Type::INT16, 1) && file.buffers[file.recent].initial == 0;
-    named = named && (file.classes ? fits(file, file.label, STATE, Type::INT64, 1) : file.label == -1);
-    for (const std::vector<int64_t>& layer : file.states)
-        for (const int64_t index : layer)
-            named = named && index < static_cast<int64_t>(file.buffers.size()) && file.buffers[index].kind == STATE;
-    if (!named) return "the file is damaged: its buffers are not valid";
-    for (int64_t n = 0; n < static_cast<int64_t>(file.operations.size()); n++) {
-        const FileOperation& operation = file.operations[n];
-        const auto rule = std::find_if(std::begin(RULES), std::end(RULES),
-                                       [&](const auto& each) { return operation.name == each.name; });
-        if (rule == std::end(RULES)) return Text("the file has the unknown operation '") << operation.name << "'";
-        if (ONLY_INT8 && operation.name == "project" && operation.arguments.integer[3] < INT8)
-            return "the file has products of floats, and this engine has products in int8 only";
-        Rules rules(file, operation.arguments, n < file.blocks ? file.values() / file.channels : file.values());
-        rules.distinct(operation.name == "join");
-        rule->check(rules);
-        if (!rules.kept)
-            return Text("the file is damaged: an operation '") << operation.name << "' leaves its buffers";
-    }
-    return "";
 }
 
 }  // namespace

@@ -103,6 +103,12 @@ private:
     }
 };
 
+// An operation whose integer number FORMAT is the format of its cache: NARROW for bfloat16, otherwise WIDE.
+template <void NARROW(const Pass&, const Operation&), void WIDE(const Pass&, const Operation&), int64_t FORMAT>
+void in_format(const Pass& pass, const Operation& op) {
+    is_bfloat16(Mix{pass, op}.integer(FORMAT)) ? NARROW(pass, op) : WIDE(pass, op);
+}
+
 // A part of a state: the mechanism's own buffer number `index`, with `width` floats for each head.
 struct Part {
     int64_t index, width;

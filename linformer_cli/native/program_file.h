@@ -33,7 +33,7 @@ struct FileBuffer {
 
 struct FileOperation {
     Text name;
-    Operation arguments;  // without its code
+    Operation arguments;  // `check_program` finds the code
 };
 
 struct FileProgram {

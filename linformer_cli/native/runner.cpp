@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "engine.cpp"
-#include "operation_rules.h"
 #include "philox.h"
 #include "program_file.h"
 
@@ -94,15 +93,6 @@ bool allocate_buffers(lintx_runner& runner) {
     return true;
 }
 
-bool find_operations(lintx_runner& runner) {
-    for (const FileOperation& operation : runner.file.operations) {
-        runner.operations.push_back(operation.arguments);
-        runner.operations.back().code = lintx_find_operation(operation.name.letters());
-        if (runner.operations.back().code < 0) return false;
-    }
-    return true;
-}
-
 bool is_finite(lintx_runner& runner, int64_t image) {
     const int64_t count = runner.file.head.mixtures ? 3 * runner.file.head.mixtures : runner.file.levels;
     const float* parameters = runner.parameters(image);
@@ -161,7 +151,7 @@ lintx_runner* lintx_open(const void* file, int64_t bytes, int64_t batch) {
     if (!reason.empty()) return refuse(reason);
     const FileProgram& found = runner->file;
     runner->program = {batch, found.window, 1, 0, found.channels, found.blocks, 0, nullptr, nullptr};
-    if (!find_operations(*runner)) return refuse("the file has an operation that this engine lacks");
+    for (const FileOperation& operation : found.operations) runner->operations.push_back(operation.arguments);
     if (!allocate_buffers(*runner)) return refuse("there is not enough memory");
     runner->program.count = static_cast<int64_t>(runner->operations.size());
     runner->program.buffers = runner->buffers.data();

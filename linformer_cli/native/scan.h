@@ -143,7 +143,7 @@ struct Sum {
 };
 
 // The factor of S before each position: none, one number, one number per row or one per column.
-enum Decay { KEEP, EACH, ROWS, COLUMNS };
+enum Decay { KEEP, ALL, ROWS, COLUMNS };
 
 // S <- d before + S.
 template <Decay D, class A>
@@ -157,7 +157,7 @@ void follow(const Sum<A>& before, const A* decay, Sum<A>& S) {
 }
 
 // For each position in order: S <- d S + sum over w of a_w b_w^T, then out_r <- o_r^T S. All arrays have a row of whole
-// vectors per position; d has one number per position for EACH. If positions are visited in reverse, d of position t is
+// vectors per position; d has one number per position for ALL. If positions are visited in reverse, d of position t is
 // the factor of the position after t.
 template <class A, int WRITES = 1, int READS = 1>
 struct Positions {
@@ -184,7 +184,7 @@ template <int TOGETHER, Decay D, class A, int P, int WRITES, int READS>
         for (int c = 0; c < TOGETHER; c++) {
             const int64_t place = m + c * L::count;
             for (int w = 0; w < WRITES; w++) values[w][p][c] = L::load(x.b[w] + (t + p * step) * width_m + place);
-            if (D == EACH) factors[p][c] = factors[p][c] + *at.decay[p];
+            if (D == ALL) factors[p][c] = factors[p][c] + *at.decay[p];
             if (D == COLUMNS) factors[p][c] = L::load(at.decay[p] + place);
         }
     A* rows = S.rows.data() + m;
@@ -215,7 +215,7 @@ template <class A, Decay D, int P, int WRITES, int READS>
 void scan_positions(const Positions<A, WRITES, READS>& x, int64_t t, int64_t step, Sum<A>& S) {
     using L = Lanes<A>;
     const int64_t width_n = L::pad(S.N), width_m = L::pad(S.M);
-    const int64_t width_d = D == EACH ? 1 : D == ROWS ? width_n : width_m;
+    const int64_t width_d = D == ALL ? 1 : D == ROWS ? width_n : width_m;
     constexpr int R = READS ? READS : 1;
     PositionRows<A, P, WRITES, READS> at;
     for (int p = 0; p < P; p++) {
@@ -235,7 +235,7 @@ void scan_positions(const Positions<A, WRITES, READS>& x, int64_t t, int64_t ste
         const int64_t place = (t + p * step) * width_m + S.whole;
         for (int64_t n = 0; n < S.N; n += L::count) {
             typename L::type row = L::load(&S.last[n]);
-            if (D == EACH) row *= *at.decay[p];
+            if (D == ALL) row *= *at.decay[p];
             if (D == ROWS) row *= L::load(at.decay[p] + n);
             if (D == COLUMNS) row *= at.decay[p][S.whole];
             for (int w = 0; w < WRITES; w++) row += L::load(at.a[w][p] + n) * x.b[w][place];

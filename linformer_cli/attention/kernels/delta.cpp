@@ -31,7 +31,7 @@ struct Rule {
 template <bool BACKWARD, Decay D, int TILES, class A>
 void solve_columns(int64_t count, const Rule<A>& x, int64_t m, Sum<A>& S) {
     using L = Lanes<A>;
-    const int64_t width_n = L::pad(S.N), width_m = S.stride(), width_d = D == EACH ? 1 : width_n;
+    const int64_t width_n = L::pad(S.N), width_m = S.stride(), width_d = D == ALL ? 1 : width_n;
     const int64_t step = BACKWARD ? -1 : 1;
     int64_t t = BACKWARD ? count - 1 : 0;
     typename L::type held[TILES] = {};
@@ -45,14 +45,14 @@ void solve_columns(int64_t count, const Rule<A>& x, int64_t m, Sum<A>& S) {
         typename L::type added[TILES], other[TILES], sums[TILES] = {};
         for (int i = 0; i < TILES; i++) {
             const int64_t place = t * width_m + m + i * L::count;
-            added[i] = L::load(x.target + place) - (D == EACH ? single * held[i] : held[i]);
+            added[i] = L::load(x.target + place) - (D == ALL ? single * held[i] : held[i]);
             L::store(x.error + place, added[i]);
             if (BACKWARD) other[i] = L::load(x.y + place);
             held[i] = typename L::type{};
         }
         A* rows = S.rows.data() + m;
         for (int64_t n = 0; n < S.N; n++) {
-            const A factor = D == EACH ? single : decay[n];
+            const A factor = D == ALL ? single : decay[n];
             for (int i = 0; i < TILES; i++) {
                 typename L::type row = factor * L::load(rows + n * width_m + i * L::count) + write[n] * added[i];
                 if (BACKWARD) row += q[n] * other[i];
@@ -154,7 +154,7 @@ void backward(const Call& call) {
         const int64_t Cp = x.Cp, Vp = x.Vp;
         std::vector<A> target(BLOCK * Vp), grad_q(BLOCK * Cp), grad_w(BLOCK * Cp), grad_d(BLOCK * Cp), r((T + BLOCK) * Vp);
         std::vector<double> sums(decays);
-        constexpr Decay TURNED = D == EACH ? EACH : COLUMNS;
+        constexpr Decay TURNED = D == ALL ? ALL : COLUMNS;
         Sum<A> G(C, V, false), G_turned(V, C), S(V, C);
         for (int64_t index = next(); index < heads; index = next()) {
             const int64_t b = index / call.H, h = index % call.H;
@@ -183,7 +183,7 @@ void backward(const Call& call) {
             }
             if (call.grad_carried) {
                 for (int64_t n = 0; n < C; n++)
-                    for (int64_t j = 0; j < Vp; j++) G.rows[n * Vp + j] *= x.decay[D == EACH ? 0 : n];
+                    for (int64_t j = 0; j < Vp; j++) G.rows[n * Vp + j] *= x.decay[D == ALL ? 0 : n];
                 G.store(part<A>(call.grad_carried, index, C * V));
             }
             S.load(part<A>(call.carried, index, C * V), true);
@@ -210,7 +210,7 @@ void backward(const Call& call) {
                         if (D == ROWS) L::store(&x.reads[i], change);
                     }
                     *to_beta.at(first + t) = L::total(beta_sum);
-                    if (D == EACH) *to_decay.at(first + t) = L::total(change_sum);
+                    if (D == ALL) *to_decay.at(first + t) = L::total(change_sum);
                 }
                 if (D == ROWS) write(x.reads.data(), first, count, C, to_decay);
                 write(grad_q.data(), first, count, C, to_q);
@@ -218,7 +218,7 @@ void backward(const Call& call) {
                 if (call.d.data) write(grad_d.data(), first, count, C, to_d);
             }
             std::fill(sums.begin(), sums.end(), 0.0);
-            for (int64_t i = 0; grad_total && i < C * V; i++) sums[D == EACH ? 0 : i / V] += grad_total[i] * S.at(i % V, i / V);
+            for (int64_t i = 0; grad_total && i < C * V; i++) sums[D == ALL ? 0 : i / V] += grad_total[i] * S.at(i % V, i / V);
             for (int64_t t = T - 1; t >= 0; t--)
                 for (int64_t i = 0; i < decays; i++) to_decay.at(t)[i] = static_cast<A>(sums[i] += to_decay.at(t)[i]);
         }
@@ -227,7 +227,7 @@ void backward(const Call& call) {
 
 template <class A>
 void run(const Call& call, bool reverse) {
-    if (call.decays == 1) reverse ? backward<EACH, A>(call) : forward<EACH, A>(call);
+    if (call.decays == 1) reverse ? backward<ALL, A>(call) : forward<ALL, A>(call);
     else reverse ? backward<ROWS, A>(call) : forward<ROWS, A>(call);
 }
 

@@ -117,7 +117,7 @@ void solve_all(const Call& call) {
                 read_decays(Rows<A>(call.log_decay, b, head), first, count, call.T, 1, decay.data());
                 for (int64_t t = 0; t < count; t++) {
                     const A* r = &right[t * P];
-                    scan<EACH>(1, Positions<A>{{&written[t * P]}, {&keys[t * P]}, {r}, {product.data()}, &decay[t]}, h);
+                    scan<ALL>(1, Positions<A>{{&written[t * P]}, {&keys[t * P]}, {r}, {product.data()}, &decay[t]}, h);
                     solver.solve(h.rows.data(), penalty.data(), r, product.data(), &x[t * P]);
                 }
                 write(x.data(), first, count, K, Rows<A>(call.x, b, head));

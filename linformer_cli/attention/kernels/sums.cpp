@@ -209,7 +209,7 @@ void run_decay(const Call& call, bool reverse) {
 template <class A>
 void run(const Call& call, bool reverse) {
     if (call.decays == 0) return run_decay<A, KEEP>(call, reverse);
-    if (call.decays == 1) return run_decay<A, EACH>(call, reverse);
+    if (call.decays == 1) return run_decay<A, ALL>(call, reverse);
     return run_decay<A, ROWS>(call, reverse);
 }
 

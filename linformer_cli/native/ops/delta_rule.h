@@ -14,7 +14,7 @@ namespace {
 //
 // With a second key, `value` belongs to that key instead: u = -beta erase^T p, and s <- p + key u^T + second value^T.
 struct DeltaStep {
-    const float *query, *erase;  // [K]; for DECAY_ROWS, both are already times a
+    const float *query, *erase;  // [K]; for ROWS, both are already times a
     const float *key, *value;    // [K], [V]
     const float* a;              // the factors of the rows of s; see `Decay` of sums.h
     float beta, overlap;         // overlap: query . key, where the query is not times a
@@ -27,8 +27,8 @@ struct DeltaStep {
 template <int DECAY, bool SECOND = false>
 inline void replace_and_read(int64_t K, int64_t V, const DeltaStep& x, float* s, float* y) {
     const float *query = x.query, *erase = x.erase, *key = x.key, *second = x.second, *a = x.a;
-    const float single = DECAY == DECAY_ALL ? *a : 1;
-    const auto faded = [=](auto sum) { return DECAY == DECAY_ALL ? single * sum : sum; };
+    const float single = DECAY == ALL ? *a : 1;
+    const auto faded = [=](auto sum) { return DECAY == ALL ? single * sum : sum; };
     int64_t j = 0;
     for (; j + LANES <= V; j += LANES) {
         floats held[2] = {}, read[2] = {};

@@ -48,7 +48,7 @@ void mix_norm_heads(const Pass& pass, const Operation& op) {
 // Shared: gain and shift of the norm of the averages. Integers: capacity, the first row for averages, chunk, rank,
 // widest, the format of the cache.
 template <class Number>
-void mix_compress_of(const Pass& pass, const Operation& op) {
+void mix_compress(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op}, whole{pass, op, 1};
     const int64_t H = mix.heads, K = mix.key_width, V = mix.value_width, width = 1 + K + V, capacity = mix.integer(0);
     const int64_t chunk = mix.integer(2), rank = mix.integer(3), widest = mix.integer(4);
@@ -83,10 +83,6 @@ void mix_compress_of(const Pass& pass, const Operation& op) {
         for (int64_t i = 0; i < H * rank; i++) state[0][i] = -INFINITY;
         for (int64_t i = 0; i < H * rank * width; i++) state[1][i] = 0;
     });
-}
-
-void mix_compress(const Pass& pass, const Operation& op) {
-    is_bfloat16(Mix{pass, op}.integer(5)) ? mix_compress_of<bfloat16>(pass, op) : mix_compress_of<float>(pass, op);
 }
 
 }  // namespace

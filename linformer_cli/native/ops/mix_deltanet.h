@@ -55,9 +55,9 @@ void mix_deltanet(const Pass& pass, const Operation& op) {
             for (int64_t i = 0; i < K; i++) query[i] *= a[i];
             for (int64_t i = 0; i < K; i++) erase[i] = step.erase[i] * a[i];
             step.erase = erase;
-            replace_and_read<DECAY_ROWS>(K, V, step, state[0], y);
+            replace_and_read<ROWS>(K, V, step, state[0], y);
         } else {
-            replace_and_read<DECAY_ALL>(K, V, step, state[0], y);
+            replace_and_read<ALL>(K, V, step, state[0], y);
         }
         scale_output(V, 1e-5f, nullptr, y);
     });

@@ -49,7 +49,7 @@ inline void add_chunk(const Mix& mix, int64_t row, int64_t chunk, int64_t first,
 }
 
 template <class Number>
-void mix_flash_of(const Pass& pass, const Operation& op) {
+void mix_flash(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op};
     const int64_t K = mix.key_width, V = mix.value_width, chunk = mix.integer(0);
     if (std::is_same<Number, bfloat16>::value && pass.mode != COMMIT)
@@ -107,10 +107,6 @@ void mix_flash_of(const Pass& pass, const Operation& op) {
         copy_numbers(K, mix.key(row, 0), mix.own<Number>(0, row, 0, 0) + place * K);
         copy_numbers(V, mix.value(row, 0), mix.own<Number>(1, row, 0, 0) + place * V);
     }
-}
-
-void mix_flash(const Pass& pass, const Operation& op) {
-    is_bfloat16(Mix{pass, op}.integer(1)) ? mix_flash_of<bfloat16>(pass, op) : mix_flash_of<float>(pass, op);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@
 namespace {
 
 template <class Number>
-void mix_gau_of(const Pass& pass, const Operation& op) {
+void mix_gau(const Pass& pass, const Operation& op) {
     if (pass.mode == COMMIT) return;
     const Mix mix{pass, op};
     const int64_t K = mix.key_width, V = mix.value_width, capacity = mix.integer(0);
@@ -43,10 +43,6 @@ void mix_gau_of(const Pass& pass, const Operation& op) {
         std::memset(y, 0, width * sizeof(float));
         add_rows(pass.position_of(row) + 1, width, mix.own<float>(5, row, 0, 0), values(row) + first, V, y);
     });
-}
-
-void mix_gau(const Pass& pass, const Operation& op) {
-    is_bfloat16(Mix{pass, op}.integer(2)) ? mix_gau_of<bfloat16>(pass, op) : mix_gau_of<float>(pass, op);
 }
 
 }  // namespace

@@ -26,9 +26,9 @@ void mix_gla(const Pass& pass, const Operation& op) {
         for (int64_t i = 0; i < K; i++) query[i] = q[i] * scale;
         for (int64_t i = 0; i < gates; i++) decay[i] = exponential(log_sigmoid(logits[i] + start[i]) * power);
         if (gates == 1)
-            update_and_read<DECAY_ALL>(K, V, query, k, value, decay, state[0], y);
+            update_and_read<ALL>(K, V, query, k, value, decay, state[0], y);
         else
-            update_and_read<DECAY_ROWS>(K, V, query, k, value, decay, state[0], y);
+            update_and_read<ROWS>(K, V, query, k, value, decay, state[0], y);
         scale_output(V, 1e-6f, gated ? logits + gates : nullptr, y);
     });
 }

@@ -27,7 +27,7 @@ inline void project_block(int64_t rank, int64_t block, int64_t width, const floa
 }
 
 template <class Number>
-void mix_linformer_of(const Pass& pass, const Operation& op) {
+void mix_linformer(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op};
     const int64_t K = mix.key_width, V = mix.value_width, capacity = mix.integer(0), rank = mix.integer(1);
     const int64_t block = mix.integer(2), projections = mix.integer(3);
@@ -66,10 +66,6 @@ void mix_linformer_of(const Pass& pass, const Operation& op) {
             copy_numbers(inside * V, kept + inside * K, values);
         }
     });
-}
-
-void mix_linformer(const Pass& pass, const Operation& op) {
-    is_bfloat16(Mix{pass, op}.integer(4)) ? mix_linformer_of<bfloat16>(pass, op) : mix_linformer_of<float>(pass, op);
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ void mix_log_linear(const Pass& pass, const Operation& op) {
             float *s = state[0] + b * K * V, scale = weight(b + 1);
             if (over == OVER_DELTANET) {
                 const DeltaStep change{step.query, step.key, step.key, nothing, &step.decay, step.rate, step.overlap};
-                replace_and_read<DECAY_ALL>(K, V, change, s, read);
+                replace_and_read<ALL>(K, V, change, s, read);
                 for (int64_t j = 0; j < V; j++) y[j] += scale * read[j];
                 continue;
             }

@@ -38,7 +38,7 @@ inline int32_t* find_oldest(int64_t window, int32_t* ring) {
 }
 
 template <class Number>
-void mix_lsh_of(const Pass& pass, const Operation& op) {
+void mix_lsh(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op};
     const int64_t K = mix.key_width, V = mix.value_width, capacity = mix.integer(0);
     const int64_t rounds = mix.integer(1), buckets = mix.integer(2), window = mix.integer(3), half = buckets / 2;
@@ -92,10 +92,6 @@ void mix_lsh_of(const Pass& pass, const Operation& op) {
         const float inverse = 1 / average.total;
         for (int64_t j = 0; j < V; j++) y[j] *= inverse;
     });
-}
-
-void mix_lsh(const Pass& pass, const Operation& op) {
-    is_bfloat16(Mix{pass, op}.integer(4)) ? mix_lsh_of<bfloat16>(pass, op) : mix_lsh_of<float>(pass, op);
 }
 
 }  // namespace

@@ -62,13 +62,13 @@ void mix_mamba(const Pass& pass, const Operation& op) {
             float *held_key = state[2], *held_value = state[3], &held_weight = *state[4];
             const float factor = decay * (held_weight + (size - weight));
             for (int64_t i = 0; i < K; i++) held_key[i] *= factor;
-            update_and_read<DECAY_ALL>(K, V, query, held_key, held_value, &decay, state[0], y);
+            update_and_read<ALL>(K, V, query, held_key, held_value, &decay, state[0], y);
             copy_numbers(K, key, held_key);
             copy_numbers(V, v, held_value);
             held_weight = weight;
         } else {
             for (int64_t i = 0; i < K; i++) key[i] *= weight;
-            update_and_read<DECAY_ALL>(K, V, query, key, v, &decay, state[0], y);
+            update_and_read<ALL>(K, V, query, key, v, &decay, state[0], y);
         }
         for (int64_t j = 0; j < V; j++) y[j] += own * v[j];
     });

@@ -70,9 +70,9 @@ void mix_mesa(const Pass& pass, const Operation& op) {
         find_direction(K, mix.query(row, head), query);
         find_direction(K, mix.key(row, head), key);
         for (int64_t i = 0; i < K; i++) written[i] = beta * key[i];
-        update_and_read<DECAY_ALL>(K, K, query, written, key, &alpha, state[1], product);
+        update_and_read<ALL>(K, K, query, written, key, &alpha, state[1], product);
         solve(K, iterations, state[1], mix.own<float>(3, row, head, K), query, product, x);
-        update_and_read<DECAY_ALL>(K, V, x, written, mix.value(row, head), &alpha, state[0], mix.output(row, head));
+        update_and_read<ALL>(K, V, x, written, mix.value(row, head), &alpha, state[0], mix.output(row, head));
     });
 }
 

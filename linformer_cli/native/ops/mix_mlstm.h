@@ -27,7 +27,7 @@ void mix_mlstm(const Pass& pass, const Operation& op) {
         m = faded > m ? faded : m;
         const float decay = exponential(faded - m), weight = exponential(gates[0] - m) * scale;
         for (int64_t i = 0; i < K; i++) key[i] = k[i] * weight;
-        const float found = std::fabs(update_and_read<DECAY_ALL>(K, V, mix.query(row, head), key, mix.value(row, head),
+        const float found = std::fabs(update_and_read<ALL>(K, V, mix.query(row, head), key, mix.value(row, head),
                                                                  &decay, state[0], state[1], y));
         const float least = exponential(m < most ? -m : -most);
         divide(V, found < least ? least : found, y);

@@ -45,7 +45,7 @@ void mix_nystrom(const Pass& pass, const Operation& op) {
         for (int64_t i = 0; i < m; i++) total[i] = before[i] + now[i];
         for (int64_t i = 0; i < m; i++) shares[i] = now[i] / total[i];
         for (int64_t i = 0; i < m; i++) mixed[i] = before[i] / total[i];
-        update_and_read<true>(m, V, gates, shares, mix.value(row, head), mixed, state[0], y);
+        update_and_read<ROWS>(m, V, gates, shares, mix.value(row, head), mixed, state[0], y);
     });
 }
 

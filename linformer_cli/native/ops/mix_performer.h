@@ -34,7 +34,7 @@ void mix_performer(const Pass& pass, const Operation& op) {
         for (int64_t i = 0; i < C; i++) query[i] += c[i];
         const float most = largest(C, query);
         for (int64_t i = 0; i < C; i++) query[i] = exponential(query[i] - most);
-        divide(V, update_and_read<DECAY_ROWS>(C, V, query, key, mix.value(row, head), decay, state[0], state[1], y), y);
+        divide(V, update_and_read<ROWS>(C, V, query, key, mix.value(row, head), decay, state[0], state[1], y), y);
     });
 }
 

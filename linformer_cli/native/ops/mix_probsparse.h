@@ -43,7 +43,7 @@ inline float find_threshold(int64_t count, int64_t u, const float* measures) {
 }
 
 template <class Number>
-void mix_probsparse_of(const Pass& pass, const Operation& op) {
+void mix_probsparse(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op};
     const int64_t K = mix.key_width, V = mix.value_width, capacity = mix.integer(0), block = mix.integer(1);
     const int64_t u = mix.integer(2), samples = mix.integer(3);
@@ -69,10 +69,6 @@ void mix_probsparse_of(const Pass& pass, const Operation& op) {
         measures[position % block] = measure;
         if ((position + 1) % block == 0) *threshold = find_threshold(block, u, measures);
     });
-}
-
-void mix_probsparse(const Pass& pass, const Operation& op) {
-    is_bfloat16(Mix{pass, op}.integer(4)) ? mix_probsparse_of<bfloat16>(pass, op) : mix_probsparse_of<float>(pass, op);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 namespace {
 
 template <class Number>
-void mix_rows_of(const Pass& pass, const Operation& op) {
+void mix_rows(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op};
     const int64_t K = mix.key_width, V = mix.value_width, capacity = mix.integer(0), fixed = mix.integer(1);
     const int64_t ring = mix.integer(2), table_heads = mix.integer(3), spans = mix.integer(4);
@@ -64,10 +64,6 @@ void mix_rows_of(const Pass& pass, const Operation& op) {
             copy(find(row, head), kept, kept + K);
         }
     });
-}
-
-void mix_rows(const Pass& pass, const Operation& op) {
-    is_bfloat16(Mix{pass, op}.integer(5)) ? mix_rows_of<bfloat16>(pass, op) : mix_rows_of<float>(pass, op);
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ void mix_rwkv7(const Pass& pass, const Operation& op) {
         for (int64_t i = 0; i < K; i++) removed[i] *= removal[i];
         // The removal key reads the state before its decay, so it is not multiplied by w.
         const DeltaStep step{query, removal, removed, value, w, 1, dot(K, r, removed), added, dot(K, r, added)};
-        replace_and_read<DECAY_ROWS, true>(K, V, step, state[0], y);
+        replace_and_read<ROWS, true>(K, V, step, state[0], y);
         scale_output(V, 1e-5f, nullptr, y);
         for (int64_t i = 0; i < K; i++) query[i] = r[i] * rho[i];
         const float bonus = dot(K, query, added);

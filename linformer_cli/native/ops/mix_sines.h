@@ -19,7 +19,7 @@ inline void average_by_sines(int64_t C, int64_t V, float* query, float* key, con
     sine_features(C / 2, key);
     for (int64_t i = 0; i < C; i++) key[i] *= added;
     n = n * kept + added;
-    const float weight = update_and_read<DECAY_ALL>(C, V, query, key, value, &kept, s, z, y), least = 0.1f * n;
+    const float weight = update_and_read<ALL>(C, V, query, key, value, &kept, s, z, y), least = 0.1f * n;
     divide(V, weight < least ? least : weight, y);
 }
 

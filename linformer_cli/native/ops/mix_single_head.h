@@ -14,7 +14,7 @@
 namespace {
 
 template <class Number>
-void mix_single_head_of(const Pass& pass, const Operation& op) {
+void mix_single_head(const Pass& pass, const Operation& op) {
     if (pass.mode == COMMIT) return;
     const Mix mix{pass, op};
     const int64_t K = mix.key_width;
@@ -29,10 +29,6 @@ void mix_single_head_of(const Pass& pass, const Operation& op) {
         attend_spans(K, K, query, memory(row), memory(row), &all, 1, y);
         for (int64_t i = 0; i < K; i++) y[i] *= gate[i];
     });
-}
-
-void mix_single_head(const Pass& pass, const Operation& op) {
-    is_bfloat16(Mix{pass, op}.integer(1)) ? mix_single_head_of<bfloat16>(pass, op) : mix_single_head_of<float>(pass, op);
 }
 
 }  // namespace

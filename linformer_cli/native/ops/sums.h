@@ -8,14 +8,14 @@
 
 namespace {
 
-// The factors of the rows of a state: none, one factor [K] for each row, or one factor [1] for all rows.
-enum Decay { KEEP, DECAY_ROWS, DECAY_ALL };
+// The factors of the rows of a state: none, one factor [1] for all rows, or one factor [K] for each row.
+enum Decay { KEEP, ALL, ROWS };
 
 // `old`, an element of row i, times the factor of the row.
 template <int DECAY, class A>
 inline A decayed(A old, const float* decay, int64_t i) {
     if (DECAY == KEEP) return old;
-    return old * decay[DECAY == DECAY_ALL ? 0 : i];
+    return old * decay[DECAY == ALL ? 0 : i];
 }
 
 // `update_and_read` for N vectors of columns. Later rows and the next head's state, which follows them, are prefetched,
