@@ -88,8 +88,7 @@ def attend_whole(q: Tensor, k: Tensor, v: Tensor, feature_map: str) -> Tensor:
     `attend`.
     """
     require_fit(q, k, v, None, None)
-    y: Tensor = _WholeLinearAttention.apply(*map(with_dense_rows, (q, k, v)), _Map(COMPILED_MAPS[feature_map]))
-    return y
+    return _attend(q, k, v, None, None, _Map(COMPILED_MAPS[feature_map]), whole=True)[0]
 
 
 class ExponentialSums(NamedTuple):
@@ -140,11 +139,11 @@ def attend_exponential(
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: _Map
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: _Map, whole: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v = map(with_dense_rows, (q, k, v))
     s, z = (None if x is None else x.to(accumulator_dtype(q.dtype)).contiguous() for x in (s, z))
-    result: tuple[Tensor, Tensor, Tensor, Tensor] = _LinearAttention.apply(q, k, v, s, z, feature_map)
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = _LinearAttention.apply(q, k, v, s, z, feature_map, whole)
     return result
 
 
@@ -161,7 +160,7 @@ def require_fit(q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | N
 class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: _Map
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: _Map, whole: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dtype = accumulator_dtype(q.dtype)
         batch, heads, length, width = q.shape
@@ -175,10 +174,13 @@ class _LinearAttention(torch.autograd.Function):
             feature_map,
             {"q": q, "k": k, "v": v, "y": y},
             {"s": s, "z": z, "total_s": total_s, "total_z": total_z, "weights": weights},
+            whole,
         )
+        if whole:
+            s, z = total_s, total_z  # the backward pass reads these
         # This includes the tensors of the map, so that autograd notices if the caller changes them.
         ctx.save_for_backward(q, k, v, s, z, weights, feature_map.columns, feature_map.maxima)
-        ctx.feature_map = feature_map.number
+        ctx.feature_map, ctx.whole = feature_map.number, whole
         ctx.mark_non_differentiable(weights)
         ctx.set_materialize_grads(False)
         return y, total_s, total_z, weights
@@ -204,34 +206,10 @@ class _LinearAttention(torch.autograd.Function):
                 "total_s": None if total_s is None else total_s.contiguous(),
                 "total_z": None if total_z is None else total_z.contiguous(),
             },
+            ctx.whole,
         )
-        return grad_q, grad_k, grad_v, grad_s, grad_z, None, None, None
-
-
-class _WholeLinearAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, feature_map: _Map) -> Tensor:
-        dtype = accumulator_dtype(q.dtype)
-        y, weights = empty_like_projection(v), torch.empty(q.shape[:3], dtype=dtype)
-        s, z = (torch.empty(*q.shape[:2], *sizes, dtype=dtype) for sizes in ((q.shape[3], v.shape[3]), (q.shape[3],)))
-        views, states = {"q": q, "k": k, "v": v, "y": y}, {"total_s": s, "total_z": z, "weights": weights}
-        _call("lintx_linear_forward", feature_map, views, states, whole=True)
-        ctx.save_for_backward(q, k, v, s, z, weights)
-        ctx.feature_map = feature_map
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, s, z, weights = ctx.saved_tensors
-        found = empty_like_projections(q, k, v)
-        views = {"q": q, "k": k, "v": v, "y": with_dense_rows(gradients[0])}
-        views |= dict(zip(("grad_q", "grad_k", "grad_v"), found, strict=True))
-        # The kernel needs memory for sums over all positions.
-        memory = {"grad_s": torch.empty_like(s), "grad_z": torch.empty_like(z)}
-        states = {"s": s, "z": z, "weights": weights, "grad_weights": torch.empty_like(weights), **memory}
-        _call("lintx_linear_backward", ctx.feature_map, views, states, whole=True)
-        return *found, None
+        of_sums = (None, None) if ctx.whole else (grad_s, grad_z)  # if whole, these are the kernel's own memory
+        return grad_q, grad_k, grad_v, *of_sums, None, None
 
 
 def _call(
