@@ -152,17 +152,17 @@ class FlashAttention(GatedAttention):
         return y_t.to(v_t.dtype), state._replace(position=position + 1)
 
     def emit(self, inputs: MixInputs) -> None:
-        builder, chunk, widths = inputs.builder, self.options.chunk, (self.shape.key_width, self.shape.value_width)
+        builder, chunk, (_, K, V) = inputs.builder, self.options.chunk, inputs.sizes
         scaled = (
             *((self.query, self.score_scale), (self.key, 1.0)),
             *((self.linear_query, self.linear_scale), (self.linear_key, 1.0)),
         )
         buffers = [
-            *add_cache(builder, self.shape, chunk),
-            builder.state(widths[0] * widths[1]),
+            *add_cache(inputs, chunk),
+            inputs.state(K * V),
             builder.shared(self.list_constants(*scaled)),
             builder.shared(self.reversed_bias()),
             builder.scratch("weights", chunk),
-            builder.scratch("query", widths[0]),
+            builder.scratch("query", K),
         ]
-        inputs.emit("flash", self.shape.heads_and_widths, buffers, (chunk, cache_format(builder)), (self.weight_scale,))
+        inputs.emit("flash", buffers, (chunk, cache_format(builder)), (self.weight_scale,))

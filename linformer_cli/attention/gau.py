@@ -104,7 +104,7 @@ class GauAttention(GatedAttention, CachedAttention):
     def emit(self, inputs: MixInputs) -> None:
         builder, capacity = inputs.builder, self.shape.positions
         buffers = [
-            *add_cache(builder, self.shape, capacity),
+            *add_cache(inputs, capacity),
             builder.shared(self.list_constants((self.key, 1.0), (self.query, self.score_scale))),
             builder.shared(self.reversed_bias()),
             builder.scratch("query", self.shape.key_width),
@@ -112,7 +112,7 @@ class GauAttention(GatedAttention, CachedAttention):
         ]
         bounded = int(self.options.activation == "laplace")
         integers = (capacity, bounded, cache_format(builder))
-        inputs.emit("gau", self.shape.heads_and_widths, buffers, integers, (self.weight_scale,))
+        inputs.emit("gau", buffers, integers, (self.weight_scale,))
 
     def _require_room(self, length: int) -> None:
         if self.bias is not None and length > self.span:

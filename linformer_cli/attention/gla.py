@@ -128,11 +128,8 @@ class GlaAttention(Attention):
         return y_t.to(v_t.dtype), state
 
     def emit(self, inputs: MixInputs) -> None:
-        shape, builder, options = self.shape, inputs.builder, self.options
+        shape, options = self.shape, self.options
         start = torch.tensor(self.gate_start).expand(shape.heads, -1) if options.gate == "vector" else self.gate_start
-        buffers = (
-            builder.state(shape.heads * shape.key_width * shape.value_width),
-            builder.shared(torch.as_tensor(start)),
-        )
+        buffers = inputs.state(shape.key_width * shape.value_width), inputs.builder.shared(torch.as_tensor(start))
         integers, reals = (self.gates, int(options.output_gate)), (self.score_scale, 1 / options.temperature)
-        inputs.emit("gla", shape.heads_and_widths, buffers, integers, reals)
+        inputs.emit("gla", buffers, integers, reals)

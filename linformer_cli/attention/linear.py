@@ -120,9 +120,9 @@ class LinearAttention(Attention):
         return y.to(v_t.dtype), state
 
     def emit(self, inputs: MixInputs) -> None:
-        shape, builder, width = self.shape, inputs.builder, self.feature_map.width
-        buffers = [builder.state(shape.heads * width * columns) for columns in (shape.value_width, 1)]
+        builder, width = inputs.builder, self.feature_map.width
+        buffers = [inputs.state(width * columns) for columns in (self.shape.value_width, 1)]
         if isinstance(self.feature_map, Learned):
             weight, bias = self.feature_map.weight, self.feature_map.bias
             buffers += builder.shared(weight.transpose(1, 2)), builder.shared(bias)
-        inputs.emit("linear", shape.heads_and_widths, buffers, (width, STEP_MAPS[self.options.feature_map], 1))
+        inputs.emit("linear", buffers, (width, STEP_MAPS[self.options.feature_map], 1))

@@ -192,11 +192,11 @@ class LinformerAttention(Attention):
         return y.squeeze(2).to(v_t.dtype), LinformerState(keys, values, position.add_(1))
 
     def emit(self, inputs: MixInputs) -> None:
-        builder, shape, capacity = inputs.builder, self.shape, self._capacity(self.shape.positions)
+        builder, capacity = inputs.builder, self._capacity(self.shape.positions)
         projections = [builder.shared(projection) for projection in self._projections]
-        buffers = (*add_cache(builder, shape, capacity), *projections)
+        buffers = (*add_cache(inputs, capacity), *projections)
         integers = (capacity, self.rank, self.block, len(self.key_projection), cache_format(builder))
-        inputs.emit("linformer", shape.heads_and_widths, buffers, integers)
+        inputs.emit("linformer", buffers, integers)
 
     def list_states(self, state: LinformerState) -> list[Tensor]:
         capacity = self._capacity(self.shape.positions)

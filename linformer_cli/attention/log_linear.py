@@ -143,14 +143,14 @@ class LogLinearAttention(Attention):
         # The second state is z of each bucket in `linear`, and in `mamba2` the decay of each bucket since its creation.
         second = {"linear": shape.key_width, "mamba2": 1, "deltanet": 0}[over]
         buffers = [
-            builder.state(shape.heads * buckets * shape.key_width * shape.value_width),
-            builder.state(shape.heads * buckets * second, initial=1.0) if second else -1,
+            inputs.state(buckets * shape.key_width * shape.value_width),
+            inputs.state(buckets * second, initial=1.0) if second else -1,
         ]
         if over == "mamba2":
             buffers += builder.shared(self.dt_bias), builder.shared(self.a_log.exp())
         elif over == "deltanet":
             buffers.append(builder.shared(self.gate_bias))
-        inputs.emit("log_linear", shape.heads_and_widths, buffers, (_OVER[over], buckets, self.levels))
+        inputs.emit("log_linear", buffers, (_OVER[over], buckets, self.levels))
 
     def list_states(self, state: LogLinearState) -> list[Tensor]:
         """The buckets, with room for a whole image, and the second state of `emit`."""

@@ -246,27 +246,26 @@ class LongShortAttention(Attention):
         The compression comes first, because it reads keys and values before they are normalised. This order is correct
         because no position sees a row that it finishes itself.
         """
-        builder, shape, sizes = inputs.builder, self.shape, self.shape.heads_and_widths
-        heads, key_width, value_width = sizes
+        builder, (heads, key_width, value_width) = inputs.builder, inputs.sizes
         chunk, rank, widest = self.options.chunk, self.options.rank, max(key_width, value_width)
-        capacity = self._capacity(shape.positions)
-        cache = add_cache(builder, shape, capacity)
-        largest = builder.state(heads * rank, -math.inf)
-        sums = builder.state(heads * rank * (1 + key_width + value_width))
+        capacity = self._capacity(self.shape.positions)
+        cache = add_cache(inputs, capacity)
+        largest = inputs.state(rank, -math.inf)
+        sums = inputs.state(rank * (1 + key_width + value_width))
         window_norm, row_norm = (
             (builder.shared(norm.weight), builder.shared(norm.bias)) for norm in (self.window_norm, self.row_norm)
         )
         compressed = (*cache, largest, sums, *row_norm)
         integers = (capacity, self.window, chunk, rank, widest, cache_format(builder))
-        inputs.emit("compress", sizes, compressed, integers)
+        inputs.emit("compress", compressed, integers)
         # This scratch memory must last as long as the projected input, so its name contains the number of that buffer.
         normed = builder.scratch(f"normed {inputs.projected}", heads * (2 * key_width + value_width))
-        replace(inputs, output=normed).emit("norm_heads", sizes, window_norm, (widest,))
+        replace(inputs, output=normed).emit("norm_heads", window_norm, (widest,))
         columns = (0, heads * key_width, 2 * heads * key_width, 0)
-        position = torch.arange(shape.positions).unsqueeze(1)
+        position = torch.arange(self.shape.positions).unsqueeze(1)
         spans = stack_spans((0, 1, (position + 1).clamp(max=self.window)), (self.window, 1, position // chunk * rank))
         layout = CacheLayout(capacity, 0, self.window)
-        emit_rows(replace(inputs, projected=normed, columns=columns), shape, cache, layout, spans)
+        emit_rows(replace(inputs, projected=normed, columns=columns), cache, layout, spans)
 
     def list_states(self, state: LongShortState) -> list[Tensor]:
         """The tensors of the state, with position t of the window in row t % window."""

@@ -281,5 +281,4 @@ class LongformerAttention(Attention):
             (count + row, dilation, until_end),
             (count + wrapped, dilation, seen - until_end),
         )
-        cache = add_cache(inputs.builder, self.shape, count + ring)
-        emit_rows(inputs, self.shape, cache, CacheLayout(count + ring, count, ring), spans)
+        emit_rows(inputs, add_cache(inputs, count + ring), CacheLayout(count + ring, count, ring), spans)

@@ -172,14 +172,14 @@ class LshAttention(Attention):
         builder, shape, options = inputs.builder, self.shape, self.options
         capacity, cells = shape.positions, options.rounds * options.buckets
         buffers = [
-            *add_cache(builder, shape, capacity),
-            builder.state(shape.heads * cells * options.window, EMPTY, torch.int32),
+            *add_cache(inputs, capacity),
+            inputs.state(cells * options.window, EMPTY, torch.int32),
             builder.shared(self.rotations),
             builder.scratch("products", shape.heads * cells // 2, torch.float64),
             builder.scratch("marks", shape.heads * capacity, torch.int32),
         ]
         integers = (capacity, options.rounds, options.buckets, options.window, cache_format(builder))
-        inputs.emit("lsh", shape.heads_and_widths, buffers, integers)
+        inputs.emit("lsh", buffers, integers)
 
     def list_states(self, state: LshState) -> list[Tensor]:
         """Keys of length 1 / sqrt(K) and values with room for a whole image, and the rings."""

@@ -189,17 +189,17 @@ class MambaAttention(Attention):
         return y_t.to(v_t.dtype), state
 
     def emit(self, inputs: MixInputs) -> None:
-        (H, K, V), builder = self.shape.heads_and_widths, inputs.builder
+        (_, K, V), builder = inputs.sizes, inputs.builder
         widths = (K * V, self.angles, *((K, V, 1) if self.options.trapezoidal else (0, 0, 0)))
         rate = torch.zeros_like(self.skip) if self.log_rate is None else self.log_rate.exp()
-        buffers = [builder.state(H * width) if width else -1 for width in widths]
+        buffers = [inputs.state(width) if width else -1 for width in widths]
         buffers.append(builder.shared(torch.stack([self.step_bias, self.skip, rate], dim=1)))
         if self.gain is not None and self.bias is not None:
             buffers.append(builder.shared(torch.stack([self.gain, self.bias], dim=1).movedim(2, 0)))
         else:
             buffers.append(-1)
         integers = self.angles, int(self.options.trapezoidal), int(self.log_rate is None)
-        inputs.emit("mamba", self.shape.heads_and_widths, buffers, integers)
+        inputs.emit("mamba", buffers, integers)
 
 
 def _shift(x: Tensor, before: Tensor | None) -> Tensor:

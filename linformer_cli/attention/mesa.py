@@ -118,12 +118,10 @@ class MesaAttention(Attention):
         return y_t.to(v_t.dtype), state
 
     def emit(self, inputs: MixInputs) -> None:
-        shape, builder = self.shape, inputs.builder
-        buffers = [
-            builder.state(shape.heads * shape.key_width * width) for width in (shape.value_width, shape.key_width)
-        ]
+        (_, K, V), builder = inputs.sizes, inputs.builder
+        buffers = [inputs.state(K * width) for width in (V, K)]
         buffers += builder.shared(self.gate_bias), builder.shared(self._penalty(torch.float32))
-        inputs.emit("mesa", shape.heads_and_widths, buffers, (self.iterations,))
+        inputs.emit("mesa", buffers, (self.iterations,))
 
 
 def _directions(x: Tensor) -> Tensor:

@@ -117,11 +117,10 @@ class MlstmAttention(Attention):
         return y_t.to(v_t.dtype), state
 
     def emit(self, inputs: MixInputs) -> None:
-        shape, builder = self.shape, inputs.builder
-        buffers = [builder.state(shape.heads * shape.key_width * columns) for columns in (shape.value_width, 1)]
-        buffers += builder.state(shape.heads), builder.shared(self.gate_bias)
+        _, K, V = inputs.sizes
+        buffers = [*(inputs.state(width) for width in (K * V, K, 1)), inputs.builder.shared(self.gate_bias)]
         integers = int(self.options.forget_gate == "sigmoid"), int(self.options.normalise)
-        inputs.emit("mlstm", shape.heads_and_widths, buffers, integers, (self.score_scale, _LARGEST_EXPONENT))
+        inputs.emit("mlstm", buffers, integers, (self.score_scale, _LARGEST_EXPONENT))
 
     def list_states(self, state: Any) -> list[Tensor]:
         s, m = state

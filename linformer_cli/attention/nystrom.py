@@ -186,18 +186,18 @@ class NystromAttention(Attention):
 
     @torch.no_grad()
     def emit(self, inputs: MixInputs) -> None:
-        builder, shape, landmarks = inputs.builder, self.shape, self.options.landmarks
+        builder, landmarks = inputs.builder, self.options.landmarks
         queries, keys = self._scaled_landmarks(torch.float32)
         buffers = [
-            builder.state(shape.heads * landmarks * shape.value_width),
-            builder.state(shape.heads * landmarks, initial=NOTHING),
-            builder.state(shape.heads * landmarks),
+            inputs.state(landmarks * self.shape.value_width),
+            inputs.state(landmarks, initial=NOTHING),
+            inputs.state(landmarks),
             *(builder.shared(scaled.transpose(1, 2)) for scaled in (keys, queries)),
             builder.shared(self.invert_landmarks(keys)),
         ]
-        inputs.emit("nystrom", shape.heads_and_widths, buffers, (landmarks,))
+        inputs.emit("nystrom", buffers, (landmarks,))
         if self.convolution is not None:
-            self.convolution.emit(inputs, shape.heads_and_widths)
+            self.convolution.emit(inputs)
 
     def list_states(self, state: NystromState) -> list[Tensor]:
         """The averages, the logs of the total weights, weights relative to these logs (all 1), and recent values."""

@@ -273,20 +273,20 @@ class PerformerAttention(Attention):
         return y_t.to(v_t.dtype), state
 
     def emit(self, inputs: MixInputs) -> None:
-        shape, builder, count = self.shape, inputs.builder, len(self.directions)
+        builder, count = inputs.builder, len(self.directions)
         maxima = {"relu": [], "trig": [1, 1]}.get(self.options.feature_map, [self.features])
-        widths = [self.features * shape.value_width, self.features, *maxima]
+        widths = [self.features * self.shape.value_width, self.features, *maxima]
         # If the map keeps a maximum, the maximum is the third state buffer.
-        buffers = [builder.state(shape.heads * width, -math.inf if n == 2 else 0.0) for n, width in enumerate(widths)]
+        buffers = [inputs.state(width, -math.inf if n == 2 else 0.0) for n, width in enumerate(widths)]
         buffers.append(builder.shared(self._map.columns(torch.float32)))
         if self.options.feature_map == "relu":
             # This is the learned map of linear attention, without a bias and with one matrix for all heads.
             buffers.append(builder.shared(torch.zeros(count)))
             integers = (count, STEP_MAPS["learned"], 0)
-            inputs.emit("linear", shape.heads_and_widths, buffers, integers, (RELU_OFFSET,))
+            inputs.emit("linear", buffers, integers, (RELU_OFFSET,))
         else:
             name = "performer_trig" if self.options.feature_map == "trig" else "performer"
-            inputs.emit(name, shape.heads_and_widths, buffers, (self.features, count))
+            inputs.emit(name, buffers, (self.features, count))
 
     def list_states(self, state: Any) -> list[Tensor]:
         s, *maxima = state

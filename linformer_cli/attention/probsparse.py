@@ -202,17 +202,16 @@ class ProbsparseAttention(Attention):
         return y.to(v_t.dtype), state._replace(cache=cache)
 
     def emit(self, inputs: MixInputs) -> None:
-        builder, shape, block = inputs.builder, self.shape, self.options.block
-        capacity = shape.positions
+        builder, capacity, block = inputs.builder, self.shape.positions, self.options.block
         buffers = [
-            *add_cache(builder, shape, capacity),
-            builder.state(shape.heads * shape.value_width),
-            builder.state(shape.heads * block),
-            builder.state(shape.heads, EVERY_QUERY),
+            *add_cache(inputs, capacity),
+            inputs.state(self.shape.value_width),
+            inputs.state(block),
+            inputs.state(1, EVERY_QUERY),
             builder.shared(self._sampled(0, -(-capacity // block)).to(torch.int32)),
         ]
         integers = (capacity, block, self.active, self.samples, cache_format(builder))
-        inputs.emit("probsparse", shape.heads_and_widths, buffers, integers)
+        inputs.emit("probsparse", buffers, integers)
 
     def list_states(self, state: ProbsparseState) -> list[Tensor]:
         keys, values = (fit_rows(part, self.shape.positions) for part in state.cache[:2])

@@ -163,12 +163,12 @@ class RetentionAttention(Attention):
         row = shape.row if self.plane else 1
         table = self._wave_factors(torch.arange(row), torch.float32) if self.plane else torch.ones(1, 1)
         buffers = (
-            builder.state(shape.heads * factors * shape.key_width * shape.value_width),
+            inputs.state(factors * shape.key_width * shape.value_width),
             builder.shared(torch.tensor(self.log_decay).exp()),
             builder.shared(table),
         )
         integers = (factors, row, int(self.options.output_gate))
-        inputs.emit("retention", shape.heads_and_widths, buffers, integers, (self.score_scale,))
+        inputs.emit("retention", buffers, integers, (self.score_scale,))
 
     def _output_gate(self, extra: Tensor | None) -> Tensor | None:
         return self.require_extra(extra) if self.options.output_gate else None

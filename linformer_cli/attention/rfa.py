@@ -140,10 +140,10 @@ class RfaAttention(Attention):
         return y_t.to(v_t.dtype), state
 
     def emit(self, inputs: MixInputs) -> None:
-        shape, builder, features = self.shape, inputs.builder, 2 * self.frequencies
-        buffers = [builder.state(shape.heads * width) for width in (features * shape.value_width, features, 1)]
+        builder, features = inputs.builder, 2 * self.frequencies
+        buffers = [inputs.state(width) for width in (features * self.shape.value_width, features, 1)]
         buffers += builder.shared(self.sigma), builder.shared(self.directions.transpose(0, 1))
-        inputs.emit("rfa", shape.heads_and_widths, buffers, (features, int(self.options.gate)))
+        inputs.emit("rfa", buffers, (features, int(self.options.gate)))
 
     def list_states(self, state: Any) -> list[Tensor]:
         s, n = state

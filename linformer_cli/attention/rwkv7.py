@@ -93,14 +93,10 @@ class Rwkv7Attention(DeltaAttention):
         return DeltaInputs(_alternate(none, q), updates, bonus)
 
     def emit(self, inputs: MixInputs) -> None:
-        shape, builder = self.shape, inputs.builder
         bonus = torch.zeros_like(self.removal) if self.bonus is None else self.bonus
         parameters = (self.decay_bias, self.rate_bias, self.removal, self.replacement, bonus)
-        buffers = (
-            builder.state(shape.heads * shape.key_width * shape.value_width),
-            builder.shared(torch.stack(parameters, dim=1)),
-        )
-        inputs.emit("rwkv7", shape.heads_and_widths, buffers)
+        state = inputs.state(self.shape.key_width * self.shape.value_width)
+        inputs.emit("rwkv7", (state, inputs.builder.shared(torch.stack(parameters, dim=1))))
 
 
 def _alternate(first: Tensor, second: Tensor) -> Tensor:

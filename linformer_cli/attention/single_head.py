@@ -116,10 +116,10 @@ class SingleHeadAttention(Attention):
         scale = self._scale()
         gain, shift = self.query_norm.weight * scale, self.query_norm.bias * scale
         buffers = [
-            add_rows(builder, capacity * self.shape.key_width),
+            add_rows(inputs, capacity * self.shape.key_width),
             *(builder.shared(vector) for vector in (gain, shift, self.value_gate.vector())),
         ]
-        inputs.emit("single_head", self.shape.heads_and_widths, buffers, (capacity, cache_format(builder)))
+        inputs.emit("single_head", buffers, (capacity, cache_format(builder)))
 
     def list_states(self, state: SingleHeadState) -> list[Tensor]:
         return [fit_rows(state.m, self.shape.positions)]

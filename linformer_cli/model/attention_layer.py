@@ -183,7 +183,7 @@ class AttentionLayer(nn.Module):
             vectors = parts[1].stop // shape.key_width
             builder.emit("normalise", (inputs, -1), (vectors, shape.key_width), (1.0, KEY_FLOOR))
         mixed = builder.scratch("mixed", heads * shape.value_width)
-        self.inner.emit(MixInputs(builder, inputs, mixed, columns))
+        self.inner.emit(MixInputs(builder, inputs, mixed, columns, shape.heads_and_widths))
         if self.norm_weight is not None:
             sizes = (heads, shape.value_width)
             builder.emit(

@@ -65,7 +65,7 @@ class GatedBlock(InnerBlock):
             projected = builder.project(self.input, x, f"projected{name}", "silu")
             inner, (gate, value, z) = self.inner, (0, self.widths[0], 2 * self.widths[0])
             mixed = builder.scratch("mixed", inner.shape.value_width)
-            inner.emit(MixInputs(builder, projected, mixed, (z, z, value, 0)))
+            inner.emit(MixInputs(builder, projected, mixed, (z, z, value, 0), inner.shape.heads_and_widths))
             builder.gate(mixed, projected, self.widths[0], gate)
             return builder.project(self.output, mixed, "branch")
 

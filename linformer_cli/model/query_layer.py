@@ -38,7 +38,7 @@ class QueryLayer(nn.Module):
         builder.scratch(name, start + width)
         builder.emit("copy", (projected, source), (width, start))
         output = builder.scratch("branch", width)
-        self.inner.emit(MixInputs(builder, projected, output, (0, start, start, 0)))
+        self.inner.emit(MixInputs(builder, projected, output, (0, start, start, 0), self.inner.shape.heads_and_widths))
         return output
 
     @property

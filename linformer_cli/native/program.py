@@ -92,24 +92,27 @@ class Program:
 
 @dataclass(frozen=True)
 class MixInputs:
-    """The buffers of an attention mechanism. q, k, v and extra start at these `columns` of buffer `projected`."""
+    """The buffers of an attention mechanism, and its `sizes` H, K and V.
+
+    q, k, v and extra start at these `columns` of buffer `projected`.
+    """
 
     builder: "Builder"
     projected: int
     output: int
     columns: tuple[int, int, int, int]
+    sizes: tuple[int, int, int]
 
     def emit(
-        self,
-        name: str,
-        sizes: tuple[int, int, int],
-        buffers: Iterable[int],
-        integers: Iterable[int] = (),
-        reals: Sequence[float] = (),
+        self, name: str, buffers: Iterable[int], integers: Iterable[int] = (), reals: Sequence[float] = ()
     ) -> None:
-        """Emit operation `mix.<name>` for `sizes` (H, K, V) with the mechanism's own buffers and constants."""
-        buffers, integers = (self.projected, self.output, *buffers), (*sizes, *self.columns, *integers)
+        """Emit operation `mix.<name>` with the mechanism's own buffers and constants."""
+        buffers, integers = (self.projected, self.output, *buffers), (*self.sizes, *self.columns, *integers)
         self.builder.emit(f"mix.{name}", buffers, integers, reals)
+
+    def state(self, width: int, initial: float = 0.0, dtype: torch.dtype = torch.float32) -> int:
+        """Add a state of `width` numbers for each head of each image."""
+        return self.builder.state(self.sizes[0] * width, initial, dtype)
 
 
 @dataclass

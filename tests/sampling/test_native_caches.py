@@ -55,7 +55,7 @@ class Step:
         builder = Builder(products, sum(sizes))
         self.source, self.width, self.position = builder.x, sum(sizes), 0
         self.output = builder.scratch("output", heads * value_width)
-        attention.emit(MixInputs(builder, self.source, self.output, (columns[0], *columns[1:])))
+        attention.emit(MixInputs(builder, self.source, self.output, (columns[0], *columns[1:]), shape.heads_and_widths))
         self.states = [n for n, buffer in enumerate(builder.buffers) if buffer.kind == Kind.STATE]
         parts = tuple(builder.buffers), tuple(builder.operations)
         self.memory = Memory(Program(products, 1, *parts, -1, -1, self.output, (tuple(self.states),)), batch)

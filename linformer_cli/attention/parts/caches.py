@@ -29,8 +29,7 @@ class CachedAttention(Attention):
     def emit_spans(self, inputs: MixInputs, spans: Tensor | None) -> None:
         """Emit a step in which position t sees the positions of spans[t]; see `emit_rows`."""
         capacity = self.shape.positions
-        cache = add_cache(inputs.builder, self.shape, capacity)
-        emit_rows(inputs, self.shape, cache, CacheLayout(capacity, 0, capacity), spans)
+        emit_rows(inputs, add_cache(inputs, capacity), CacheLayout(capacity, 0, capacity), spans)
 
     def list_states(self, state: KeyValueCache) -> list[Tensor]:
         """Keys and values [B, H, T, .] with room for a whole image."""
@@ -130,19 +129,19 @@ class CacheLayout(NamedTuple):
     ring: int
 
 
-def add_cache(builder: Builder, shape: AttentionShape, capacity: int) -> tuple[int, int]:
+def add_cache(inputs: MixInputs, capacity: int) -> tuple[int, int]:
     """Create two state buffers, for the keys and for the values of a cache with room for `capacity` positions.
 
     They are float32 in a program with float32 products, otherwise bfloat16: reading them takes most of a step's time,
     and they are rounded less than the inputs of 8-bit products.
     """
-    keys, values = (add_rows(builder, shape.heads * capacity * width) for width in (shape.key_width, shape.value_width))
+    keys, values = (add_rows(inputs, capacity * width) for width in inputs.sizes[1:])
     return keys, values
 
 
-def add_rows(builder: Builder, count: int) -> int:
-    """Create one state buffer of a cache, with `count` numbers in the format of `add_cache`."""
-    return builder.state(count, dtype=torch.float32 if builder.products == torch.float32 else torch.bfloat16)
+def add_rows(inputs: MixInputs, count: int) -> int:
+    """Create one state buffer of a cache, with `count` numbers for each head in the format of `add_cache`."""
+    return inputs.state(count, dtype=torch.float32 if inputs.builder.products == torch.float32 else torch.bfloat16)
 
 
 def cache_format(builder: Builder) -> int:
@@ -150,9 +149,7 @@ def cache_format(builder: Builder) -> int:
     return FORMATS["float32" if builder.products == torch.float32 else "bfloat16"]
 
 
-def emit_rows(
-    inputs: MixInputs, shape: AttentionShape, cache: tuple[int, int], layout: CacheLayout, spans: Tensor | None = None
-) -> None:
+def emit_rows(inputs: MixInputs, cache: tuple[int, int], layout: CacheLayout, spans: Tensor | None = None) -> None:
     """Emit softmax attention over some rows of a cache. Each position is written to the cache before it attends.
 
     For each (first, step, count) in spans[t] [H or 1, spans, 3], position t sees `count` rows: first, first + step, and
@@ -163,7 +160,7 @@ def emit_rows(
     if spans is not None:
         sizes = spans.shape[1:3]
         buffers.append(inputs.builder.shared(spans.to(torch.int32)))
-    inputs.emit("rows", shape.heads_and_widths, buffers, (*layout, *sizes, cache_format(inputs.builder)))
+    inputs.emit("rows", buffers, (*layout, *sizes, cache_format(inputs.builder)))
 
 
 # The first row, the step between rows, and the number of rows; see `emit_rows`.

@@ -82,11 +82,10 @@ class CausalConvolution(nn.Module):
         recent.oldest.fill_((oldest + 1) % ring)
         return y_t
 
-    def emit(self, inputs: MixInputs, sizes: tuple[int, int, int]) -> None:
-        """Emit an operation that adds y_t to the output of an attention mechanism; `sizes` are H, K and V."""
-        builder = inputs.builder
-        buffers = (builder.state(sizes[0] * (self.kernel - 1) * sizes[2]), builder.shared(self.weight))
-        inputs.emit("convolution", sizes, buffers, (self.kernel,))
+    def emit(self, inputs: MixInputs) -> None:
+        """Emit an operation that adds y_t to the output of an attention mechanism."""
+        buffers = (inputs.state((self.kernel - 1) * inputs.sizes[2]), inputs.builder.shared(self.weight))
+        inputs.emit("convolution", buffers, (self.kernel,))
 
     def recent_bytes(self, batch: int, value_width: int, dtype: torch.dtype) -> int:
         """Bytes of the ring for values of `dtype`, including its index."""

@@ -129,10 +129,10 @@ class GatedDeltaAttention(DeltaAttention):
         return DeltaInputs(q, Updates(k, write.sigmoid() * v, v.new_ones(1, 1, v.shape[2], 1), log_a, erase * k))
 
     def emit(self, inputs: MixInputs) -> None:
-        shape, builder, gates = self.shape, inputs.builder, self.gates
+        gates = self.gates
         buffers = (
-            builder.state(shape.heads * shape.key_width * shape.value_width),
-            -1 if self.gate_bias is None else builder.shared(self.gate_bias),
+            inputs.state(self.shape.key_width * self.shape.value_width),
+            -1 if self.gate_bias is None else inputs.builder.shared(self.gate_bias),
         )
         integers = (int(gates.erase > 1), gates.write, int(gates.decay > 1))
-        inputs.emit("deltanet", shape.heads_and_widths, buffers, integers, (self.largest_erase,))
+        inputs.emit("deltanet", buffers, integers, (self.largest_erase,))
