@@ -132,7 +132,9 @@ class Attention(nn.Module, ABC):
         first NaN or infinite input on send no gradient to earlier positions. Autocast is disabled in all forms.
         """
         with torch.autocast(q.device.type, enabled=False):
-            y, after = self._attend(q, k, v, state, extra)
+            if self.extra_per_head:
+                extra = self.require_extra(extra)
+            y, after = self._attend_once(q, k, v, state, extra)
             # Plain torch and GPU kernels mask a product by multiplying by 0, and 0 times NaN is NaN. A NaN would
             # therefore reach outputs that must not depend on it.
             if _has_finite_sum(y):
@@ -152,24 +154,33 @@ class Attention(nn.Module, ABC):
             joined: tuple[Tensor, Any] = _map_states(lambda *x: torch.cat(x)[order], *parts)
             return joined
 
+    def _attend_once(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, Any]:
+        """`_attend`, with outputs of the type of v."""
+        y, state = self._attend(q, k, v, state, extra)
+        return y.to(v.dtype), state
+
     def _attend_cut(
         self, finite: int, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, Any]:
         """`attend` in two blocks: the first `finite` positions, and the rest, which starts with a NaN or infinity."""
         if finite == q.shape[2]:
-            return self._attend(q, k, v, state, extra)
+            return self._attend_once(q, k, v, state, extra)
         inputs, outputs = (q, k, v, extra), []
         if finite:
             q, k, v, extra = _map_states(lambda x: x[:, :, :finite], inputs)
-            y, state = self._attend(q, k, v, state, extra)
+            y, state = self._attend_once(q, k, v, state, extra)
             outputs.append(y)
         q, k, v, extra = _map_states(lambda x: x[:, :, finite:], inputs)
-        y, state = self._attend(q, k, v, _map_states(Tensor.detach, state), extra)
+        y, state = self._attend_once(q, k, v, _map_states(Tensor.detach, state), extra)
         return torch.cat([*outputs, y], dim=2), state
 
     @abstractmethod
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, Any]:
-        """The mechanism's own part of `attend`, which handles NaN, infinity and autocast."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Any) -> tuple[Tensor, Any]:
+        """The mechanism's own part of `attend`, which handles NaN, infinity and autocast.
+
+        The outputs of `_attend`, `_attend_all` and `_step` may have any type, since the caller converts them to that of
+        v. The caller also checks that the extra scalars are there if E is not 0.
+        """
 
     def attend_all(
         self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, extra: Tensor | None = None
@@ -184,15 +195,18 @@ class Attention(nn.Module, ABC):
             options = " with these options" if type(self).bidirectional else ""
             raise UsageError(f"'{self.name}'{options} has no bidirectional form; use another one, such as 'linear'")
         lengths = None if lengths is None else check_lengths(lengths, len(q), q.shape[2])
+        if self.extra_per_head:
+            extra = self.require_extra(extra)
         with torch.autocast(q.device.type, enabled=False):
             if lengths is None:
-                return self._attend_all(q, k, v, None, extra)
+                return self._attend_all(q, k, v, None, extra).to(v.dtype)
             q, k, v = (fill_padding(x, lengths) for x in (q, k, v))
             extra = None if extra is None else fill_padding(extra, lengths)
             # A sequence without positions is computed as one position, because an average over nothing would be NaN.
-            return fill_padding(self._attend_all(q, k, v, lengths.clamp(min=1), extra), lengths)
+            y = self._attend_all(q, k, v, lengths.clamp(min=1), extra)
+            return fill_padding(y.to(v.dtype), lengths)
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Any) -> Tensor:
         """The mechanism's own part of `attend_all`: inputs are 0 at the padding, and outputs there are arbitrary.
 
         `lengths` are from 1 to T. Only `bidirectional` mechanisms define this method.
@@ -216,13 +230,16 @@ class Attention(nn.Module, ABC):
     ) -> tuple[Tensor, Any]:
         """The output [B, H, V] of one position and the new state, without gradients; may update `state` in place."""
         # Autocast is disabled only if it is on, because disabling it takes a noticeable part of a step's time.
-        if not torch.is_autocast_enabled(q_t.device.type):
-            return self._step(q_t, k_t, v_t, state, extra_t)
-        with torch.autocast(q_t.device.type, enabled=False):
-            return self._step(q_t, k_t, v_t, state, extra_t)
+        if torch.is_autocast_enabled(q_t.device.type):
+            with torch.autocast(q_t.device.type, enabled=False):
+                return self.step(q_t, k_t, v_t, state, extra_t)
+        if self.extra_per_head:
+            extra_t = self.require_extra(extra_t)
+        y_t, state = self._step(q_t, k_t, v_t, state, extra_t)
+        return y_t.to(v_t.dtype), state
 
     @abstractmethod
-    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None) -> tuple[Tensor, Any]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Any) -> tuple[Tensor, Any]:
         """The mechanism's own part of `step`."""
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:

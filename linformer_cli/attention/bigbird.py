@@ -95,7 +95,7 @@ class BigbirdAttention(CachedAttention):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
-        dtype, length = v.dtype, q.shape[2]
+        length = q.shape[2]
         cache = extend_cache(state, k, v)
         start = 0 if state is None else int(state.position)
         end = start + length
@@ -110,7 +110,7 @@ class BigbirdAttention(CachedAttention):
         queries = queries.reshape(-1, last - first + 1, self.block, q.shape[-1])
         y = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=self._mask(span, q.device))
         y = y.reshape(*q.shape[:2], filled, v.shape[-1])
-        return y[:, :, offset : offset + length].to(dtype), cache
+        return y[:, :, offset : offset + length], cache
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype, options, shape = accumulator_dtype(q.dtype), self.options, self.shape
@@ -126,8 +126,7 @@ class BigbirdAttention(CachedAttention):
         lists = near._replace(keys=keys, hidden=(keys < count * self.block).unsqueeze(-2))
         q, k, wide = q.to(dtype) * q.shape[-1] ** -0.5, k.to(dtype), v.to(dtype)
         part = weigh_lists(q, k, wide, lists, lengths)
-        y = join_globals(part, q, k, wide, min(count * self.block, length), lengths)
-        return y.to(v.dtype)
+        return join_globals(part, q, k, wide, min(count * self.block, length), lengths)
 
     def _gather(self, x: Tensor, span: _Span) -> Tensor:
         """The part of x [B, H, T, W] that each query block sees: [B H, query blocks, S, W].
@@ -175,7 +174,7 @@ class BigbirdAttention(CachedAttention):
             # Up to this block, the global and nearby blocks cover all positions.
             keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
             y = functional.scaled_dot_product_attention(q_t.to(keys.dtype).unsqueeze(2), keys, values)
-            return y.squeeze(2).to(v_t.dtype), cache
+            return y.squeeze(2), cache
         rows, near = self._far_rows(block, cache.keys.shape[2], q_t.device), (block - _WINDOW + 1) * self.block
         wide = accumulator_dtype(q_t.dtype)
         # Far rows must be gathered. Near rows are read in place, because copying them is slow for large batches.
@@ -189,8 +188,7 @@ class BigbirdAttention(CachedAttention):
         q_t = (q_t.to(wide) * q_t.shape[-1] ** -0.5).unsqueeze(2)
         scores = torch.cat([q_t @ far_keys.transpose(-1, -2), q_t @ near_keys.transpose(-1, -2)], dim=-1)
         far, local = scores.softmax(dim=-1).tensor_split([rows.shape[1]], dim=-1)
-        y = (far @ far_values).add_(local @ near_values)
-        return y.squeeze(2).to(v_t.dtype), cache
+        return (far @ far_values).add_(local @ near_values).squeeze(2), cache
 
     def _far_rows(self, block: int, capacity: int, device: torch.device) -> Tensor:
         """Rows [H, S] of the global and random blocks that `block` sees, in a cache with `capacity` rows per head.

@@ -48,13 +48,12 @@ class DeltanetAttention(GatedDeltaAttention):
     def __init__(self, options: DeltanetOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape, Gates(erase=1, write=0, decay=int(options.gate)))
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
 
         def run(q: Tensor, k: Tensor, v: Tensor, extra: Tensor) -> Tensor:
             x = self.prepare(q, k, v, extra)
             return delta_sums(x.q, x.updates, None, self.chunk)[0]
 
-        both = sum_both_ways(run, *(x.to(dtype) for x in (q, k, v, self.require_extra(extra))))
-        y = functional.rms_norm(both, both.shape[-1:], eps=OUTPUT_FLOOR)
-        return y.to(v.dtype)
+        both = sum_both_ways(run, *(x.to(dtype) for x in (q, k, v, extra)))
+        return functional.rms_norm(both, both.shape[-1:], eps=OUTPUT_FLOOR)

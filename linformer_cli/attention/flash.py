@@ -83,7 +83,7 @@ class FlashAttention(GatedAttention):
         kept, room = z.shape[1] - rest, (0, 0, 0, chunk - rest)
         z, values = (functional.pad(x[:, kept:], room).unsqueeze(1) for x in (z, values))
         state = FlashState(z, values, total.unsqueeze(1).clone(), position + v.shape[2])
-        return y.unsqueeze(1).to(v.dtype), state
+        return y.unsqueeze(1), state
 
     def _attend_chunks(self, z: Tensor, v: Tensor, carried: Tensor, known: int) -> tuple[Tensor, Tensor]:
         """Outputs [B, T, V] of the last T positions of z [B, known + T, K] and v, and the sum over finished chunks.
@@ -123,7 +123,7 @@ class FlashAttention(GatedAttention):
         ends: Tensor | int = length if lengths is None else lengths.to(dtype).view(-1, 1, 1)
         scale = self.linear_scale * self.options.chunk
         y: Tensor = inside.view_as(values) + self.linear_query(z) @ (s * scale / ends)
-        return y[:, :length].unsqueeze(1).to(v.dtype)
+        return y[:, :length].unsqueeze(1)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> FlashState:
         widths = self.shape.key_width, self.shape.value_width
@@ -149,7 +149,7 @@ class FlashAttention(GatedAttention):
         y_t = torch.baddbmm(y_t, self.linear_query(z_t), s, beta=self.weight_scale, alpha=self.linear_scale)
         if place + 1 == self.options.chunk:
             s.baddbmm_(self.linear_key(keys).transpose(1, 2), values)
-        return y_t.to(v_t.dtype), state._replace(position=position + 1)
+        return y_t, state._replace(position=position + 1)
 
     def emit(self, inputs: MixInputs) -> None:
         builder, chunk, (_, K, V) = inputs.builder, self.options.chunk, inputs.sizes

@@ -76,8 +76,7 @@ class GauAttention(GatedAttention, CachedAttention):
             rows = queries[:, first : first + ROWS_AT_ONCE]
             seen = start + first + rows.shape[1]
             blocks.append(self.mix(rows, keys[:, :seen], values[:, :seen], start + first))
-        y = torch.cat(blocks, dim=1)
-        return y.unsqueeze(1).to(v.dtype), cache
+        return torch.cat(blocks, dim=1).unsqueeze(1), cache
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype, length = accumulator_dtype(q.dtype), q.shape[2]
@@ -88,8 +87,7 @@ class GauAttention(GatedAttention, CachedAttention):
         for first in range(0, length, ROWS_AT_ONCE):
             rows = queries[:, 0, first : first + ROWS_AT_ONCE]
             blocks.append(self.mix(rows, keys.squeeze(1), values, first, causal=False))
-        y = torch.cat(blocks, dim=1)
-        return y.unsqueeze(1).to(v.dtype)
+        return torch.cat(blocks, dim=1).unsqueeze(1)
 
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None
@@ -98,8 +96,7 @@ class GauAttention(GatedAttention, CachedAttention):
         cache, length = push_in_place(state, self.key(k_t.to(dtype)), v_t)
         self._require_room(length)
         keys, values = (part[:, 0, :length].to(dtype) for part in (cache.keys, cache.values))
-        y_t = self.mix(self.query(q_t.to(dtype)), keys, values, length - 1)
-        return y_t.to(v_t.dtype), cache
+        return self.mix(self.query(q_t.to(dtype)), keys, values, length - 1), cache
 
     def emit(self, inputs: MixInputs) -> None:
         builder, capacity = inputs.builder, self.shape.positions

@@ -77,9 +77,8 @@ class GlaAttention(Attention):
         log_sigmoids = [-options.temperature / memory for memory in memories]
         self.gate_start = [x - math.log(-math.expm1(x)) for x in log_sigmoids]
 
-    def _gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    def _gates(self, extra: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """log a [..., K or 1] in `dtype` and the output gate, from `extra` [B, H, ..., E]."""
-        extra = self.require_extra(extra)
         logits, output_gate = extra.split([self.gates, self.extra_per_head - self.gates], dim=-1)
         start = torch.tensor(self.gate_start, device=extra.device, dtype=dtype)
         if self.options.gate == "scalar":
@@ -87,11 +86,10 @@ class GlaAttention(Attention):
         log_gate = functional.logsigmoid(logits.to(dtype) + start) / self.options.temperature
         return log_gate, output_gate if self.options.output_gate else None
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, GlaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor) -> tuple[Tensor, GlaState]:
         log_gate, output_gate = self._gates(extra, accumulator_dtype(q.dtype))
         sums, s = self._sum(q, k, v, log_gate, None if state is None else state.s)
-        y = scale_outputs(sums, output_gate)
-        return y.to(v.dtype), GlaState(s)
+        return scale_outputs(sums, output_gate), GlaState(s)
 
     def _sum(self, q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor]:
         """u [B, H, T, V] and the last s."""
@@ -103,29 +101,25 @@ class GlaAttention(Attention):
             return featurewise_decayed_causal_sums(*inputs, log_gate, carried, self.options.chunk)
         return decayed_causal_sums(*inputs, log_gate.squeeze(-1), carried, self.options.chunk)
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
         log_gate, output_gate = self._gates(extra, dtype)
         q, k, wide = q.to(dtype), k.to(dtype), v.to(dtype)
         both = sum_both_ways(lambda q, k, v, gate: self._sum(q, k, v, gate, None)[0], q, k, wide, log_gate)
         own = (q * k).sum(dim=-1, keepdim=True) * self.score_scale * wide
-        y = scale_outputs(both - own, output_gate)
-        return y.to(v.dtype)
+        return scale_outputs(both - own, output_gate)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> GlaState:
         widths = self.shape.heads, self.shape.key_width, self.shape.value_width
         return GlaState(torch.zeros(batch, *widths, device=device, dtype=accumulator_dtype(dtype)))
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: GlaState, extra_t: Tensor | None
-    ) -> tuple[Tensor, GlaState]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: GlaState, extra_t: Tensor) -> tuple[Tensor, GlaState]:
         s = state.s
         log_gate, output_gate = self._gates(extra_t, s.dtype)
         s.mul_(log_gate.exp_().unsqueeze(-1))
         s.addcmul_(k_t.to(s.dtype).unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))
         query = q_t.to(s.dtype) * self.score_scale
-        y_t = scale_outputs((query.unsqueeze(-2) @ s).squeeze(-2), output_gate)
-        return y_t.to(v_t.dtype), state
+        return scale_outputs((query.unsqueeze(-2) @ s).squeeze(-2), output_gate), state
 
     def emit(self, inputs: MixInputs) -> None:
         shape, options = self.shape, self.options

@@ -92,7 +92,7 @@ class LinearAttention(Attention):
         both, total = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
         y = divide_by_weight(both[..., :-1], both[..., -1])
         # These are copies, because a view of one part would keep both parts in memory.
-        return y.to(v.dtype), LinearState(total[..., :-1].contiguous(), total[..., -1].contiguous())
+        return y, LinearState(total[..., :-1].contiguous(), total[..., -1].contiguous())
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
@@ -101,8 +101,7 @@ class LinearAttention(Attention):
             keys = fill_padding(k, lengths, -math.inf)
             return kernels.attend_whole(q, keys, v, self.options.feature_map)
         phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
-        y = divide_by_weight(*read_whole_sums(phi_q, phi_k, v.to(dtype), lengths))
-        return y.to(v.dtype)
+        return divide_by_weight(*read_whole_sums(phi_q, phi_k, v.to(dtype), lengths))
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinearState:
         heads, width = self.shape.heads, self.feature_map.width
@@ -116,8 +115,7 @@ class LinearAttention(Attention):
         s.addcmul_(phi_k.unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))
         z.add_(phi_k)
         numerator = (phi_q.unsqueeze(-2) @ s).squeeze(-2)
-        y = divide_by_weight(numerator, (phi_q * z).sum(dim=-1))
-        return y.to(v_t.dtype), state
+        return divide_by_weight(numerator, (phi_q * z).sum(dim=-1)), state
 
     def emit(self, inputs: MixInputs) -> None:
         builder, width = inputs.builder, self.feature_map.width

@@ -124,7 +124,7 @@ class LinformerAttention(Attention):
         rest = (inside + length) // self.block * self.block
         stack_k = self._stack(rows_k, near_k[:, :, rest:], capacity, k.dtype if state is None else state.keys.dtype)
         stack_v = self._stack(rows_v, near_v[:, :, rest:], capacity, v.dtype if state is None else state.values.dtype)
-        return y.to(v.dtype), LinformerState(stack_k, stack_v, torch.tensor(start + length, device=q.device))
+        return y, LinformerState(stack_k, stack_v, torch.tensor(start + length, device=q.device))
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype, fill = accumulator_dtype(v.dtype), (0, 0, 0, -k.shape[2] % self.block)
@@ -136,8 +136,7 @@ class LinformerAttention(Attention):
         if lengths is not None:
             blocks = -(-lengths // self.block)
             seen = ~find_padding(blocks * self.rank, rows_k.shape[2])[:, None, None]
-        y = attend_masked(q.to(dtype), rows_k, rows_v, seen)
-        return y.to(v.dtype)
+        return attend_masked(q.to(dtype), rows_k, rows_v, seen)
 
     def _project(self, x: Tensor, cached: Tensor | None, start: int, projection: Tensor) -> tuple[Tensor, Tensor]:
         """The projected rows of all finished blocks, and the exact keys or values that follow the cached blocks.
@@ -189,7 +188,7 @@ class LinformerAttention(Attention):
             for stack, projection in zip((keys, values), self._projections, strict=True):
                 exact = stack[:, :, rows:height].to(accumulator_dtype(stack.dtype))
                 stack[:, :, rows : rows + self.rank] = projection.to(exact.dtype) @ exact
-        return y.squeeze(2).to(v_t.dtype), LinformerState(keys, values, position.add_(1))
+        return y.squeeze(2), LinformerState(keys, values, position.add_(1))
 
     def emit(self, inputs: MixInputs) -> None:
         builder, capacity = inputs.builder, self._capacity(self.shape.positions)

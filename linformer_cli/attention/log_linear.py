@@ -85,9 +85,9 @@ class LogLinearAttention(Attention):
         elif options.over == "deltanet":
             self.gate_bias = nn.Parameter(memories.log())
 
-    def _inputs(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, dtype: torch.dtype) -> LevelInputs:
+    def _inputs(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor, dtype: torch.dtype) -> LevelInputs:
         """The inputs [B, H, .., W] of the sums, for one position or several."""
-        q, k, v, extra = (x.to(dtype) for x in (q, k, v, self.require_extra(extra)))
+        q, k, v, extra = (x.to(dtype) for x in (q, k, v, extra))
         scales = functional.softplus(extra[..., self.scalars :])
 
         def of_heads(parameter: Tensor) -> Tensor:
@@ -109,9 +109,7 @@ class LogLinearAttention(Attention):
             return divide_by_weight(sums[..., :-1], sums[..., -1])
         return scale_outputs(sums, None)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
-    ) -> tuple[Tensor, LogLinearState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor) -> tuple[Tensor, LogLinearState]:
         length = v.shape[2]
         if state is None:
             state = self.init_state(len(v), 0, v.device, v.dtype)
@@ -120,8 +118,7 @@ class LogLinearAttention(Attention):
         s = functional.pad(state.s, (0, 0, 0, 0, 0, room))
         inputs = self._inputs(q, k, v, extra, s.dtype)
         sums, s = read_levels(inputs, s, known, self.options.chunk)
-        y = self._finish(sums)
-        return y.to(v.dtype), LogLinearState(s, state.position + length)
+        return self._finish(sums), LogLinearState(s, state.position + length)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LogLinearState:
         columns = self.shape.value_width + (self.options.over == "linear")
@@ -130,12 +127,11 @@ class LogLinearAttention(Attention):
         return LogLinearState(s, torch.zeros((), dtype=torch.int64, device=device))
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LogLinearState, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LogLinearState, extra_t: Tensor
     ) -> tuple[Tensor, LogLinearState]:
         s, position = state
         sums, s = step_levels(self._inputs(q_t, k_t, v_t, extra_t, s.dtype), s, int(position))
-        y_t = self._finish(sums)
-        return y_t.to(v_t.dtype), LogLinearState(s, position + 1)
+        return self._finish(sums), LogLinearState(s, position + 1)
 
     def emit(self, inputs: MixInputs) -> None:
         shape, builder, over = self.shape, inputs.builder, self.options.over

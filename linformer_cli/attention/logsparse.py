@@ -110,8 +110,7 @@ class LogsparseAttention(CachedAttention):
         queries = functional.pad(q.to(dtype) / math.sqrt(q.shape[-1]), (0, 0, 0, rows * columns - new))
         keys, values = (grid.pad(part[:, :, :length].to(dtype).flatten(0, 1)) for part in (cache.keys, cache.values))
         y = _AttendGrid.apply(queries.flatten(0, 1).unflatten(1, (rows, columns)), keys, values, grid)
-        y = y.flatten(1, 2)[:, :new].unflatten(0, q.shape[:2])
-        return y.to(v.dtype), cache
+        return y.flatten(1, 2)[:, :new].unflatten(0, q.shape[:2]), cache
 
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None
@@ -121,8 +120,7 @@ class LogsparseAttention(CachedAttention):
         seen = [row for offset in self._offsets(length) for row in range(length - 1 - offset, -1, -period)]
         rows = torch.tensor(seen, device=q_t.device)
         keys, values = (part.index_select(2, rows) for part in cache[:2])
-        y = functional.scaled_dot_product_attention(q_t.unsqueeze(2).to(keys.dtype), keys, values)
-        return y.squeeze(2).to(v_t.dtype), cache
+        return functional.scaled_dot_product_attention(q_t.unsqueeze(2).to(keys.dtype), keys, values).squeeze(2), cache
 
     def emit(self, inputs: MixInputs) -> None:
         length = self.shape.positions

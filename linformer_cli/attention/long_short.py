@@ -103,10 +103,7 @@ class LongShortAttention(Attention):
         self.window_norm = JointNorm(shape.heads, width)
         self.row_norm = JointNorm(shape.heads, width)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
-    ) -> tuple[Tensor, LongShortState]:
-        extra = self.require_extra(extra)
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor) -> tuple[Tensor, LongShortState]:
         dtype, length = accumulator_dtype(v.dtype), q.shape[2]
         if state is None:
             state = self.init_state(len(q), 0, q.device, v.dtype)
@@ -135,18 +132,17 @@ class LongShortAttention(Attention):
         capacity = max(self._capacity(stop), state.keys.shape[2])
         keys = self._pack(near_k, rows_k, stop, capacity).to(state.keys.dtype)
         values = self._pack(near_v, rows_v, stop, capacity).to(state.values.dtype)
-        return y.to(v.dtype), LongShortState(keys, values, largest, sums, torch.tensor(stop, device=q.device))
+        return y, LongShortState(keys, values, largest, sums, torch.tensor(stop, device=q.device))
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor) -> Tensor:
         dtype, half = accumulator_dtype(v.dtype), self.window // 2
-        scores = fill_padding(self.require_extra(extra).to(dtype), lengths, -math.inf)
+        scores = fill_padding(extra.to(dtype), lengths, -math.inf)
         q = q.to(dtype) * self.shape.key_width**-0.5
         shares, content = scores.softmax(dim=2).transpose(-1, -2), (k.to(dtype), v.to(dtype))
         row_k, row_v = (self.row_norm((shares @ x).transpose(1, 2)).transpose(1, 2) for x in content)
         near_k, near_v = (self.window_norm(x.transpose(1, 2)).transpose(1, 2) for x in content)
         segments = list_blocks(q.shape[2], self.window, half, half, q.device)
-        y = join([weigh_lists(q, near_k, near_v, segments, lengths), weigh(q, row_k, row_v, None)])
-        return y.to(v.dtype)
+        return join([weigh_lists(q, near_k, near_v, segments, lengths), weigh(q, row_k, row_v, None)])
 
     def _compress(
         self, k: Tensor, v: Tensor, extra: Tensor, state: LongShortState, start: int
@@ -211,9 +207,8 @@ class LongShortAttention(Attention):
         return LongShortState(keys, values, largest, sums, position)
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongShortState, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongShortState, extra_t: Tensor
     ) -> tuple[Tensor, LongShortState]:
-        extra_t = self.require_extra(extra_t)
         keys, values, largest, sums, position = state
         place = int(position)
         k_t, new_v, scores = (x.to(sums.dtype) for x in (k_t, v_t, extra_t))
@@ -238,7 +233,7 @@ class LongShortAttention(Attention):
             values[:, :, end:new_end] = self.row_norm(means[..., k_t.shape[-1] :]).transpose(1, 2)
             new_largest.fill_(-math.inf)
             sums.zero_()
-        return y.squeeze(2).to(v_t.dtype), LongShortState(keys, values, new_largest, sums, position.add_(1))
+        return y.squeeze(2), LongShortState(keys, values, new_largest, sums, position.add_(1))
 
     def emit(self, inputs: MixInputs) -> None:
         """Emit the compression, the norm and the softmax.

@@ -135,7 +135,7 @@ class LongformerAttention(Attention):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, LongformerState]:
-        dtype, length = v.dtype, q.shape[2]
+        length = q.shape[2]
         if state is None:
             state = self.init_state(len(q), length, q.device, k.dtype)
         start = int(state.position)
@@ -157,7 +157,7 @@ class LongformerAttention(Attention):
         if len(groups) > 1:
             order = [head for heads in self.heads_of.values() for head in heads]
             y = torch.cat(groups, dim=1)[:, [order.index(head) for head in range(len(order))]]
-        return y.to(dtype), after
+        return y, after
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype, count = accumulator_dtype(q.dtype), min(self.options.globals, q.shape[2])
@@ -167,8 +167,7 @@ class LongformerAttention(Attention):
             windows = list_windows(q.shape[2], self.options.window - 1, dilation, q.device)
             windows = windows._replace(hidden=windows.hidden | (windows.keys < count).unsqueeze(-2))
             parts[:, heads] = weigh_lists(q[:, heads], k[:, heads], wide[:, heads], windows, lengths)
-        y = join_globals(parts, q, k, wide, count, lengths)
-        return y.to(v.dtype)
+        return join_globals(parts, q, k, wide, count, lengths)
 
     def _unroll(self, rows: Tensor, new: Tensor, start: int) -> _Rows:
         """The `rows` of a state at position `start`, in order of position, followed by the `new` ones."""
@@ -259,7 +258,7 @@ class LongformerAttention(Attention):
         # A full ring without dilation is the window itself, in an order that does not matter to softmax.
         mask = None if full else self._step_mask(position)
         y = functional.scaled_dot_product_attention(q_t.to(keys.dtype).unsqueeze(2), keys, values, attn_mask=mask)
-        return y.squeeze(2).to(v_t.dtype), state
+        return y.squeeze(2), state
 
     def _step_mask(self, position: int) -> Tensor:
         """True for gathered rows that exist and do not repeat a global position, [1, H, 1, globals + window]."""

@@ -103,7 +103,7 @@ class LshAttention(Attention):
         queries, values = (part[:, :, :length].to(dtype).flatten(0, 1) for part in (cache.keys, cache.values))
         y = attend_in_buckets(queries, _scale_keys(queries), values, layout, known, self.options.window)
         rings = rings.to(torch.int32).unflatten(1, q.shape[:2]).permute(1, 2, 0, 3, 4).contiguous()
-        return y.unflatten(0, q.shape[:2]).to(v.dtype), LshState(cache, rings)
+        return y.unflatten(0, q.shape[:2]), LshState(cache, rings)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
@@ -112,7 +112,7 @@ class LshAttention(Attention):
         ends = None if lengths is None else lengths.repeat_interleave(v.shape[1])
         window, average = self.options.window, self.options.average
         y = attend_sorted_chunks(q, _scale_keys(q), v_wide, buckets, ends, window, average)
-        return y.view_as(v).to(v.dtype)
+        return y.view_as(v)
 
     def _hash(self, q: Tensor) -> Tensor:
         """Buckets int64 [B, H, T, R] of q [B, H, T, K]."""
@@ -161,7 +161,7 @@ class LshAttention(Attention):
         # The mask value is finite, so that a row without keys gives a mean instead of NaN. This mean is replaced below.
         weights = scores.masked_fill_(hidden, torch.finfo(dtype).min).softmax(dim=-1)
         y = torch.bmm(weights.unsqueeze(1), values).squeeze(1)
-        y = torch.where(hidden.all(dim=-1, keepdim=True), v, y).view_as(v_t).to(v_t.dtype)
+        y = torch.where(hidden.all(dim=-1, keepdim=True), v, y).view_as(v_t)
 
         # Overwrite the oldest position of the ring. It is the smallest number in the ring.
         oldest = ring.argmin(dim=-1, keepdim=True)

@@ -116,11 +116,9 @@ class MambaAttention(Attention):
         self.gain = nn.Parameter(torch.ones(2, heads, width)) if options.normalise else None
         self.bias = nn.Parameter(torch.ones(2, heads, width)) if options.normalise else None
 
-    def _steps(self, extra: Tensor | None, dtype: torch.dtype) -> _Steps:
+    def _steps(self, extra: Tensor, dtype: torch.dtype) -> _Steps:
         """The steps of T positions, from their extra scalars [B, H, T, E]."""
-        scalars, turns = (
-            self.require_extra(extra).to(dtype).split([self.extra_per_head - self.angles, self.angles], dim=-1)
-        )
+        scalars, turns = extra.to(dtype).split([self.extra_per_head - self.angles, self.angles], dim=-1)
         size, *others = scalars.unbind(-1)
         size = functional.softplus(size + self.step_bias.to(dtype).unsqueeze(-1))
         if self.log_rate is None:
@@ -138,7 +136,7 @@ class MambaAttention(Attention):
             x = functional.rms_norm(shrink_huge(x, (-1,)), x.shape[-1:], eps=_EPSILON) * gain + bias
         return x if angle is None else _rotate(x, angle)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, MambaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor) -> tuple[Tensor, MambaState]:
         dtype = accumulator_dtype(q.dtype)
         s, start, newest = (None, None, None) if state is None else state
         steps, angle = self._steps(extra, dtype), None
@@ -158,7 +156,7 @@ class MambaAttention(Attention):
             keys = steps.log_decay.exp().unsqueeze(-1) * (weights + (size - weight)) * keys
             newest = Newest(*(x[:, :, -1].clone() for x in (key, value, weight)))
         sums, s = decayed_causal_sums(query, keys, values, steps.log_decay, s, self.options.chunk)
-        return (sums + y).to(v.dtype), MambaState(s, None if angle is None else angle[:, :, -1].clone(), newest)
+        return sums + y, MambaState(s, None if angle is None else angle[:, :, -1].clone(), newest)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> MambaState:
         heads, K, V = self.shape.heads_and_widths
@@ -168,10 +166,10 @@ class MambaAttention(Attention):
         return MambaState(s, angle, newest if self.options.trapezoidal else None)
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MambaState, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MambaState, extra_t: Tensor
     ) -> tuple[Tensor, MambaState]:
         s, angle, newest = state
-        steps = self._steps(None if extra_t is None else extra_t.unsqueeze(2), s.dtype)
+        steps = self._steps(extra_t.unsqueeze(2), s.dtype)
         if angle is not None and steps.turns is not None:
             angle.add_(steps.turns.squeeze(2))
             angle = angle.sub_(angle.round()).unsqueeze(2)
@@ -185,8 +183,7 @@ class MambaAttention(Attention):
             for held, new in zip(newest, (k, v, weight), strict=True):
                 held.copy_(new)
         s.mul_(decay.unsqueeze(-1)).addcmul_(key.unsqueeze(-1), value.unsqueeze(-2))
-        y_t = y_t + (q.unsqueeze(-2) @ s).squeeze(-2)
-        return y_t.to(v_t.dtype), state
+        return y_t + (q.unsqueeze(-2) @ s).squeeze(-2), state
 
     def emit(self, inputs: MixInputs) -> None:
         (_, K, V), builder = inputs.sizes, inputs.builder

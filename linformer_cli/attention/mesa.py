@@ -75,16 +75,16 @@ class MesaAttention(Attention):
         start = math.log(math.expm1(1 - _LEAST_RIDGE))
         self.ridge = nn.Parameter(torch.full((shape.heads, shape.key_width), start))
 
-    def _gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _gates(self, extra: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """beta [B, H, T] and log alpha [B, H, T] from the extra scalars [B, H, T, 2]."""
-        beta, gate = self.require_extra(extra).to(dtype).unbind(-1)
+        beta, gate = extra.to(dtype).unbind(-1)
         return beta.sigmoid(), functional.logsigmoid(gate + self.gate_bias.to(dtype).unsqueeze(-1))
 
     def _penalty(self, dtype: torch.dtype) -> Tensor:
         """The diagonal of Lambda [H, K]."""
         return functional.softplus(self.ridge.to(dtype)) + _LEAST_RIDGE
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, MesaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor) -> tuple[Tensor, MesaState]:
         dtype = accumulator_dtype(q.dtype)
         s, h = (None, None) if state is None else state
         beta, log_alpha = self._gates(extra, dtype)
@@ -96,7 +96,7 @@ class MesaAttention(Attention):
         product, h = system.multiply(solution)
         solution = _Solution.apply(q - product, solution, fixed, self.iterations)
         y, s = decayed_causal_sums(solution, system.written, v.to(dtype), log_alpha, s, self.options.chunk)
-        return y.to(v.dtype), MesaState(s, h)
+        return y, MesaState(s, h)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> MesaState:
         heads, K, V = self.shape.heads_and_widths
@@ -104,18 +104,17 @@ class MesaAttention(Attention):
         return MesaState(s, h)
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MesaState, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MesaState, extra_t: Tensor
     ) -> tuple[Tensor, MesaState]:
         s, h = state
-        beta, log_alpha = self._gates(None if extra_t is None else extra_t.unsqueeze(2), s.dtype)
+        beta, log_alpha = self._gates(extra_t.unsqueeze(2), s.dtype)
         q, k = _directions(q_t.to(s.dtype)), _directions(k_t.to(s.dtype))
         for total, values in ((s, v_t.to(s.dtype)), (h, k)):
             total.mul_(log_alpha.exp().unsqueeze(-1))
             total.addcmul_((beta * k).unsqueeze(-1), values.unsqueeze(-2))
         penalty = self._penalty(s.dtype)
         solution = _conjugate_gradients(lambda x: (x.unsqueeze(-2) @ h).squeeze(-2) + penalty * x, q, self.iterations)
-        y_t = (solution.unsqueeze(-2) @ s).squeeze(-2)
-        return y_t.to(v_t.dtype), state
+        return (solution.unsqueeze(-2) @ s).squeeze(-2), state
 
     def emit(self, inputs: MixInputs) -> None:
         (_, K, V), builder = inputs.sizes, inputs.builder

@@ -74,16 +74,16 @@ class MlstmAttention(Attention):
         bias = log_memories(shape, shape.heads)
         self.gate_bias = nn.Parameter(bias if options.forget_gate == "sigmoid" else functional.logsigmoid(bias))
 
-    def _log_gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _log_gates(self, extra: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """log i and log f, each [B, H, T], from the extra scalars [B, H, T, 2]."""
-        log_input, forget = self.require_extra(extra).to(dtype).unbind(-1)
+        log_input, forget = extra.to(dtype).unbind(-1)
         forget = forget + self.gate_bias.to(dtype).unsqueeze(-1)
         return log_input, functional.logsigmoid(forget) if self.options.forget_gate == "sigmoid" else forget
 
     def _normalise(self, h: Tensor) -> Tensor:
         return functional.rms_norm(h, h.shape[-1:], eps=OUTPUT_FLOOR) if self.options.normalise else h
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, MlstmState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor) -> tuple[Tensor, MlstmState]:
         dtype = accumulator_dtype(q.dtype)
         s, before = (None, q.new_zeros(q.shape[:2], dtype=dtype)) if state is None else state
         log_input, log_forget = self._log_gates(extra, dtype)
@@ -94,8 +94,7 @@ class MlstmAttention(Attention):
         values = functional.pad(v.to(dtype), (0, 1), value=1.0)
         inputs = q.to(dtype), k.to(dtype) * weight.unsqueeze(-1), values
         sums, s = decayed_causal_sums(*inputs, log_kept, s, self.options.chunk)
-        y = self._normalise(_divide(sums, m))
-        return y.to(v.dtype), MlstmState(s, m[..., -1].clone())
+        return self._normalise(_divide(sums, m)), MlstmState(s, m[..., -1].clone())
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> MlstmState:
         sizes = batch, self.shape.heads, self.shape.key_width, self.shape.value_width + 1
@@ -103,18 +102,16 @@ class MlstmAttention(Attention):
         return MlstmState(s, s.new_zeros(sizes[:2]))
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MlstmState, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MlstmState, extra_t: Tensor
     ) -> tuple[Tensor, MlstmState]:
         s, m = state
-        gates = self._log_gates(None if extra_t is None else extra_t.unsqueeze(2), s.dtype)
-        log_input, log_forget = (gate.squeeze(-1) for gate in gates)
+        log_input, log_forget = (gate.squeeze(-1) for gate in self._log_gates(extra_t.unsqueeze(2), s.dtype))
         faded = log_forget + m
         m.copy_(torch.maximum(faded, log_input.clamp(min=0)))
         s.mul_((faded - m).exp()[..., None, None])
         key = k_t.to(s.dtype) * ((log_input - m).exp() * self.score_scale).unsqueeze(-1)
         s.addcmul_(key.unsqueeze(-1), functional.pad(v_t.to(s.dtype), (0, 1), value=1.0).unsqueeze(-2))
-        y_t = self._normalise(_divide((q_t.to(s.dtype).unsqueeze(-2) @ s).squeeze(-2), m))
-        return y_t.to(v_t.dtype), state
+        return self._normalise(_divide((q_t.to(s.dtype).unsqueeze(-2) @ s).squeeze(-2), m)), state
 
     def emit(self, inputs: MixInputs) -> None:
         _, K, V = inputs.sizes

@@ -110,7 +110,7 @@ class NystromAttention(Attention):
         if self.convolution is not None:
             local, recent = self.convolution.attend(v, None if state is None else state.recent, dtype)
             y = y + local
-        return y.to(v.dtype), NystromState(averages, log_weights, Shared(inverse.detach()), recent)
+        return y, NystromState(averages, log_weights, Shared(inverse.detach()), recent)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype, count = accumulator_dtype(q.dtype), min(self.options.landmarks, q.shape[2])
@@ -130,7 +130,7 @@ class NystromAttention(Attention):
             later = self.options.kernel - 1 - self.options.kernel // 2
             local, _ = self.convolution.attend(functional.pad(v, (0, 0, 0, later)), None, dtype)
             y = y + local[:, :, later:]
-        return y.to(v.dtype)
+        return y
 
     def _scaled_landmarks(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self.landmark_queries.to(dtype) * self.scale, self.landmark_keys.to(dtype) * self.scale
@@ -182,7 +182,7 @@ class NystromAttention(Attention):
         y_t = (gates.transpose(0, 1).unsqueeze(-2) @ averages).squeeze(-2)
         if self.convolution is not None and recent is not None:
             y_t += self.convolution.step(v_t, recent, dtype)
-        return y_t.to(v_t.dtype), state
+        return y_t, state
 
     @torch.no_grad()
     def emit(self, inputs: MixInputs) -> None:

@@ -164,7 +164,7 @@ class PerformerAttention(Attention):
             y, state = self._attend_trigonometric(q, k, values, state)
         else:
             y, state = self._attend_exponential(q, k, values, state)
-        return y.to(v.dtype), state
+        return y, state
 
     def _attend_compiled(
         self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState | None
@@ -215,8 +215,7 @@ class PerformerAttention(Attention):
         sums, s = decayed_causal_sums(phi_q, phi_k, values * weights, log_decay, sums_before, chunk)
         ones = torch.ones_like(weights)
         totals, n = decayed_causal_sums(ones, ones, weights, log_decay, total_before, chunk)
-        y = divide_by_floored_weight(sums, totals.squeeze(-1))
-        return y, PerformerState(s, c[..., -1].clone(), n.flatten(1))
+        return divide_by_floored_weight(sums, totals.squeeze(-1)), PerformerState(s, c[..., -1].clone(), n.flatten(1))
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
@@ -233,8 +232,7 @@ class PerformerAttention(Attention):
             c = fill_padding(b.detach(), lengths, -math.inf).amax(dim=2, keepdim=True)
             phi_q, phi_k = (a + c).softmax(dim=-1), exp_below_maximum(b, lengths)
         sums, weight = read_whole_sums(phi_q, phi_k, values, lengths)
-        y = divide_by_weight(sums, weight if floor is None else torch.maximum(weight, floor))
-        return y.to(v.dtype)
+        return divide_by_weight(sums, weight if floor is None else torch.maximum(weight, floor))
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> PerformerState:
         heads, dtype = self.shape.heads, accumulator_dtype(dtype)
@@ -270,7 +268,7 @@ class PerformerAttention(Attention):
             s.mul_(raise_maximum(c, b).unsqueeze(-1))
             sums = add_and_read(s, a.add_(c).softmax(dim=-1), b.sub_(c).exp_(), values)
             y_t = sums[..., :-1] / sums[..., -1:]
-        return y_t.to(v_t.dtype), state
+        return y_t, state
 
     def emit(self, inputs: MixInputs) -> None:
         builder, count = inputs.builder, len(self.directions)

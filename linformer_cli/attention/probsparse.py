@@ -116,7 +116,7 @@ class ProbsparseAttention(Attention):
         scaled = queries / math.sqrt(q.shape[-1])
         y = _attend_active(means, active, *(x.flatten(0, 1) for x in (scaled, keys, held)))
         # A copy, because a view would keep the sums of all positions in memory.
-        return y.to(v.dtype), ProbsparseState(cache, totals[:, :, -1].clone(), measures, threshold)
+        return y, ProbsparseState(cache, totals[:, :, -1].clone(), measures, threshold)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
@@ -128,8 +128,7 @@ class ProbsparseAttention(Attention):
             scores = q @ k.gather(2, sampled).transpose(-1, -2)
             measures = _without_nan(scores.amax(dim=-1, keepdim=True) - scores.mean(dim=-1, keepdim=True))
             measures = fill_padding(measures, lengths, -math.inf).squeeze(-1)
-        y = attend_largest(q / math.sqrt(q.shape[-1]), k, wide, measures, count, ends)
-        return y.to(v.dtype)
+        return attend_largest(q / math.sqrt(q.shape[-1]), k, wide, measures, count, ends)
 
     @torch.no_grad()
     def _choose(self, q: Tensor, keys: Tensor, state: ProbsparseState | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,7 +198,7 @@ class ProbsparseAttention(Attention):
         state.measures[:, :, position % block] = measure
         if length % block == 0:
             state.threshold.copy_(self._threshold(state.measures))
-        return y.to(v_t.dtype), state._replace(cache=cache)
+        return y, state._replace(cache=cache)
 
     def emit(self, inputs: MixInputs) -> None:
         builder, capacity, block = inputs.builder, self.shape.positions, self.options.block

@@ -114,8 +114,7 @@ class RetentionAttention(Attention):
     ) -> tuple[Tensor, RetentionState]:
         s, position = (None, torch.zeros((), dtype=torch.int64, device=v.device)) if state is None else state
         sums, s = self._sum(q, k, v, s, position)
-        y = scale_outputs(sums, self._output_gate(extra))
-        return y.to(v.dtype), RetentionState(s, position + v.shape[2])
+        return scale_outputs(sums, self._output_gate(extra)), RetentionState(s, position + v.shape[2])
 
     def _sum(self, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, position: Tensor | int) -> tuple[Tensor, Tensor]:
         """u [B, H, T, V] from `position` on, and the last s."""
@@ -135,8 +134,7 @@ class RetentionAttention(Attention):
         q, k, wide = (functional.pad(x.to(dtype), fill) for x in (q, k, v))
         both = sum_both_ways(lambda q, k, v: self._sum(q, k, v, None, 0)[0], q, k, wide)
         own = (q * k).sum(dim=-1, keepdim=True) * self.score_scale * wide
-        y = scale_outputs((both - own)[:, :, :length], self._output_gate(extra))
-        return y.to(v.dtype)
+        return scale_outputs((both - own)[:, :, :length], self._output_gate(extra))
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> RetentionState:
         widths = (2 * self.waves + 1) * self.shape.key_width, self.shape.value_width
@@ -155,7 +153,7 @@ class RetentionAttention(Attention):
         s.mul_(self._log_decays(column, s.dtype).exp().view(-1, 1, 1))
         s.addcmul_(key.unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))
         y_t = scale_outputs((query.unsqueeze(-2) @ s).squeeze(-2), self._output_gate(extra_t))
-        return y_t.to(v_t.dtype), RetentionState(s, position + 1)
+        return y_t, RetentionState(s, position + 1)
 
     def emit(self, inputs: MixInputs) -> None:
         shape, builder, factors = self.shape, inputs.builder, 2 * self.waves + 1
@@ -171,4 +169,4 @@ class RetentionAttention(Attention):
         inputs.emit("retention", buffers, integers, (self.score_scale,))
 
     def _output_gate(self, extra: Tensor | None) -> Tensor | None:
-        return self.require_extra(extra) if self.options.output_gate else None
+        return extra if self.options.output_gate else None

@@ -84,7 +84,7 @@ class RfaAttention(Attention):
         scaled = functional.normalize(x, dim=-1) * sigma.to(x.dtype)
         return sine_features(scaled @ self.directions.to(x.dtype).transpose(0, 1))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, RfaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Any) -> tuple[Tensor, RfaState]:
         dtype = accumulator_dtype(q.dtype)
         sigma = self.sigma.unsqueeze(1)
         phi_q, phi_k = self._features(q.to(dtype), sigma), self._features(k.to(dtype), sigma)
@@ -92,7 +92,7 @@ class RfaAttention(Attention):
         values = functional.pad(v.to(dtype), (0, 1), value=1.0)
         s, n = (None, None) if state is None else state
         if self.options.gate:
-            gate = self.require_extra(extra).squeeze(-1).to(dtype)
+            gate = extra.squeeze(-1).to(dtype)
             log_gate = functional.logsigmoid(gate)
             values = values * (-gate).sigmoid().unsqueeze(-1)
             sums, s = decayed_causal_sums(phi_q, phi_k, values, log_gate, s, self.options.chunk)
@@ -105,30 +105,26 @@ class RfaAttention(Attention):
             sums, s = causal_sums(phi_q, phi_k, values, s, self.options.chunk)
             weight = torch.arange(1, v.shape[2] + 1, device=v.device, dtype=dtype).expand(v.shape[:3])
             weight = weight if n is None else weight + n.unsqueeze(-1)
-        y = divide_by_floored_weight(sums, weight)
-        return y.to(v.dtype), RfaState(s, weight[..., -1].clone())
+        return divide_by_floored_weight(sums, weight), RfaState(s, weight[..., -1].clone())
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype, sigma = accumulator_dtype(q.dtype), self.sigma.unsqueeze(1)
         phi_q, phi_k = self._features(q.to(dtype), sigma), self._features(k.to(dtype), sigma)
         sums, weight = read_whole_sums(phi_q, phi_k, v.to(dtype), lengths)
         count = weight.new_tensor(q.shape[2]) if lengths is None else lengths.to(dtype).view(-1, 1, 1)
-        y = divide_by_weight(sums, torch.maximum(weight, WEIGHT_FLOOR * count))
-        return y.to(v.dtype)
+        return divide_by_weight(sums, torch.maximum(weight, WEIGHT_FLOOR * count))
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> RfaState:
         heads, dtype = self.shape.heads, accumulator_dtype(dtype)
         s = torch.zeros(batch, heads, 2 * self.frequencies, self.shape.value_width + 1, device=device, dtype=dtype)
         return RfaState(s, s.new_zeros(batch, heads))
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RfaState, extra_t: Tensor | None
-    ) -> tuple[Tensor, RfaState]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RfaState, extra_t: Any) -> tuple[Tensor, RfaState]:
         s, n = state
         phi_q, phi_k = self._features(torch.stack([q_t, k_t]).to(s.dtype), self.sigma)
         values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
         if self.options.gate:
-            gate = self.require_extra(extra_t).squeeze(-1).to(s.dtype)
+            gate = extra_t.squeeze(-1).to(s.dtype)
             kept, added = gate.sigmoid(), (-gate).sigmoid()
             s.mul_(kept[..., None, None])
             values *= added.unsqueeze(-1)
@@ -136,8 +132,7 @@ class RfaAttention(Attention):
         else:
             n.add_(1)
         s.addcmul_(phi_k.unsqueeze(-1), values.unsqueeze(-2))
-        y_t = divide_by_floored_weight((phi_q.unsqueeze(-2) @ s).squeeze(-2), n)
-        return y_t.to(v_t.dtype), state
+        return divide_by_floored_weight((phi_q.unsqueeze(-2) @ s).squeeze(-2), n), state
 
     def emit(self, inputs: MixInputs) -> None:
         builder, features = inputs.builder, 2 * self.frequencies

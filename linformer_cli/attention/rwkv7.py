@@ -65,7 +65,7 @@ class Rwkv7Attention(DeltaAttention):
         self.replacement = nn.Parameter(torch.ones(sizes))  # alpha
         self.bonus = nn.Parameter(torch.zeros(sizes)) if options.bonus else None  # rho
 
-    def prepare(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None) -> DeltaInputs:
+    def prepare(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor) -> DeltaInputs:
         """The inputs of two updates per position.
 
         The first update decays s and removes what s holds for kappa. The second one adds c v^T and reads the output.
@@ -75,7 +75,7 @@ class Rwkv7Attention(DeltaAttention):
         decay_bias, rate_bias, removal, replacement = (
             x.to(v.dtype).unsqueeze(-2) for x in (self.decay_bias, self.rate_bias, self.removal, self.replacement)
         )
-        decay, rate = self.require_extra(extra).to(v.dtype).chunk(2, dim=-1)
+        decay, rate = extra.to(v.dtype).chunk(2, dim=-1)
         log_w, rate = -_FASTEST * (decay + decay_bias).sigmoid(), (rate + rate_bias).sigmoid()
         kappa = directions(k * removal)
         added = k * (1 + (rate - 1) * replacement)

@@ -97,14 +97,13 @@ class SingleHeadAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, SingleHeadState]:
         cache = extend_cache(None if state is None else _as_cache(state), k, k[..., :0])
-        return self._mix(q, cache).to(v.dtype), SingleHeadState(cache.keys, cache.position)
+        return self._mix(q, cache), SingleHeadState(cache.keys, cache.position)
 
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: SingleHeadState, extra_t: Tensor | None
     ) -> tuple[Tensor, SingleHeadState]:
         cache, _ = push_in_place(_as_cache(state), k_t, k_t[..., :0])
-        y = self._mix(q_t.unsqueeze(2), cache)
-        return y.squeeze(2).to(v_t.dtype), SingleHeadState(cache.keys, cache.position)
+        return self._mix(q_t.unsqueeze(2), cache).squeeze(2), SingleHeadState(cache.keys, cache.position)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> SingleHeadState:
         cache = init_cache(batch, self.shape, capacity, device, dtype)

@@ -37,7 +37,7 @@ class SoftmaxAttention(CachedAttention):
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         cache = extend_cache(state, k, v)
-        return attend_cached(q, cache, cache.values).to(v.dtype), cache
+        return attend_cached(q, cache, cache.values), cache
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         seen = None if lengths is None else ~find_padding(lengths, k.shape[2])[:, None, None]
@@ -47,8 +47,7 @@ class SoftmaxAttention(CachedAttention):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         cache, _ = push_in_place(state, k_t, v_t)
-        y = attend_cached(q_t.unsqueeze(2), cache, cache.values)
-        return y.squeeze(2).to(v_t.dtype), cache
+        return attend_cached(q_t.unsqueeze(2), cache, cache.values).squeeze(2), cache
 
     def emit(self, inputs: MixInputs) -> None:
         self.emit_spans(inputs, None)

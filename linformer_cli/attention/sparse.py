@@ -151,7 +151,7 @@ class SparseAttention(CachedAttention):
             y = outputs[0].new_empty(*q.shape[:2], queries.shape[2] * stride, v.shape[-1])
             for part, output in zip(parts, outputs, strict=True):
                 y[:, part.heads] = output.view(len(q), -1, *y.shape[2:])
-        return y[:, :, before : before + q.shape[2]].to(v.dtype), cache
+        return y[:, :, before : before + q.shape[2]], cache
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
@@ -166,7 +166,7 @@ class SparseAttention(CachedAttention):
             elif part.far:
                 parts.append(weigh_summaries(*x, (self.stride, self.summary), lengths))
             y[:, part.heads] = join(parts)
-        return y.to(v.dtype)
+        return y
 
     def _attend_rows(self, part: _Part, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Outputs [N, rows, l, V] of queries [N, rows, l, K], which belong to the last rows of the keys and values."""
@@ -242,8 +242,7 @@ class SparseAttention(CachedAttention):
         q_t = q_t.to(cache.keys.dtype).unsqueeze(2)
         if self.options.heads == "merged":
             keys, values = (torch.cat(self.seen_rows(part, length - 1, True, True), dim=2) for part in cache[:2])
-            y = functional.scaled_dot_product_attention(q_t, keys, values)
-            return y.squeeze(2).to(v_t.dtype), cache
+            return functional.scaled_dot_product_attention(q_t, keys, values).squeeze(2), cache
         y = torch.empty_like(v_t)
         for parity in (0, 1):
             keys, values = (

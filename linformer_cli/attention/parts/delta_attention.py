@@ -41,32 +41,30 @@ class DeltaAttention(Attention):
         self.chunk = chunk
 
     @abstractmethod
-    def prepare(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None) -> DeltaInputs:
+    def prepare(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor) -> DeltaInputs:
         """The inputs of the delta rule for q, k and v, which have the type of the state, and `extra` [B, H, T, E]."""
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, DeltaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor) -> tuple[Tensor, DeltaState]:
         dtype = accumulator_dtype(q.dtype)
         x = self.prepare(q.to(dtype), k.to(dtype), v.to(dtype), extra)
         sums, s = delta_sums(x.q, x.updates, None if state is None else state.s, self.chunk)
         count = self.updates_per_position
-        y = _finish(sums[:, :, count - 1 :: count], x.bonus)
-        return y.to(v.dtype), DeltaState(s)
+        return _finish(sums[:, :, count - 1 :: count], x.bonus), DeltaState(s)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> DeltaState:
         sizes = batch, self.shape.heads, self.shape.key_width, self.shape.value_width
         return DeltaState(torch.zeros(sizes, device=device, dtype=accumulator_dtype(dtype)))
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: DeltaState, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: DeltaState, extra_t: Tensor
     ) -> tuple[Tensor, DeltaState]:
         s = state.s
         q, k, v = (x.to(s.dtype).unsqueeze(2) for x in (q_t, k_t, v_t))
-        x = self.prepare(q, k, v, None if extra_t is None else extra_t.unsqueeze(2))
+        x = self.prepare(q, k, v, extra_t.unsqueeze(2))
         for n in range(self.updates_per_position):
             updates = Updates._make(None if part is None else part[:, :, n : n + 1] for part in x.updates)
             sums = delta_step(x.q[:, :, n : n + 1], updates, s)
-        y_t = _finish(sums, x.bonus).squeeze(2)
-        return y_t.to(v_t.dtype), state
+        return _finish(sums, x.bonus).squeeze(2), state
 
 
 def _finish(sums: Tensor, bonus: Tensor | None) -> Tensor:
@@ -117,8 +115,8 @@ class GatedDeltaAttention(DeltaAttention):
             logs = log_memories(shape, count)
             self.gate_bias = nn.Parameter(logs if gates.decay == 1 else logs.repeat(shape.heads, 1))
 
-    def prepare(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None) -> DeltaInputs:
-        erase, write, decay = self.require_extra(extra).to(v.dtype).split(self.gates, dim=-1)
+    def prepare(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor) -> DeltaInputs:
+        erase, write, decay = extra.to(v.dtype).split(self.gates, dim=-1)
         q, k = directions(functional.silu(q)), directions(functional.silu(k))
         erase = self.largest_erase * erase.sigmoid()
         log_a = v.new_zeros(1, 1, v.shape[2], 1)
