@@ -13,6 +13,7 @@ from linformer_cli.native.program import MixInputs
 from .base import Attention, AttentionShape, Memory, accumulator_dtype, runs_kernels
 from .bidirectional.both_ways import sum_both_ways
 from .kernels import sums as kernels
+from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
 from .parts.fading import FadingOptions, scale_outputs
 from .parts.halves import PowerOfTwo
@@ -116,10 +117,8 @@ class GlaAttention(Attention):
     def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: GlaState, extra_t: Tensor) -> tuple[Tensor, GlaState]:
         s = state.s
         log_gate, output_gate = self._gates(extra_t, s.dtype)
-        s.mul_(log_gate.exp_().unsqueeze(-1))
-        s.addcmul_(k_t.to(s.dtype).unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))
-        query = q_t.to(s.dtype) * self.score_scale
-        return scale_outputs((query.unsqueeze(-2) @ s).squeeze(-2), output_gate), state
+        query, key, value = q_t.to(s.dtype) * self.score_scale, k_t.to(s.dtype), v_t.to(s.dtype)
+        return scale_outputs(update_and_read(s, query, key, value, log_gate.exp_()), output_gate), state
 
     def emit(self, inputs: MixInputs) -> None:
         shape, options = self.shape, self.options

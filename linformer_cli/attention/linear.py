@@ -13,7 +13,7 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .kernels import linear as kernels
-from .parts.causal_sums import causal_sums, divide_by_weight
+from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
 from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
 from .parts.padding import fill_padding
 from .parts.whole_sums import read_whole_sums
@@ -112,9 +112,8 @@ class LinearAttention(Attention):
     def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None) -> tuple[Tensor, Any]:
         s, z = state
         phi_q, phi_k = self.feature_map(q_t.to(s.dtype)), self.feature_map(k_t.to(s.dtype))
-        s.addcmul_(phi_k.unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))
+        numerator = update_and_read(s, phi_q, phi_k, v_t.to(s.dtype))
         z.add_(phi_k)
-        numerator = (phi_q.unsqueeze(-2) @ s).squeeze(-2)
         return divide_by_weight(numerator, (phi_q * z).sum(dim=-1)), state
 
     def emit(self, inputs: MixInputs) -> None:

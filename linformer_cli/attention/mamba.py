@@ -11,6 +11,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, sum_logs
 from .parts.initial import inverse_softplus, log_memories
 from .parts.scaling import shrink_huge
@@ -182,8 +183,7 @@ class MambaAttention(Attention):
             key, value = decay * (newest.weight + (size - weight)) * newest.key, newest.value.clone()
             for held, new in zip(newest, (k, v, weight), strict=True):
                 held.copy_(new)
-        s.mul_(decay.unsqueeze(-1)).addcmul_(key.unsqueeze(-1), value.unsqueeze(-2))
-        return y_t + (q.unsqueeze(-2) @ s).squeeze(-2), state
+        return y_t + update_and_read(s, q, key, value, decay), state
 
     def emit(self, inputs: MixInputs) -> None:
         (_, K, V), builder = inputs.sizes, inputs.builder

@@ -14,6 +14,7 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, runs_kernels
 from .kernels import mesa as kernels
+from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums
 from .parts.initial import log_memories
 from .parts.scaling import directions, shrink_huge
@@ -109,12 +110,11 @@ class MesaAttention(Attention):
         s, h = state
         beta, log_alpha = self._gates(extra_t.unsqueeze(2), s.dtype)
         q, k = _directions(q_t.to(s.dtype)), _directions(k_t.to(s.dtype))
-        for total, values in ((s, v_t.to(s.dtype)), (h, k)):
-            total.mul_(log_alpha.exp().unsqueeze(-1))
-            total.addcmul_((beta * k).unsqueeze(-1), values.unsqueeze(-2))
+        written, alpha = beta * k, log_alpha.exp()
+        h.mul_(alpha.unsqueeze(-1)).addcmul_(written.unsqueeze(-1), k.unsqueeze(-2))
         penalty = self._penalty(s.dtype)
         solution = _conjugate_gradients(lambda x: (x.unsqueeze(-2) @ h).squeeze(-2) + penalty * x, q, self.iterations)
-        return (solution.unsqueeze(-2) @ s).squeeze(-2), state
+        return update_and_read(s, solution, written, v_t.to(s.dtype), alpha), state
 
     def emit(self, inputs: MixInputs) -> None:
         (_, K, V), builder = inputs.sizes, inputs.builder

@@ -10,6 +10,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, sum_logs
 from .parts.initial import log_memories
 from .parts.scaling import OUTPUT_FLOOR
@@ -108,10 +109,10 @@ class MlstmAttention(Attention):
         log_input, log_forget = (gate.squeeze(-1) for gate in self._log_gates(extra_t.unsqueeze(2), s.dtype))
         faded = log_forget + m
         m.copy_(torch.maximum(faded, log_input.clamp(min=0)))
-        s.mul_((faded - m).exp()[..., None, None])
         key = k_t.to(s.dtype) * ((log_input - m).exp() * self.score_scale).unsqueeze(-1)
-        s.addcmul_(key.unsqueeze(-1), functional.pad(v_t.to(s.dtype), (0, 1), value=1.0).unsqueeze(-2))
-        return self._normalise(_divide((q_t.to(s.dtype).unsqueeze(-2) @ s).squeeze(-2), m)), state
+        values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
+        sums = update_and_read(s, q_t.to(s.dtype), key, values, (faded - m).exp().unsqueeze(-1))
+        return self._normalise(_divide(sums, m)), state
 
     def emit(self, inputs: MixInputs) -> None:
         _, K, V = inputs.sizes

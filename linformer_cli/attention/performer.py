@@ -13,11 +13,10 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, runs_kernels
 from .kernels import linear
-from .parts.causal_sums import causal_sums, divide_by_weight
+from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
 from .parts.decayed_sums import decayed_causal_sums
-from .parts.maxima import add_and_read, exp_below_maximum, raise_maximum
 from .parts.padding import fill_padding
-from .parts.pairwise_exponentials import divide_sums, replace_vanished
+from .parts.pairwise_exponentials import divide_sums, exp_below_maximum, raise_maximum, replace_vanished
 from .parts.performer_map import RELU_OFFSET, FeatureMapName, PerformerMap
 from .parts.random_features import (
     WEIGHT_FLOOR,
@@ -252,21 +251,21 @@ class PerformerAttention(Attention):
         values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
         if c is None:
             phi_q, phi_k = self._map.relu(torch.stack([q_t, k_t]))
-            sums = add_and_read(s, phi_q, phi_k, values)
+            sums = update_and_read(s, phi_q, phi_k, values)
             y_t = divide_by_weight(sums[..., :-1], sums[..., -1])
         elif n is not None:
             exponent = self._map.half_square(k_t)
             rescale = raise_maximum(c, exponent)
             weight = exponent.sub_(c).exp_()
-            s.mul_(rescale[..., None, None])
             n.mul_(rescale).add_(weight)
             phi_q, phi_k = sine_features(self._map.project(torch.stack([q_t, k_t])))
-            y_t = divide_by_floored_weight(add_and_read(s, phi_q, phi_k.mul_(weight.unsqueeze(-1)), values), n)
+            phi_k.mul_(weight.unsqueeze(-1))
+            y_t = divide_by_floored_weight(update_and_read(s, phi_q, phi_k, values, rescale.unsqueeze(-1)), n)
         else:
             a, b = self._map.log_query(torch.stack([q_t, k_t]))
             b -= self._map.half_square(k_t).unsqueeze(-1)
-            s.mul_(raise_maximum(c, b).unsqueeze(-1))
-            sums = add_and_read(s, a.add_(c).softmax(dim=-1), b.sub_(c).exp_(), values)
+            rescale = raise_maximum(c, b)
+            sums = update_and_read(s, a.add_(c).softmax(dim=-1), b.sub_(c).exp_(), values, rescale)
             y_t = sums[..., :-1] / sums[..., -1:]
         return y_t, state
 

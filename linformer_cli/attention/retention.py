@@ -13,6 +13,7 @@ from linformer_cli.native.program import MixInputs
 from .base import Attention, AttentionShape, Memory, accumulator_dtype, runs_kernels
 from .bidirectional.both_ways import sum_both_ways
 from .kernels import sums as kernels
+from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, multiply_features
 from .parts.fading import FadingOptions, scale_outputs
 
@@ -150,10 +151,9 @@ class RetentionAttention(Attention):
         if self.plane:
             factors = self._wave_factors(column, s.dtype)
             query, key = multiply_features(query, factors), multiply_features(key, factors)
-        s.mul_(self._log_decays(column, s.dtype).exp().view(-1, 1, 1))
-        s.addcmul_(key.unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))
-        y_t = scale_outputs((query.unsqueeze(-2) @ s).squeeze(-2), self._output_gate(extra_t))
-        return y_t, RetentionState(s, position + 1)
+        decay = self._log_decays(column, s.dtype).exp().unsqueeze(-1)
+        sums = update_and_read(s, query, key, v_t.to(s.dtype), decay)
+        return scale_outputs(sums, self._output_gate(extra_t)), RetentionState(s, position + 1)
 
     def emit(self, inputs: MixInputs) -> None:
         shape, builder, factors = self.shape, inputs.builder, 2 * self.waves + 1

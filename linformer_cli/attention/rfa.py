@@ -10,7 +10,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .parts.causal_sums import causal_sums, divide_by_weight
+from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
 from .parts.decayed_sums import decayed_causal_sums
 from .parts.random_features import WEIGHT_FLOOR, divide_by_floored_weight, draw_directions, sine_features
 from .parts.whole_sums import read_whole_sums
@@ -123,16 +123,15 @@ class RfaAttention(Attention):
         s, n = state
         phi_q, phi_k = self._features(torch.stack([q_t, k_t]).to(s.dtype), self.sigma)
         values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
+        kept = None
         if self.options.gate:
-            gate = extra_t.squeeze(-1).to(s.dtype)
+            gate = extra_t.to(s.dtype)
             kept, added = gate.sigmoid(), (-gate).sigmoid()
-            s.mul_(kept[..., None, None])
-            values *= added.unsqueeze(-1)
-            n.mul_(kept).add_(added)
+            values *= added
+            n.mul_(kept.squeeze(-1)).add_(added.squeeze(-1))
         else:
             n.add_(1)
-        s.addcmul_(phi_k.unsqueeze(-1), values.unsqueeze(-2))
-        return divide_by_floored_weight((phi_q.unsqueeze(-2) @ s).squeeze(-2), n), state
+        return divide_by_floored_weight(update_and_read(s, phi_q, phi_k, values, kept), n), state
 
     def emit(self, inputs: MixInputs) -> None:
         builder, features = inputs.builder, 2 * self.frequencies

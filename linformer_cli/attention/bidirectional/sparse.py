@@ -2,8 +2,8 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from linformer_cli.attention.parts.chunks import cut_chunks
 from linformer_cli.attention.parts.padding import find_padding
 
 from .joined import weigh
@@ -22,7 +22,7 @@ def weigh_columns(q: Tensor, k: Tensor, v: Tensor, stride: int, lengths: Tensor 
     """The part [B, H, T, V + 2], as defined in `joined`, of the other positions t + i `stride`, for whole numbers i."""
     length = q.shape[2]
     rows = -(-length // stride)
-    queries, keys, values = (_cut(x, stride).transpose(2, 3) for x in (q, k, v))
+    queries, keys, values = (cut_chunks(x, stride).transpose(2, 3) for x in (q, k, v))
     hidden = _hide_padding(q, rows * stride, lengths).unflatten(1, (rows, stride)).transpose(1, 2)
     own = torch.eye(rows, dtype=torch.bool, device=q.device)
     part = weigh(queries, keys, values, hidden[:, None, :, None] | own).transpose(2, 3)
@@ -35,17 +35,11 @@ def weigh_summaries(q: Tensor, k: Tensor, v: Tensor, sizes: tuple[int, int], len
     stride, summary = sizes
     length = q.shape[2]
     blocks = -(-length // stride)
-    keys, values = (_cut(x, stride)[:, :, :, -summary:].flatten(2, 3) for x in (k, v))
+    keys, values = (cut_chunks(x, stride)[:, :, :, -summary:].flatten(2, 3) for x in (k, v))
     hidden = _hide_padding(q, blocks * stride, lengths).unflatten(1, (blocks, stride))[..., -summary:].flatten(1)
     block = torch.arange(length, device=q.device) // stride
     own = block.unsqueeze(1) == torch.arange(blocks, device=q.device).repeat_interleave(summary)
     return weigh(q, keys, values, hidden[:, None, None] | own)
-
-
-def _cut(x: Tensor, stride: int) -> Tensor:
-    """x [B, H, T, W] as [B, H, rows, stride, W]; the last row is filled with zeros."""
-    rows: Tensor = functional.pad(x, (0, 0, 0, -x.shape[2] % stride)).unflatten(2, (-1, stride))
-    return rows
 
 
 def _hide_padding(q: Tensor, positions: int, lengths: Tensor | None) -> Tensor:

@@ -9,10 +9,11 @@ and memory are linear in T: autograd keeps T * chunk products and T / chunk sums
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from linformer_cli.attention.base import runs_kernels
 from linformer_cli.attention.kernels import sums as kernels
+
+from .chunks import cut_chunks
 
 
 def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
@@ -24,17 +25,11 @@ def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None,
     if runs_kernels(v.device, v.dtype):
         return kernels.sum_causally(phi_q, phi_k, v, None, carried)
     length = phi_q.shape[2]
-    chunk = min(chunk, length)
-    chunks = -(-length // chunk)
-    # The last chunk is padded with zero features, which add nothing to any sum.
-    padding = (0, 0, 0, chunks * chunk - length)
-    queries, keys, values = (
-        functional.pad(x, padding).unflatten(2, (chunks, chunk)) if padding[3] else x.unflatten(2, (chunks, chunk))
-        for x in (phi_q, phi_k, v)
-    )
+    # The last chunk is filled up with zero features, which add nothing to any sum.
+    queries, keys, values = (cut_chunks(x, min(chunk, length)) for x in (phi_q, phi_k, v))
     y = (queries @ keys.transpose(-1, -2)).tril() @ values
     per_chunk = keys.transpose(-1, -2) @ values
-    if carried is not None or chunks > 1:
+    if carried is not None or per_chunk.shape[2] > 1:
         first = torch.zeros_like(per_chunk[:, :, :1]) if carried is None else carried.unsqueeze(2)
         sums = torch.cat([first, per_chunk], dim=2).cumsum(dim=2)
         y = y + queries @ sums[:, :, :-1]
@@ -42,6 +37,17 @@ def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None,
     else:
         total = per_chunk[:, :, 0]
     return y.flatten(2, 3)[:, :, :length], total
+
+
+def update_and_read(s: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None = None) -> Tensor:
+    """Multiply s [B, H, C, V] by `decay` and add key value^T, in place; returns query s [B, H, V].
+
+    query and key are [B, H, C] and value is [B, H, V]. `decay` broadcasts to [B, H, C] (None: 1).
+    """
+    if decay is not None:
+        s.mul_(decay.unsqueeze(-1))
+    s.addcmul_(key.unsqueeze(-1), value.unsqueeze(-2))
+    return (query.unsqueeze(-2) @ s).squeeze(-2)
 
 
 def divide_by_weight(numerator: Tensor, weight: Tensor) -> Tensor:

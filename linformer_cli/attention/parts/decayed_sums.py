@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from linformer_cli.attention.base import runs_kernels
 from linformer_cli.attention.kernels import sums as kernels
 
+from .chunks import cut_chunks
 from .halves import corners, iter_halves, split_halves
 
 
@@ -77,11 +77,12 @@ def decayed_causal_sums(
         return kernels.sum_causally(phi_q, phi_k, v, log_decay.unsqueeze(-1), carried)
     length = phi_q.shape[2]
     chunk = min(chunk, length)
-    queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay.unsqueeze(-1)))
+    # In the padding, zeros add nothing and decay nothing.
+    queries, keys, values, log_decay = (cut_chunks(x, chunk) for x in (phi_q, phi_k, v, log_decay.unsqueeze(-1)))
     c = sum_logs(log_decay.squeeze(-1), dim=-1)
     weights = decay_weights(c, v.dtype)
     if factors is not None:
-        factors = _cut(factors.view(1, 1, *factors.shape), chunk)
+        factors = cut_chunks(factors.view(1, 1, *factors.shape), chunk)
         weights = weights * (factors @ factors.transpose(-1, -2))
     y = (queries @ keys.transpose(-1, -2) * weights) @ values
     if factors is not None:
@@ -145,7 +146,7 @@ def featurewise_decayed_causal_sums(
     length = phi_q.shape[2]
     while chunk >= 2 * length:
         chunk //= 2
-    queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay))
+    queries, keys, values, log_decay = (cut_chunks(x, chunk) for x in (phi_q, phi_k, v, log_decay))
     # `sum_logs` is not used, because float64 is slow with one sum per feature.
     c = log_decay.cumsum(dim=-2)
     y = pairwise_products(queries, keys, c) @ values
@@ -154,13 +155,6 @@ def featurewise_decayed_causal_sums(
     states = _scan_chunks(parts, since[..., -1:, :].transpose(-1, -2), carried)
     y = y + (queries * since) @ states[:, :, :-1]
     return y.flatten(2, 3)[:, :, :length], states[:, :, -1].clone()
-
-
-def _cut(x: Tensor, chunk: int) -> Tensor:
-    """x [B, H, T, W] as [B, H, N, chunk, W], padded with zeros, which add nothing and decay nothing."""
-    fill = -x.shape[2] % chunk
-    chunks: Tensor = (functional.pad(x, (0, 0, 0, fill)) if fill else x).unflatten(2, (-1, chunk))
-    return chunks
 
 
 def _scan_chunks(parts: Tensor, decay: Tensor, carried: Tensor | None) -> Tensor:

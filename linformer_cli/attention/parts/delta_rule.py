@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from linformer_cli.attention.base import runs_kernels
 from linformer_cli.attention.kernels import delta as kernels
 
+from .chunks import cut_chunks
 from .decayed_sums import decay_weights, pairwise_products, sum_logs
 
 
@@ -60,12 +60,10 @@ def delta_sums(q: Tensor, updates: Updates, carried: Tensor | None, chunk: int) 
     batch, heads, length = q.shape[:3]
     per_row = updates.log_a.shape[-1] > 1
     chunk = min(chunk, 1 << (length - 1).bit_length() if per_row else length)
-    chunks = -(-length // chunk)
 
     def cut(x: Tensor) -> Tensor:
         """x [B, H, T, N] as [B H, chunks, chunk, N]; in the padding, beta = 0 writes nothing and log a = 0 keeps s."""
-        pieces: Tensor = functional.pad(x, (0, 0, 0, chunks * chunk - length)).unflatten(2, (chunks, chunk))
-        return pieces.flatten(0, 1)
+        return cut_chunks(x, chunk).flatten(0, 1)
 
     q, k, v, beta, log_a = (cut(x) for x in (q, *updates[:4]))
     erase = beta * (k if updates.d is None else cut(updates.d))
@@ -93,7 +91,7 @@ def delta_sums(q: Tensor, updates: Updates, carried: Tensor | None, chunk: int) 
         s = torch.baddbmm(part, move, s)
     before = torch.stack(states, dim=1)
     y = products @ (written - erased @ before) + (q * since) @ before
-    return y.reshape(batch, heads, chunks * chunk, -1)[:, :, :length], s.unflatten(0, (batch, heads))
+    return y.reshape(batch, heads, -1, v.shape[-1])[:, :, :length], s.unflatten(0, (batch, heads))
 
 
 def delta_step(q: Tensor, updates: Updates, s: Tensor) -> Tensor:

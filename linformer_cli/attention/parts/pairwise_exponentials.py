@@ -1,16 +1,30 @@
-"""Attention with exponential features, computed pair by pair, for inputs whose sums of features would underflow."""
+"""Exponential features: divided by the exponential of their maximum, and pair by pair where sums would underflow."""
 
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from .chunks import cut_chunks
 from .decayed_sums import scan_with_decay
+from .padding import fill_padding
 
 # Positions per chunk.
 PAIRWISE_CHUNK = 8
+
+
+def exp_below_maximum(exponents: Tensor, lengths: Tensor | None) -> Tensor:
+    """exp(x - maximum of x over the sequence) for x [B, H, T, C], and 0 at the padding."""
+    exponents = fill_padding(exponents, lengths, -math.inf)
+    return (exponents - exponents.detach().amax(dim=2, keepdim=True)).exp()
+
+
+def raise_maximum(c: Tensor, exponents: Tensor) -> Tensor:
+    """Raise the running maxima c in place; returns the factor that rescales sums divided by the old exp(c)."""
+    before = c.clone()
+    torch.maximum(c, exponents, out=c)
+    return before.sub_(c).exp_()
 
 
 def divide_sums(
@@ -72,9 +86,7 @@ def attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: tuple[Tensor, 
     logsumexp over features i of a_ti + b_ji.
     """
     length = a.shape[1]
-    chunks = -(-length // PAIRWISE_CHUNK)
-    fill = (0, 0, 0, chunks * PAIRWISE_CHUNK - length)
-    a, b, values = (functional.pad(x, fill).unflatten(1, (chunks, PAIRWISE_CHUNK)) for x in (a, b, values))
+    a, b, values = (cut_chunks(x, PAIRWISE_CHUNK) for x in (a, b, values))
 
     first = torch.full_like(b[:, 0, 0], -math.inf) if before is None else before[1]
     maxima = torch.cat([first.unsqueeze(1), b.detach().amax(dim=2)], dim=1).cummax(dim=1).values

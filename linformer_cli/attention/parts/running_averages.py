@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
+from .chunks import cut_chunks
 from .halves import corners, iter_halves, split_halves
 
 # The log of a weight of 0, far below every score. It is finite, so that differences are not NaN.
@@ -37,11 +37,7 @@ def read_running_averages(
     """
     length = scores.shape[2]
     chunk = min(chunk, 1 << (length - 1).bit_length())
-    padding = (0, 0, 0, -length % chunk)
-    chunked = [
-        functional.pad(x, padding, value=value).unflatten(2, (-1, chunk)) if padding[3] else x.unflatten(2, (-1, chunk))
-        for x, value in ((gates, 0.0), (scores, NOTHING), (v, 0.0))
-    ]
+    chunked = [cut_chunks(x, chunk, value) for x, value in ((gates, 0.0), (scores, NOTHING), (v, 0.0))]
     y, averages, log_weights = _ReadRunningAverages.apply(*chunked, averages, log_weights)
     return y.flatten(2, 3)[:, :, :length], averages, log_weights
 
