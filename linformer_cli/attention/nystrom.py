@@ -160,8 +160,11 @@ class NystromAttention(Attention):
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> NystromState:
         accumulator = accumulator_dtype(dtype)
         averages, log_weights = self._nothing(batch, device, accumulator)
-        with torch.autocast(device.type, enabled=False):
-            inverse = self.invert_landmarks(self._scaled_landmarks(accumulator)[1]).to(device)
+        if device.type == "meta":  # only the shape is wanted; Z would import torch's compiler, which takes seconds
+            inverse = averages.new_empty(self.shape.heads, *2 * [self.options.landmarks])
+        else:
+            with torch.autocast(device.type, enabled=False):
+                inverse = self.invert_landmarks(self._scaled_landmarks(accumulator)[1]).to(device)
         recent = None
         if self.convolution is not None:
             recent = self.convolution.init_recent(batch, self.shape.value_width, device, dtype)
@@ -203,11 +206,3 @@ class NystromAttention(Attention):
         """The averages, the logs of the total weights, weights relative to these logs (all 1), and recent values."""
         parts = [state.averages, state.log_weights, torch.ones_like(state.log_weights)]
         return parts if state.recent is None else [*parts, state.recent.ordered()]
-
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        # The general method would compute Z.
-        landmarks, accumulator = self.options.landmarks, accumulator_dtype(dtype)
-        per_head = landmarks * (self.shape.value_width + 1)
-        numbers = self.shape.heads * (batch * per_head + landmarks * landmarks)
-        ring = 0 if self.convolution is None else self.convolution.recent_bytes(batch, self.shape.value_width, dtype)
-        return numbers * accumulator.itemsize + ring

@@ -152,16 +152,9 @@ class AttentionLayer(nn.Module):
             return inner
         return LayerState(self.convolution.init_recent(batch, device, dtype), inner)
 
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        recent = 0 if self.convolution is None else self.convolution.recent_bytes(batch, dtype)
-        return recent + self.inner.state_bytes(batch, positions, dtype)
-
     def list_states(self, state: Any) -> list[Tensor]:
         recent, inner = self._split_state(state)
         return [*([] if recent is None else [recent]), *self.inner.list_states(inner)]
-
-    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return self.inner.is_compiled(device, dtype)
 
     @property
     def end(self) -> nn.Linear:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from linformer_cli.attention.base import Attention
+from linformer_cli.attention.base import Attention, measure_state_bytes
 from linformer_cli.attention.single_head import SingleHeadAttention
 from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.native.program import Builder
@@ -82,9 +82,9 @@ class Block(nn.Module, ABC):
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
         """The state before the first position; a growing state reserves room for `capacity` positions."""
 
-    @abstractmethod
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         """Bytes of the state after `positions` positions, for vectors of `dtype`."""
+        return measure_state_bytes(self.init_state(batch, positions, torch.device("meta"), dtype))
 
     @abstractmethod
     def branch_ends(self) -> Sequence[nn.Linear]:
@@ -145,9 +145,6 @@ class InnerBlock(Block):
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
         return self.stateful.init_state(batch, capacity, device, dtype)
-
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        return self.stateful.state_bytes(batch, positions, dtype)
 
     def list_states(self, state: Any) -> list[Tensor]:
         return self.stateful.list_states(state)

@@ -91,9 +91,6 @@ class LstmBlock(Block):
         h, c = (torch.zeros(batch, self.hidden, device=device, dtype=dtype) for _ in range(2))
         return LstmState(h, c)
 
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        return 2 * batch * self.hidden * dtype.itemsize
-
     def emit(self, builder: Builder, name: str) -> None:
         input_weight, hidden_weight, input_bias, hidden_bias = self.lstm.all_weights[0]
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import torch
 
-from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape
+from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape, measure_state_bytes
 from linformer_cli.attention.catalogue import CATALOGUE, find_attention, fit_attention
 from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.documents import Config, parse_config
@@ -81,15 +81,15 @@ def _build_block(config: ModelConfig, options: Config, layer: int) -> Block:
 
 def default_state_bytes(name: str, network: NetworkConfig, shape: AttentionShape) -> int:
     """Bytes of one layer's state after one whole image, in float32, for mixer `name` with default options."""
-    options = find_mixer(name).options_type()
-    with torch.device("meta"):  # only the size of the state is needed
+    options, meta = find_mixer(name).options_type(), torch.device("meta")
+    with meta:  # only the size of the state is needed
         if isinstance(options, LstmOptions):
             return LstmBlock(network, options).state_bytes(1, shape.positions, torch.float32)
         attention = fit_attention(name, options, shape, network.width)
         has_layer = not (attention.gated or attention.shared_key_value)
         convolution = build_convolution(network, attention) if has_layer else None
-        recent = 0 if convolution is None else convolution.recent_bytes(1, torch.float32)
-        return recent + attention.state_bytes(1, shape.positions, torch.float32)
+        recent = None if convolution is None else convolution.init_recent(1, meta, torch.float32)
+        return measure_state_bytes((recent, attention.init_state(1, shape.positions, meta, torch.float32)))
 
 
 def describe_mixing(name: str) -> str:

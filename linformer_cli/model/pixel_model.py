@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from linformer_cli.attention.base import Attention
+from linformer_cli.attention.base import Attention, measure_state_bytes
 from linformer_cli.config import ModelConfig
 
 from .blocks import Block, initialise_weights
@@ -118,15 +118,17 @@ class PixelModel(nn.Module):
         parameters, pixel = self._read_head(x, tokens, before, pixel)
         return parameters, PixelState(embedding, tuple(layers), pixel)
 
-    def init_state(self, batch: int, capacity: int | None = None) -> PixelState:
-        """The state of `batch` images before the first token.
+    def init_state(self, batch: int, capacity: int | None = None, device: torch.device | None = None) -> PixelState:
+        """The state of `batch` images before the first token, on `device` (default: the model's).
 
         A growing state reserves room for `capacity` positions (default: T).
         """
-        capacity = self._count_units(capacity or self.config.image.positions)
-        layers = tuple(block.init_state(batch, capacity, self.device, self.dtype) for block in self.typed_blocks)
-        pixel = torch.zeros(batch, self._pixel_width, device=self.device, dtype=self.dtype)
-        return PixelState(self.embedding.init_state(batch, self.device), layers, pixel)
+        device = device or self.device
+        # How many steps of the blocks belong to the first `capacity` values.
+        units = -(-(capacity or self.config.image.positions) // self.embedding.stride)
+        layers = tuple(block.init_state(batch, units, device, self.dtype) for block in self.typed_blocks)
+        pixel = torch.zeros(batch, 0 if self.channels is None else self.config.width, device=device, dtype=self.dtype)
+        return PixelState(self.embedding.init_state(batch, device), layers, pixel)
 
     @torch.no_grad()
     def step(self, tokens_t: Tensor, state: PixelState) -> tuple[Tensor, PixelState]:
@@ -173,20 +175,7 @@ class PixelModel(nn.Module):
 
     def state_bytes(self, batch: int, positions: int | None = None) -> int:
         """Bytes of the state of `batch` images after `positions` positions (default: T)."""
-        units = self._count_units(positions or self.config.image.positions)
-        layers = sum(block.state_bytes(batch, units, self.dtype) for block in self.typed_blocks)
-        recent = batch * self.embedding.reach * torch.int16.itemsize
-        labels = batch * torch.int64.itemsize if self.config.classes else 0
-        pixel = batch * self._pixel_width * self.dtype.itemsize
-        return layers + recent + labels + pixel + torch.int64.itemsize
-
-    @property
-    def _pixel_width(self) -> int:
-        return 0 if self.channels is None else self.config.width
-
-    def _count_units(self, positions: int) -> int:
-        """How many steps of the blocks belong to the first `positions` values."""
-        return -(-positions // self.embedding.stride)
+        return measure_state_bytes(self.init_state(batch, positions, torch.device("meta")))
 
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())

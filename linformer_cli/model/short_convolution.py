@@ -43,10 +43,6 @@ class ShortConvolution(nn.Module):
         """The state before the first position."""
         return torch.zeros(batch, self.width - 1, self.columns, device=device, dtype=dtype)
 
-    def recent_bytes(self, batch: int, dtype: torch.dtype) -> int:
-        """Bytes of the state."""
-        return batch * (self.width - 1) * self.columns * dtype.itemsize
-
     def emit(self, builder: Builder, source: int, name: str, others: int) -> int:
         """Emit a step for the first columns of buffer `source`. The next `others` columns are copied.
 

@@ -107,6 +107,14 @@ def test_images_share_one_z() -> None:
         assert measure_state_bytes(fork_state(state, copies)) == attention.state_bytes(2 * copies, 40, torch.float64)
 
 
+def test_the_size_of_a_state_is_known_without_z(monkeypatch) -> None:
+    """On the meta device, the computation of Z would import torch's compiler."""
+    attention = build()
+    expected = measure_state_bytes(attention.init_state(2, 1, CPU, torch.float64))
+    monkeypatch.setattr(NystromAttention, "invert", None)
+    assert attention.state_bytes(2, 1, torch.float64) == expected
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 32, 64, 1024])
 def test_the_result_does_not_depend_on_the_chunk(chunk: int) -> None:
     inputs = draw(40)

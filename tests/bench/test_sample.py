@@ -21,6 +21,7 @@ from linformer_cli.bench.sample import SamplingSettings, run_sampling_bench
 from linformer_cli.bench.trained_runs import TrainedRun
 from linformer_cli.bench.variants import parse_variants
 from linformer_cli.errors import DisagreementError, Interrupted
+from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.tables import to_json
 
 needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
@@ -280,7 +281,10 @@ def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(
 
 
 def test_a_mechanism_that_understates_its_state_is_not_timed(models, monkeypatch, clock, raises_one_line) -> None:
-    monkeypatch.setattr(LinearAttention, "state_bytes", lambda *_arguments: 1)
+    right = PixelModel.state_bytes
+    monkeypatch.setattr(
+        PixelModel, "state_bytes", lambda self, *rest: 1 if self.config.attention == "linear" else right(self, *rest)
+    )
     with raises_one_line(DisagreementError, "'linear' is not timed", "bytes"):
         bench(models, [1])
     assert clock.timed == 0

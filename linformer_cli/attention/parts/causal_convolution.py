@@ -86,7 +86,3 @@ class CausalConvolution(nn.Module):
         """Emit an operation that adds y_t to the output of an attention mechanism."""
         buffers = (inputs.state((self.kernel - 1) * inputs.sizes[2]), inputs.builder.shared(self.weight))
         inputs.emit("convolution", buffers, (self.kernel,))
-
-    def recent_bytes(self, batch: int, value_width: int, dtype: torch.dtype) -> int:
-        """Bytes of the ring for values of `dtype`, including its index."""
-        return batch * self.weight.shape[0] * (self.kernel - 1) * value_width * dtype.itemsize + torch.int64.itemsize

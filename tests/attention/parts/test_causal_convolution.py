@@ -61,4 +61,3 @@ def test_the_ring_buffer_has_the_type_of_the_values() -> None:
     assert torch.equal(y, expected)
     y_t = convolution.step(v[:, :, 0], recent, torch.float32)
     assert (y_t.dtype, recent.values.dtype) == (torch.float32, torch.bfloat16)
-    assert recent.values.nbytes + recent.oldest.nbytes == convolution.recent_bytes(2, WIDTH, torch.bfloat16)
