@@ -11,7 +11,6 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, Shared, accumulator_dtype
-from .bidirectional.nystrom import segment_weights
 from .parts.causal_convolution import CausalConvolution, RecentValues
 from .parts.halves import PowerOfTwo
 from .parts.padding import fill_padding, find_padding
@@ -70,7 +69,7 @@ class NystromAttention(Attention):
     Z and the averages are float32 or float64. Each call of `attend` computes Z once, with gradients. `init_state` also
     computes Z, without gradients.
 
-    The bidirectional form is that of the source: landmarks are means over segments, as in `segment_weights`, b covers
+    The bidirectional form is that of the source: landmarks are means over segments, as in `_segment_weights`, b covers
     all positions, and the kernel of the convolution, with the same weights, is centred at t. The learned landmarks are
     not used. Only the initial value of Z differs from the source, as above.
     """
@@ -116,7 +115,7 @@ class NystromAttention(Attention):
         dtype, count = accumulator_dtype(q.dtype), min(self.options.landmarks, q.shape[2])
         ends = torch.full((1,), q.shape[2], device=q.device) if lengths is None else lengths
         q, k, wide = q.to(dtype) * self.scale, k.to(dtype), v.to(dtype)
-        means = segment_weights(ends, q.shape[2], count).to(dtype)
+        means = _segment_weights(ends, q.shape[2], count).to(dtype)
         queries, keys = means @ q, means @ k
         # A sequence shorter than `landmarks` has fewer segments. The rows and columns of missing landmarks are 0.
         missing = find_padding(ends, count)[:, None, None]
@@ -206,3 +205,16 @@ class NystromAttention(Attention):
         """The averages, the logs of the total weights, weights relative to these logs (all 1), and recent values."""
         parts = [state.averages, state.log_weights, torch.ones_like(state.log_weights)]
         return parts if state.recent is None else [*parts, state.recent.ordered()]
+
+
+def _segment_weights(lengths: Tensor, positions: int, landmarks: int) -> Tensor:
+    """Weights [B, 1, landmarks, positions], in float64, that average each segment of sequences of `lengths` [B].
+
+    A sequence of n positions has m = min(landmarks, n) segments, and position t belongs to segment t m / n, rounded
+    down. The weights of other segments are 0.
+    """
+    n = lengths.unsqueeze(1)
+    place = torch.arange(positions, device=lengths.device)
+    segment = torch.where(place < n, place * n.clamp(max=landmarks) // n, landmarks)
+    members = (segment.unsqueeze(1) == torch.arange(landmarks, device=lengths.device).unsqueeze(1)).unsqueeze(1)
+    return members / members.sum(dim=-1, keepdim=True).clamp(min=1).double()

@@ -12,16 +12,14 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .bidirectional.probsparse import attend_largest
+from .bidirectional.joined import join, weigh
 from .parts.caches import KeyValueCache, add_cache, cache_format, extend_cache, fit_rows, init_cache, push_in_place
-from .parts.padding import fill_padding
-from .parts.recomputed import recompute
+from .parts.padding import fill_padding, find_padding
+from .parts.recomputed import SCORES_KEPT, run_within
 
 # The largest number of queries that the parallel form computes at once. They are scored against all keys up to the
 # position of the last query.
 QUERIES_AT_ONCE = 64
-# If a head has more scores than this in total, the backward pass recomputes them.
-SCORES_KEPT = 2**18
 # A threshold below every measure.
 EVERY_QUERY = -3e38
 # The sampled positions are fractions of a length, in units of 1 / FRACTIONS.
@@ -128,7 +126,7 @@ class ProbsparseAttention(Attention):
             scores = q @ k.gather(2, sampled).transpose(-1, -2)
             measures = _without_nan(scores.amax(dim=-1, keepdim=True) - scores.mean(dim=-1, keepdim=True))
             measures = fill_padding(measures, lengths, -math.inf).squeeze(-1)
-        return attend_largest(q / math.sqrt(q.shape[-1]), k, wide, measures, count, ends)
+        return _attend_largest(q / math.sqrt(q.shape[-1]), k, wide, measures, count, ends)
 
     @torch.no_grad()
     def _choose(self, q: Tensor, keys: Tensor, state: ProbsparseState | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -236,14 +234,12 @@ def _attend_active(means: Tensor, active: Tensor, q: Tensor, k: Tensor, v: Tenso
     places = active.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
     used = active.gather(1, places)
     chosen = q.gather(1, places.unsqueeze(-1).expand(-1, -1, q.shape[-1]))
-    again = most * length > SCORES_KEPT and torch.is_grad_enabled()
     outputs = []
     for group, position, valid in zip(*(x.split(QUERIES_AT_ONCE, dim=1) for x in (chosen, places, used)), strict=True):
         position = position + length - new
         seen = int((position * valid).max()) + 1
-        run = functools.partial(_attend_rows, position)
         parts = group, k[:, :seen], v[:, :seen]
-        outputs.append(recompute(run, *parts) if again else run(*parts))
+        outputs.append(run_within(SCORES_KEPT, most * length, functools.partial(_attend_rows, position), *parts))
     at = (places + torch.arange(rows, device=q.device).unsqueeze(1) * new)[used]
     y: Tensor = means.flatten(0, 2).index_copy(0, at, torch.cat(outputs, dim=1)[used]).view_as(means)
     return y
@@ -253,3 +249,19 @@ def _attend_rows(position: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Outputs [N, A, V] of queries [N, A, K] at positions [N, A]."""
     later = torch.arange(k.shape[1], device=k.device) > position.unsqueeze(-1)
     return (q @ k.transpose(1, 2)).masked_fill_(later, -math.inf).softmax(dim=-1) @ v
+
+
+def _attend_largest(q: Tensor, k: Tensor, v: Tensor, measures: Tensor, count: Tensor, lengths: Tensor) -> Tensor:
+    """Outputs [B, H, T, V]; the `count` [B] queries with the largest `measures` [B, H, T] attend.
+
+    Queries are scaled, and measures are minus infinity at the padding. Other outputs are the mean of the values.
+    """
+    places = measures.topk(int(count.max()), dim=-1).indices
+    chosen = q.gather(2, places.unsqueeze(-1).expand(-1, -1, -1, q.shape[-1]))
+    found = join([weigh(chosen, k, v, find_padding(lengths, k.shape[2])[:, None, None])])
+    means = (v.sum(dim=2) / lengths.view(-1, 1, 1)).unsqueeze(2)
+    # Short sequences have fewer attending queries than places.
+    used = torch.arange(places.shape[-1], device=q.device) < count.view(-1, 1, 1)
+    found = torch.where(used.unsqueeze(-1), found, means)
+    y: Tensor = means.expand_as(v).scatter(2, places.unsqueeze(-1).expand_as(found), found)
+    return y

@@ -18,7 +18,7 @@ from .bidirectional.joined import join
 from .bidirectional.lists import weigh_lists
 from .bidirectional.sparse import list_near, weigh_columns, weigh_summaries
 from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place, stack_spans
-from .parts.recomputed import recompute
+from .parts.recomputed import run_within
 
 SparseState = KeyValueCache
 
@@ -176,7 +176,6 @@ class SparseAttention(CachedAttention):
         far_of_row = part.far * (1 if strided else self.summary)
         scores_of_row = stride * (stride + total * far_of_row)
         rows = max(1, SCORES_AT_ONCE // scores_of_row)
-        again = (total - first) * scores_of_row > SCORES_AT_ONCE and torch.is_grad_enabled()
         # Tensors are split once, because the gradient of a slice taken in each slab would be as large as the tensor.
         near = [queries.split(rows, dim=1), *(x[:, first:].split(rows, dim=1) for x in (keys, values))]
         if part.before:
@@ -188,7 +187,7 @@ class SparseAttention(CachedAttention):
         outputs = []
         for start, *slab in zip(range(first, total, rows), *near, strict=True):
             run = functools.partial(self._attend_parts, part, start, len(slab))
-            outputs.append(recompute(run, *slab, *far) if again else run(*slab, *far))
+            outputs.append(run_within(SCORES_AT_ONCE, (total - first) * scores_of_row, run, *slab, *far))
         return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
 
     def _attend_parts(self, part: _Part, start: int, split: int, *x: Tensor) -> Tensor:

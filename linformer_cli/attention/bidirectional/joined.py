@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.parts.padding import find_padding
-from linformer_cli.attention.parts.recomputed import recompute
-
-# If a set has more scores than this for each head, the backward pass recomputes them.
-SCORES_KEPT = 2**18
+from linformer_cli.attention.parts.recomputed import SCORES_KEPT, run_within
 
 
 def weigh(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
@@ -23,9 +20,8 @@ def weigh(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
 
     `hidden` is True for the keys that a query does not see. A query may see no key.
     """
-    run = functools.partial(weigh_once, hidden)
-    kept = q.shape[2:-1].numel() * k.shape[-2] <= SCORES_KEPT or not torch.is_grad_enabled()
-    return run(q, k, v) if kept else recompute(run, q, k, v)
+    scores = q.shape[2:-1].numel() * k.shape[-2]
+    return run_within(SCORES_KEPT, scores, functools.partial(weigh_once, hidden), q, k, v)
 
 
 def weigh_once(hidden: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

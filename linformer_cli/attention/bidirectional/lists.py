@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.parts.recomputed import recompute
+from linformer_cli.attention.parts.recomputed import SCORES_KEPT, run_within
 
-from .joined import SCORES_KEPT, weigh_once
+from .joined import weigh_once
 
 # Blocks shorter than this cost more overhead than they save in products.
 _SHORTEST_BLOCK = 16
@@ -33,9 +33,8 @@ def weigh_lists(q: Tensor, k: Tensor, v: Tensor, lists: Lists, lengths: Tensor |
     ends = q.shape[2] if lengths is None else lengths.view(-1, 1, 1, 1)
     keys = lists.keys.unsqueeze(0)
     hidden = lists.hidden | ((keys < 0) | (keys >= ends)).unsqueeze(-2)
-    run = functools.partial(_gather_and_weigh, lists, hidden)
-    kept = lists.queries.numel() * lists.keys.shape[-1] <= SCORES_KEPT or not torch.is_grad_enabled()
-    return run(q, k, v) if kept else recompute(run, q, k, v)
+    scores = lists.queries.numel() * lists.keys.shape[-1]
+    return run_within(SCORES_KEPT, scores, functools.partial(_gather_and_weigh, lists, hidden), q, k, v)
 
 
 def _gather_and_weigh(lists: Lists, hidden: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

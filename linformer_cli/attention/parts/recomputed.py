@@ -7,12 +7,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+# The largest number of scores of a head that are usually kept for the backward pass.
+SCORES_KEPT = 2**18
 
-def recompute(run: Callable[..., Tensor], *x: Tensor) -> Tensor:
-    """run(*x), for which only `x` is saved. The backward pass calls `run` again. The result can be differentiated once.
 
-    This is equivalent to `torch.utils.checkpoint`, whose import takes seconds.
+def run_within(limit: int, scores: int, run: Callable[..., Tensor], *x: Tensor) -> Tensor:
+    """run(*x), which computes `scores` scores. If these are more than `limit`, only `x` is saved.
+
+    The backward pass then calls `run` again, and the result can be differentiated once. This is equivalent to
+    `torch.utils.checkpoint`, whose import takes seconds.
     """
+    if scores <= limit or not torch.is_grad_enabled():
+        return run(*x)
     y: Tensor = _Recomputed.apply(run, *x)
     return y
 
