@@ -21,7 +21,7 @@ from linformer_cli.attention.base import accumulator_dtype, runs_kernels
 from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.gpu import has_triton
 
-from .tensors import View, empty_like_projection, empty_like_projections, launch, with_dense_rows
+from .tensors import View, empty_like_projection, empty_like_projections, launch, require_fit, with_dense_rows
 
 _VIEWS = ("q", "k", "v", "y", "grad_q", "grad_k", "grad_v")
 _STATES = ("s", "z", "total_s", "total_z", "grad_s", "grad_z", "weights", "grad_weights", "columns", "maxima")
@@ -72,7 +72,8 @@ def attend(
     v and y share one type; s and z have its accumulator type. The result is differentiable once, in all inputs. Raises
     the errors of `require_fit`.
     """
-    require_fit(q, k, v, s, z)
+    for carried, values in ((s, v), (None if z is None else z.unsqueeze(-1), v[..., :1])):
+        require_fit(q, k, values, carried, narrow=True)
     if q.device.type != "cpu":
         from . import triton_linear  # needs Triton, which `serves` has checked
 
@@ -87,7 +88,7 @@ def attend_whole(q: Tensor, k: Tensor, v: Tensor, feature_map: str) -> Tensor:
     s and z are the sums over all positions. A key of minus infinity has the features 0. Types and errors are those of
     `attend`.
     """
-    require_fit(q, k, v, None, None)
+    require_fit(q, k, v, None, narrow=True)
     return _attend(q, k, v, None, None, _Map(COMPILED_MAPS[feature_map]), whole=True)[0]
 
 
@@ -116,9 +117,9 @@ def attend_exponential(
     Features are never in memory: each block of positions computes its own, forward and backward.
     """
     dtype = accumulator_dtype(q.dtype)
-    fits = columns.dtype == dtype and columns.shape[0] == q.shape[-1] and k.shape == q.shape
-    if not fits or v.shape[:3] != q.shape[:3] or not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"sizes or types do not match: {[(list(x.shape), x.dtype) for x in (q, k, v, columns)]}")
+    require_fit(q, k, v, None, narrow=True)
+    if columns.dtype != dtype or columns.shape[0] != q.shape[-1]:
+        raise ValueError(f"columns do not match: {list(columns.shape)}, {columns.dtype}")
     sizes = *q.shape[:2], columns.shape[1]
     if before is None:
         s, z, c = None, None, torch.full(sizes, -torch.inf, dtype=dtype)
@@ -142,19 +143,9 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: _Map, whole: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v = map(with_dense_rows, (q, k, v))
-    s, z = (None if x is None else x.to(accumulator_dtype(q.dtype)).contiguous() for x in (s, z))
+    s, z = (None if x is None else x.contiguous() for x in (s, z))
     result: tuple[Tensor, Tensor, Tensor, Tensor] = _LinearAttention.apply(q, k, v, s, z, feature_map, whole)
     return result
-
-
-def require_fit(q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None) -> None:
-    """Raise `ValueError` if types or sizes do not match, since the kernels would read beyond the end of a tensor."""
-    sizes = [q.shape, (*q.shape[:3], v.shape[-1]), (*q.shape[:2], q.shape[3], v.shape[-1]), (*q.shape[:2], q.shape[3])]
-    given = [k, v, s, z]
-    if any(x is not None and x.shape != torch.Size(size) for x, size in zip(given, sizes, strict=True)):
-        raise ValueError(f"sizes do not match: {[None if x is None else list(x.shape) for x in (q, *given)]}")
-    if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q, k and v must have one type, found {q.dtype}, {k.dtype} and {v.dtype}")
 
 
 class _LinearAttention(torch.autograd.Function):
