@@ -10,9 +10,10 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from linformer_cli.documents import Config
@@ -60,6 +61,10 @@ class AttentionShape:
 
 class AttentionOptions(Config):
     """Base class of every mechanism's options. Options are frozen, and unknown keys are refused."""
+
+
+# The option `chunk` of many mechanisms.
+Chunk = Annotated[int, Field(gt=0, le=65_536, description="positions per chunk of the parallel form")]
 
 
 def runs_kernels(device: torch.device, dtype: torch.dtype) -> bool:

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from .base import AttentionShape
 from .parts.delta_attention import GatedDeltaAttention, GatedDeltaOptions, Gates
 from .parts.delta_rule import DeltaState
-from .parts.halves import PowerOfTwo
+from .parts.halves import PowerOfTwoChunk
 
 Gdn2State = DeltaState
 
@@ -26,9 +26,7 @@ class Gdn2Options(GatedDeltaOptions):
         Literal["channel", "head", "tied"],
         Field(description="a write gate for each value dimension, one for each head, or 'tied': the head's erase gate"),
     ] = "channel"
-    chunk: Annotated[
-        PowerOfTwo, Field(gt=0, le=65_536, description="positions per chunk of the parallel form, a power of two")
-    ] = 32
+    chunk: PowerOfTwoChunk = 32
 
     @model_validator(mode="after")
     def _tied_to_one_gate(self) -> Self:

@@ -16,7 +16,7 @@ from .kernels import sums as kernels
 from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
 from .parts.fading import FadingOptions, scale_outputs
-from .parts.halves import PowerOfTwo
+from .parts.halves import PowerOfTwoChunk
 
 
 class GlaOptions(FadingOptions):
@@ -29,9 +29,7 @@ class GlaOptions(FadingOptions):
     temperature: Annotated[
         float, Field(ge=1, le=1000, description="tau; a larger value makes the fastest possible decay slower")
     ] = 16.0
-    chunk: Annotated[
-        PowerOfTwo, Field(gt=0, description="positions per chunk of the parallel form, a power of two")
-    ] = 64
+    chunk: PowerOfTwoChunk = 64
 
 
 class GlaState(NamedTuple):

@@ -11,7 +11,7 @@ from torch.nn import functional
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory, accumulator_dtype
 from .kernels import linear as kernels
 from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
 from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
@@ -29,7 +29,7 @@ class LinearOptions(AttentionOptions):
     features: Annotated[
         int | None, Field(gt=0, description="C, width of the 'learned' feature map (default: the width of a key)")
     ] = None
-    chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
+    chunk: Chunk = 64
 
     @model_validator(mode="after")
     def _features_belong_to_the_learned_map(self) -> Self:

@@ -13,7 +13,7 @@ from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulat
 from .parts.causal_sums import divide_by_weight
 from .parts.fading import scale_outputs
 from .parts.feature_maps import Elu
-from .parts.halves import PowerOfTwo
+from .parts.halves import PowerOfTwoChunk
 from .parts.initial import inverse_softplus, log_memories
 from .parts.level_sums import LevelInputs, count_buckets, read_levels, step_levels
 from .parts.scaling import directions
@@ -29,9 +29,7 @@ class LogLinearOptions(AttentionOptions):
         Literal["linear", "mamba2", "deltanet"],
         Field(description="the mechanism whose state is divided into levels"),
     ] = "mamba2"
-    chunk: Annotated[
-        PowerOfTwo, Field(gt=0, le=65_536, description="positions per chunk of the parallel form, a power of two")
-    ] = 64
+    chunk: PowerOfTwoChunk = 64
 
 
 class LogLinearState(NamedTuple):

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory, accumulator_dtype
 from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, sum_logs
 from .parts.initial import inverse_softplus, log_memories
@@ -36,7 +36,7 @@ class MambaOptions(AttentionOptions):
         Literal["input", "head"],
         Field(description="A, the rate of decay: computed from the input, or learned for each head"),
     ] = "input"
-    chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
+    chunk: Chunk = 64
 
 
 class Newest(NamedTuple):

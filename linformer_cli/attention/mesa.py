@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, runs_kernels
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory, accumulator_dtype, runs_kernels
 from .kernels import mesa as kernels
 from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums
@@ -33,7 +33,7 @@ class MesaOptions(AttentionOptions):
             description="iterations of conjugate gradients, at most K; each costs as much as linear attention",
         ),
     ] = 16
-    chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
+    chunk: Chunk = 64
 
 
 class MesaState(NamedTuple):

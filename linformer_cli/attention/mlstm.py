@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory, accumulator_dtype
 from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, sum_logs
 from .parts.initial import log_memories
@@ -28,7 +28,7 @@ class MlstmOptions(AttentionOptions):
         Field(description="the activation of the forget gate; with 'exponential', old positions can gain weight"),
     ] = "sigmoid"
     normalise: Annotated[bool, Field(description="divide the output of each head by its root mean square")] = True
-    chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
+    chunk: Chunk = 64
 
 
 class MlstmState(NamedTuple):

@@ -12,7 +12,7 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, Shared, accumulator_dtype
 from .parts.causal_convolution import CausalConvolution, RecentValues
-from .parts.halves import PowerOfTwo
+from .parts.halves import PowerOfTwoChunk
 from .parts.padding import fill_padding, find_padding
 from .parts.running_averages import NOTHING, read_running_averages
 
@@ -25,9 +25,7 @@ class NystromOptions(AttentionOptions):
     kernel: Annotated[
         int, Field(ge=0, description="length of the causal convolution of the values, in positions; 0 for none")
     ] = 33
-    chunk: Annotated[
-        PowerOfTwo, Field(gt=0, description="positions per chunk of the parallel form, a power of two")
-    ] = 32
+    chunk: PowerOfTwoChunk = 32
 
     @field_validator("kernel")
     @classmethod

@@ -11,7 +11,7 @@ from torch.nn import functional
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, runs_kernels
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory, accumulator_dtype, runs_kernels
 from .kernels import linear
 from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
 from .parts.decayed_sums import decayed_causal_sums
@@ -44,7 +44,7 @@ class PerformerOptions(AttentionOptions):
     redraw_every: Annotated[
         int, Field(ge=0, description="training steps between redraws of the directions; 0 never redraws")
     ] = 0
-    chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
+    chunk: Chunk = 64
 
     @model_validator(mode="after")
     def _two_features_a_direction(self) -> Self:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionShape, Memory, accumulator_dtype, runs_kernels
+from .base import Attention, AttentionShape, Chunk, Memory, accumulator_dtype, runs_kernels
 from .bidirectional.both_ways import sum_both_ways
 from .kernels import sums as kernels
 from .parts.causal_sums import update_and_read
@@ -31,7 +31,7 @@ class RetentionOptions(FadingOptions):
         int | None,
         Field(gt=0, le=16, description="P, sharpness of the decay over columns (default: 2); 'plane' only"),
     ] = None
-    chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
+    chunk: Chunk = 64
 
     @model_validator(mode="after")
     def _waves_belong_to_the_plane(self) -> Self:

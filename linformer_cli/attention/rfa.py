@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory, accumulator_dtype
 from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
 from .parts.decayed_sums import decayed_causal_sums
 from .parts.random_features import WEIGHT_FLOOR, divide_by_floored_weight, draw_directions, sine_features
@@ -26,7 +26,7 @@ class RfaOptions(AttentionOptions):
         int | None,
         Field(gt=0, description="D, number of random directions; each gives a sine and a cosine (default: 2 K)"),
     ] = None
-    chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
+    chunk: Chunk = 64
 
 
 class RfaState(NamedTuple):

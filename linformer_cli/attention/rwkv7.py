@@ -12,7 +12,7 @@ from linformer_cli.native.program import MixInputs
 from .base import AttentionOptions, AttentionShape
 from .parts.delta_attention import DeltaAttention, DeltaInputs
 from .parts.delta_rule import DeltaState, Updates
-from .parts.halves import PowerOfTwo
+from .parts.halves import PowerOfTwoChunk
 from .parts.initial import log_memories
 from .parts.scaling import directions
 
@@ -26,9 +26,7 @@ class Rwkv7Options(AttentionOptions):
     """Options of RWKV-7."""
 
     bonus: Annotated[bool, Field(description="add the value of the position itself, with a weight of its own")] = True
-    chunk: Annotated[
-        PowerOfTwo, Field(gt=0, le=32_768, description="positions per chunk of the parallel form, a power of two")
-    ] = 16
+    chunk: PowerOfTwoChunk = 16
 
 
 class Rwkv7Attention(DeltaAttention):

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape, Chunk, Memory, accumulator_dtype
 from linformer_cli.native.program import MixInputs
 
 from .delta_rule import DeltaState, Updates, delta_step, delta_sums
@@ -79,7 +79,7 @@ class GatedDeltaOptions(AttentionOptions):
     negative_eigenvalues: Annotated[
         bool, Field(description="let erase gates reach 2, not 1, so that an update can reverse the sign of a value")
     ] = False
-    chunk: Annotated[int, Field(gt=0, le=65_536, description="positions per chunk of the parallel form")] = 32
+    chunk: Chunk = 32
 
 
 class Gates(NamedTuple):

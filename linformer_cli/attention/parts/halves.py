@@ -7,18 +7,22 @@ covers every pair j <= t once, with one batched matrix product per size.
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
+from linformer_cli.attention.base import Chunk
 
-def _require_power_of_two(chunk: int) -> int:
+
+def _power_of_two(chunk: int) -> int:
     if chunk & (chunk - 1):
         raise ValueError("must be a power of two, such as 32 or 64")
     return chunk
 
 
-# The length of a chunk that can be halved down to one position.
-PowerOfTwo = Annotated[int, AfterValidator(_require_power_of_two)]
+# A chunk that can be halved down to one position.
+PowerOfTwoChunk = Annotated[
+    Chunk, AfterValidator(_power_of_two), Field(description="positions per chunk of the parallel form, a power of two")
+]
 
 
 def iter_halves(positions: int) -> Iterator[int]:
