@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linformer_cli.config import ModelConfig
 from linformer_cli.native.program import Builder
@@ -10,7 +9,7 @@ from linformer_cli.native.program import Builder
 from .blocks import FeedForward
 from .differences import Differences
 from .dropout import add_dropped
-from .embedding import LEFT, UP, EmbeddingState, find_pixels, read_values, ring_slots
+from .embedding import LEFT, UP, EmbeddingState, find_pixels, read_values, ring_slots, sum_tables
 
 
 class ChannelNetwork(nn.Module):
@@ -54,8 +53,7 @@ class ChannelNetwork(nn.Module):
             pixels = torch.cat([pixel.unsqueeze(1).to(pixels.dtype), pixels], dim=1)
         x = pixels.repeat_interleave(self.count, dim=1)[:, start % self.count :][:, :length]
         values = read_values(tokens, state, self.sources[start : start + length], self.levels)
-        rows = values[..., : self.count - 1] + torch.arange(self.count - 1, device=values.device) * (self.levels + 1)
-        x = x + functional.embedding_bag(rows.flatten(0, 1), self.values, mode="sum").unflatten(0, x.shape[:2])
+        x = x + sum_tables(values[..., : self.count - 1], self.values, self.levels)
         dtype = self.numbers.weight.dtype
         x = x + self.numbers(self.differences.numbers(values, dtype))
         channels = torch.arange(start, start + length, device=x.device) % self.count

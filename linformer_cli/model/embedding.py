@@ -123,6 +123,16 @@ def read_values(tokens: Tensor, state: EmbeddingState, sources: Tensor, missing:
     return torch.where(sources < 0, missing, values)
 
 
+def sum_tables(values: Tensor, tables: Tensor, levels: int) -> Tensor:
+    """The sum [B, n, W] of the vectors of values int64 [B, n, slots], each from the table of its slot.
+
+    `tables` [slots (levels + 1), W] has all tables, one after the other.
+    """
+    rows = values + torch.arange(values.shape[-1], device=values.device) * (levels + 1)
+    x: Tensor = functional.embedding_bag(rows.flatten(0, 1), tables, mode="sum").unflatten(0, rows.shape[:2])
+    return x
+
+
 class PixelEmbedding(nn.Module):
     """Maps tokens int64 [B, T] to vectors [B, T, width], continuing from a state of bounded size.
 
@@ -208,7 +218,11 @@ class PixelEmbedding(nn.Module):
         start, end = (-(-n // self.stride) for n in (position, position + tokens.shape[1]))
         values = read_values(tokens, state, self._find_sources(start, end - start), self.levels)
         values, around, together = values.tensor_split(self.bounds, dim=-1)
-        x = self._sum_tables(values)
+        if self.values is None:
+            assert self.surroundings is not None
+            x = self.surroundings.input.weight.new_zeros(*values.shape[:2], self.value_width)
+        else:
+            x = sum_tables(values, self.values, self.levels)
         if self.sinusoids is not None:
             place = self.sinusoids[start:end].to(x.dtype).expand(batch, -1, -1)
             x = torch.cat([x, place], dim=-1)
@@ -227,16 +241,6 @@ class PixelEmbedding(nn.Module):
             label = label if position else tokens[:, :1].clone()
             x = x + self.classes(label)
         return x, EmbeddingState(recent, state.position + tokens.shape[1], label)
-
-    def _sum_tables(self, values: Tensor) -> Tensor:
-        """The sum [B, n, value width] of the vectors of values int64 [B, n, slots], each from the table of its slot."""
-        if self.values is None:
-            assert self.surroundings is not None
-            return self.surroundings.input.weight.new_zeros(*values.shape[:2], self.value_width)
-        rows = values + torch.arange(self.slots, device=values.device) * (self.levels + 1)
-        x = functional.embedding_bag(rows.flatten(0, 1), self.values, mode="sum")
-        y: Tensor = x.unflatten(0, rows.shape[:2])
-        return y
 
     def emit(self, builder: Builder) -> tuple[int, int]:
         """Emit a step; returns the buffer of the recent values and the buffer of the class (-1: no classes).
