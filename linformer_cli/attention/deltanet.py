@@ -4,13 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
 from .base import AttentionShape, accumulator_dtype
 from .bidirectional.both_ways import sum_both_ways
-from .parts.delta_attention import GatedDeltaAttention, GatedDeltaOptions, Gates
+from .parts.delta_attention import GatedDeltaAttention, GatedDeltaOptions, Gates, finish
 from .parts.delta_rule import DeltaState, delta_sums
-from .parts.scaling import OUTPUT_FLOOR
 
 DeltanetState = DeltaState
 
@@ -56,4 +54,4 @@ class DeltanetAttention(GatedDeltaAttention):
             return delta_sums(x.q, x.updates, None, self.chunk)[0]
 
         both = sum_both_ways(run, *(x.to(dtype) for x in (q, k, v, extra)))
-        return functional.rms_norm(both, both.shape[-1:], eps=OUTPUT_FLOOR)
+        return finish(both, None)

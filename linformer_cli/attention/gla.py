@@ -15,8 +15,9 @@ from .bidirectional.both_ways import sum_both_ways
 from .kernels import sums as kernels
 from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
-from .parts.fading import FadingOptions, scale_outputs
+from .parts.fading import FadingOptions
 from .parts.halves import PowerOfTwoChunk
+from .parts.scaling import scale_outputs
 
 
 class GlaOptions(FadingOptions):

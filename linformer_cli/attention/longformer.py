@@ -15,11 +15,8 @@ from linformer_cli.units import parse_count
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .bidirectional.joined import join_globals
-from .bidirectional.lists import list_windows, weigh_lists
+from .bidirectional.lists import SHORTEST_BLOCK, list_windows, weigh_lists
 from .parts.caches import CacheLayout, add_cache, emit_rows, init_cache, stack_spans
-
-# Blocks shorter than this cost more overhead than they save in products.
-_SHORTEST_BLOCK = 16
 
 
 class LongformerOptions(AttentionOptions):
@@ -193,7 +190,7 @@ class LongformerAttention(Attention):
         """
         length, before = q.shape[2], self.options.window - 1
         per_class = math.ceil(length / dilation)
-        blocks = max(1, per_class // max(before, _SHORTEST_BLOCK))
+        blocks = max(1, per_class // max(before, SHORTEST_BLOCK))
         block = math.ceil(per_class / blocks)
 
         def cut(x: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from .bidirectional.both_ways import sum_both_ways
 from .kernels import sums as kernels
 from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, multiply_features
-from .parts.fading import FadingOptions, scale_outputs
+from .parts.fading import FadingOptions
+from .parts.scaling import scale_outputs
 
 _DEFAULT_WAVES = 2
 

@@ -12,7 +12,7 @@ from linformer_cli.attention.parts.recomputed import SCORES_KEPT, run_within
 from .joined import weigh_once
 
 # Blocks shorter than this cost more overhead than they save in products.
-_SHORTEST_BLOCK = 16
+SHORTEST_BLOCK = 16
 
 
 class Lists(NamedTuple):
@@ -60,7 +60,7 @@ def list_windows(length: int, reach: int, dilation: int, device: torch.device) -
     blocks that share their keys.
     """
     per_class = math.ceil(length / dilation)
-    block = min(per_class, max(reach, _SHORTEST_BLOCK))
+    block = min(per_class, max(reach, SHORTEST_BLOCK))
     residue = torch.arange(dilation, device=device).view(-1, 1, 1)
     start = torch.arange(0, per_class, block, device=device).unsqueeze(-1)
     place, offset = (torch.arange(-side, block + side, device=device) for side in (0, reach))

@@ -1,4 +1,4 @@
-"""Compiled scaling of outputs for CPUs (scale.cpp). The textbook form is `scale_outputs` of parts/fading.py."""
+"""Compiled scaling of outputs for CPUs (scale.cpp). The textbook form is `scale_outputs` of parts/scaling.py."""
 
 import ctypes
 from typing import Any

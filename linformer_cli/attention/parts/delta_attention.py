@@ -49,7 +49,7 @@ class DeltaAttention(Attention):
         x = self.prepare(q.to(dtype), k.to(dtype), v.to(dtype), extra)
         sums, s = delta_sums(x.q, x.updates, None if state is None else state.s, self.chunk)
         count = self.updates_per_position
-        return _finish(sums[:, :, count - 1 :: count], x.bonus), DeltaState(s)
+        return finish(sums[:, :, count - 1 :: count], x.bonus), DeltaState(s)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> DeltaState:
         sizes = batch, self.shape.heads, self.shape.key_width, self.shape.value_width
@@ -64,10 +64,10 @@ class DeltaAttention(Attention):
         for n in range(self.updates_per_position):
             updates = Updates._make(None if part is None else part[:, :, n : n + 1] for part in x.updates)
             sums = delta_step(x.q[:, :, n : n + 1], updates, s)
-        return _finish(sums, x.bonus).squeeze(2), state
+        return finish(sums, x.bonus).squeeze(2), state
 
 
-def _finish(sums: Tensor, bonus: Tensor | None) -> Tensor:
+def finish(sums: Tensor, bonus: Tensor | None) -> Tensor:
     """Sums [B, H, T, V] divided by their root mean square, plus the bonus."""
     y = functional.rms_norm(sums, sums.shape[-1:], eps=OUTPUT_FLOOR)
     return y if bonus is None else y + bonus

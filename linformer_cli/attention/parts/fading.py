@@ -1,16 +1,10 @@
-"""Parts shared by retention and gated linear attention: memory lengths, and the scaling of outputs."""
+"""Options shared by retention and gated linear attention: memory lengths, and whether outputs are gated."""
 
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
-from torch import Tensor
-from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionOptions, AttentionShape
-from linformer_cli.attention.kernels import scale as kernels
-
-# This is far below the square of any useful sum. It keeps the output 0 where the sum is 0.
-_EPSILON = 1e-6
 
 
 class FadingOptions(AttentionOptions):
@@ -54,16 +48,3 @@ class FadingOptions(AttentionOptions):
         longest = self.longest_memory or max(shape.positions, self.shortest_memory or 0)
         shortest = self.shortest_memory or min(shape.row, longest)
         return [longest * (shortest / longest) ** (place / max(1, count - 1)) for place in range(count)]
-
-
-def scale_outputs(sums: Tensor, output_gate: Tensor | None) -> Tensor:
-    """Sums [..., V] divided by their root mean square, times SiLU of `output_gate` [..., V] if there is one.
-
-    The result has the type of `sums` or that of `output_gate`.
-
-    Sums are not divided by their total weight, because the weights of signed queries and keys can add up to any number.
-    """
-    if output_gate is not None and kernels.serves(sums, output_gate):
-        return kernels.scale(sums, output_gate, _EPSILON)
-    y = functional.rms_norm(sums, sums.shape[-1:], eps=_EPSILON)
-    return y if output_gate is None else y * functional.silu(output_gate.to(y.dtype))

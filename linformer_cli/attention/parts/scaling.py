@@ -1,12 +1,17 @@
-"""Vectors scaled to length 1, and what keeps their sums of squares from underflow and overflow."""
+"""Vectors scaled by their length, and what keeps their sums of squares from underflow and overflow."""
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from linformer_cli.attention.kernels import scale as kernels
 
 # The floors are added to the squared lengths of queries and keys, and to the mean squares of outputs. Vectors of zeros
 # then stay zero and have finite gradients.
 KEY_FLOOR = 1e-6
 OUTPUT_FLOOR = 1e-5
+# This is far below the square of any useful sum. It keeps the output 0 where the sum is 0.
+_EPSILON = 1e-6
 
 
 def directions(x: Tensor) -> Tensor:
@@ -23,3 +28,16 @@ def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     limit = torch.finfo(x.dtype).max ** 0.25
     shrunk: Tensor = x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))
     return shrunk
+
+
+def scale_outputs(sums: Tensor, output_gate: Tensor | None) -> Tensor:
+    """Sums [..., V] divided by their root mean square, times SiLU of `output_gate` [..., V] if there is one.
+
+    The result has the type of `sums` or that of `output_gate`.
+
+    Sums are not divided by their total weight, because the weights of signed queries and keys can add up to any number.
+    """
+    if output_gate is not None and kernels.serves(sums, output_gate):
+        return kernels.scale(sums, output_gate, _EPSILON)
+    y = functional.rms_norm(sums, sums.shape[-1:], eps=_EPSILON)
+    return y if output_gate is None else y * functional.silu(output_gate.to(y.dtype))
