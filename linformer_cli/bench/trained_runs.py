@@ -1,5 +1,6 @@
 """Bits/dim of trained runs, shown next to the speed of the same model."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def find_trained(runs: Sequence[TrainedRun], model: ModelConfig) -> TrainedRun |
     """Return the run with the lowest bits/dim for this model. Everything except dropout must be equal."""
     wanted = _without_dropout(model)
     same = [run for run in runs if _without_dropout(run.model) == wanted]
-    return min(same, key=lambda run: run.quality.bits_per_dim or 0.0, default=None)
+    return min(same, key=lambda run: run.quality.bits_per_dim or math.inf, default=None)
 
 
 def _list_runs(folder: Path) -> list[Path]:

@@ -101,8 +101,6 @@ def sample(
     options.require_plots(plot, bits_plot)
     if bits_plot is not None and not runs:
         raise UsageError("--bits-plot plots the bits/dim of trained runs; name them with --runs")
-    if plot is not None and bits_plot is not None and plot.resolve() == bits_plot.resolve():
-        raise UsageError("--plot and --bits-plot name the same file; give them different names")
     variants = None if names is None else options.choose_variants(names, True)
 
     from linformer_cli.bench.measure.ceilings import Ceilings

@@ -75,10 +75,10 @@ def _export_folder(found: "Checkpoint", out: Path, dtype: Format, json: bool) ->
 def _export_program(found: "Checkpoint", out: Path, dtype: Format, json: bool) -> None:
     from linformer_cli.checkpoint import load_weights
     from linformer_cli.files import write_file
-    from linformer_cli.sampling.engines.native import encode_program
+    from linformer_cli.sampling.engines.native import encode_step
     from linformer_cli.system.device import product_dtype, torch_dtype
 
-    data = encode_program(load_weights(found, dtype=torch_dtype(dtype)), product_dtype(dtype))
+    data = encode_step(load_weights(found, dtype=torch_dtype(dtype)), product_dtype(dtype))
     write_file(out, data)
     talk(f"wrote {out}: {len(data):,} bytes")
     if json:

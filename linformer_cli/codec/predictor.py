@@ -13,7 +13,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.library import load_library
 from linformer_cli.sampling.choose import Filters
 from linformer_cli.sampling.engines.base import DAMAGED
-from linformer_cli.sampling.engines.native import NativeEngine, encode_program
+from linformer_cli.sampling.engines.native import NativeEngine, encode_step
 
 # The version of the exact engine's results. Increase it when a change of the engine gives int8 other bits, because
 # files that were written before can then not be decoded.
@@ -22,7 +22,7 @@ SEMANTICS = 1
 
 def identify_program(model: PixelModel) -> bytes:
     """The SHA-256 of the int8 program of `model`, with its weights: that of the file which `lintx export` writes."""
-    return hashlib.sha256(encode_program(model, torch.int8)).digest()
+    return hashlib.sha256(encode_step(model, torch.int8)).digest()
 
 
 class Predictor:

@@ -46,7 +46,7 @@ export function setUpSample(engine, shape, model) {
     context.drawImage(small, 0, 0, large.width, large.height);
     large.toBlob((blob) => {
       const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob) });
-      link.download = `${model.name}-seed-${seed.value}-temperature-${temperature.value}.png`;
+      link.download = `${model.name.split("/").pop()}-seed-${seed.value}-temperature-${temperature.value}.png`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
     });

@@ -60,7 +60,7 @@ def build_site(checkpoint: "Checkpoint") -> dict[str, File]:
 
     from linformer_cli.bench.models import with_softmax
     from linformer_cli.checkpoint import load_weights
-    from linformer_cli.sampling.engines.native import encode_program
+    from linformer_cli.sampling.engines.native import encode_step
 
     model = load_weights(checkpoint)
     with seeded(0):  # the rival has the same random weights in every site
@@ -85,5 +85,5 @@ def build_site(checkpoint: "Checkpoint") -> dict[str, File]:
     site = {name: File(kind, (FOLDER / name).read_bytes()) for name, kind in PAGES.items()}
     site[DESCRIPTION] = File("application/json", json.dumps(asdict(description)).encode())
     for name, made in zip((MODEL, RIVAL), models, strict=False):
-        site[name] = File(BINARY, encode_program(made.model, torch.int8))
+        site[name] = File(BINARY, encode_step(made.model, torch.int8))
     return site

@@ -59,7 +59,7 @@ class Trainer(Learner):
         self.folder = folder
         self.progress = Progress()
         # The progress at the save in last/. A new run has no save, so it saves before its first step.
-        self._saved: tuple[int, int, int] | None = None
+        self._saved: tuple[int, int, int, bool] | None = None
 
     def take_over(self, source: PixelModel) -> Takeover:
         """Start from every tensor of `source` that fits. The result is validated before the first step."""

@@ -83,9 +83,9 @@ class Progress:
             raise ValueError(f"{place}: {fault['msg']}, found {shorten(repr(fault['input']))}") from None
 
     @property
-    def marks(self) -> tuple[int, int, int]:
+    def marks(self) -> tuple[int, int, int, bool]:
         """Return the numbers that distinguish two saves of the run."""
-        return self.step, self.evaluated_at, self.sampled_at
+        return self.step, self.evaluated_at, self.sampled_at, self.is_validated
 
     @property
     def is_validated(self) -> bool:

@@ -246,3 +246,13 @@ def test_mismatched_sizes_are_refused(wrong: str) -> None:
     tensors[wrong] = tensors[wrong][:1]
     with pytest.raises(ValueError, match="sizes or types do not match"):
         kernels.attend(**tensors, feature_map="elu")
+
+
+@pytest.mark.parametrize("wrong", ["sums", "maxima"])
+def test_a_state_of_another_type_is_refused(wrong: str) -> None:
+    q, k, v = (torch.randn(2, 3, 9, 8) for _ in range(3))
+    before = {"sums": torch.zeros(2, 3, 5, 9), "maxima": torch.zeros(2, 3, 5)}
+    kernels.attend_exponential(q, k, v, torch.randn(8, 5), (before["sums"], before["maxima"]))
+    before[wrong] = before[wrong].double()
+    with pytest.raises(ValueError, match="the state does not match"):
+        kernels.attend_exponential(q, k, v, torch.randn(8, 5), (before["sums"], before["maxima"]))

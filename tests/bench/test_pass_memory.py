@@ -110,7 +110,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
             for part in (k, v, extra):
                 part.register_hook(gradients.append)
             calls.append((q, k, v, state, extra, self.training, gradients))
-            return super().attend(q, k, v * extra.sum(dim=-1, keepdim=True), state)
+            return super().attend(q, k, v * extra.sum(dim=-1, keepdim=True), state, extra)
 
     for known in (CATALOGUE, MIXERS):
         monkeypatch.setitem(known, "shared", Shared)

@@ -129,7 +129,7 @@ def test_text_without_end_stops_when_the_pipe_is_closed(run) -> None:
         (("sample", "RUN", "-o", "x.png"), ("-o is for images",)),
         (("sample", "RUN", "-n", 5, "--guidance", 2), ("--guidance is for images",)),
         (("sample", "RUN", "--json"), ("limit the bytes with -n",)),
-        (("complete", "x.png", "--checkpoint", "RUN"), ("draws bytes, not images", "--prompt TEXT")),
+        (("complete", "x.png", "y.png", "--checkpoint", "RUN"), ("draws bytes, not images", "--prompt TEXT")),
         (("eval", "RUN", "--data", "glyphs"), ("predicts windows, and 'glyphs' has images",)),
         (("eval", "mnist-deep", "--data", "glyphs", "--length", 64), ("--length is for windows of bytes",)),
         (("sample", "mnist-deep", "--prompt", "text"), ("--prompt is for models of bytes",)),

@@ -143,12 +143,6 @@ def test_runs_that_match_no_row_are_reported_before_any_work(lintx, run_folder, 
     assert not plot.exists()
 
 
-def test_two_plots_in_one_file_are_refused_before_any_work(lintx, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    outcome = lintx("bench", "sample", "--runs", "nothing", "--plot", "a.png", "--bits-plot", tmp_path / "a.png")
-    assert outcome.code == 2 and outcome.stderr.startswith("Error: --plot and --bits-plot name the same file")
-
-
 @pytest.mark.parametrize("command", [["sample"], ["sample", "--preset", "tiny"], ["train"]])
 def test_a_misspelt_mechanism_is_reported_before_any_work(lintx, command) -> None:
     outcome = lintx("bench", *command, "--attention", "sofmax")

@@ -125,8 +125,9 @@ def attend_exponential(
         s, z, c = None, None, torch.full(sizes, -torch.inf, dtype=dtype)
     else:
         s, z, c = before[0][..., :-1], before[0][..., -1], before[1]
-        if s.shape != (*sizes, v.shape[-1]) or z.shape != sizes or c.shape != sizes:
-            raise ValueError(f"sizes do not match: {[list(x.shape) for x in (s, z, c)]}, expected {list(sizes)}")
+        shapes = s.shape == (*sizes, v.shape[-1]) and z.shape == c.shape == sizes
+        if not shapes or any(x.dtype != dtype for x in before):
+            raise ValueError(f"the state does not match: {[(list(x.shape), x.dtype) for x in before]}")
     with torch.no_grad():
         c = c.clone(memory_format=torch.contiguous_format)
         feature_map = _Map(_EXPONENTIAL, columns.contiguous(), c)
