@@ -317,7 +317,7 @@ def test_eval_against_another_model_reports_the_difference(lintx, run_folder, tm
         f"{found['difference']:+.4f} +- {found['difference_standard_error']:.4f}"
         in lintx(*arguments, "--against", other).stdout
     )
-    refused = lintx(*arguments, "--against", "mnist-classes")
+    refused = lintx(*arguments, "--against", "mnist-deep")
     assert refused.code == 2 and "is for images of a different size" in refused.stderr
 
 

@@ -160,7 +160,7 @@ def test_look_ahead_can_be_turned_off(build_tiny_model, look_ahead) -> None:
 @pytest.mark.slow
 def test_images_of_a_shipped_model_match_stepping() -> None:
     """The images are drawn in bfloat16."""
-    model = load_model("mnist-classes", dtype=torch.bfloat16)
+    model = load_model("mnist-deep", dtype=torch.bfloat16)
     passes, images = 0, []
     for index in range(IMAGES):
         drawn = sample_values(model, [index], engine="native")

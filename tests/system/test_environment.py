@@ -33,7 +33,7 @@ def test_sampling_does_not_load_torchs_compiler() -> None:
     """Loading the compiler takes seconds, about as long as loading torch."""
     script = (
         "import sys, linformer_cli\n"
-        "linformer_cli.sample_images(linformer_cli.load_model('mnist-classes'), count=1)\n"
+        "linformer_cli.sample_images(linformer_cli.load_model('mnist-deep'), count=1)\n"
         "sys.exit(', '.join({'torch._dynamo', 'torch._inductor', 'sympy'} & sys.modules.keys()) or None)\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
