@@ -22,8 +22,7 @@ from linformer_cli.attention.performer import PerformerAttention
 from linformer_cli.config import OptionValue
 from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.model.mixers import build_attention
-
-from .measure.timing import Check, never_stop
+from linformer_cli.system.signals import Check, never_stop
 
 SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")
 # `small_kernel` covers this share of the pairs: those with the smallest exp(x . y).

@@ -7,6 +7,7 @@ from functools import cached_property
 from linformer_cli.errors import UsageError
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_free_memory
+from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.units import format_bytes, format_duration
 
 from .agreement import require_agreement
@@ -22,7 +23,7 @@ from .measure.attention_pass import (
 from .measure.ceilings import Ceilings
 from .measure.fresh_process import PassFailed
 from .measure.pass_memory import WARM_UP_POSITIONS, PassMemory, measure_pass_memory
-from .measure.timing import Check, Timing, never_stop, time_work
+from .measure.timing import Timing, time_work
 from .rounds import BenchReport, Measurement, measure_groups
 from .rows import AttentionRow
 from .variants import Variant

@@ -27,8 +27,9 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.system.environment import describe_environment
+from linformer_cli.system.signals import Check, never_stop
 
-from .measure.timing import Check, Timing, compare_turns, never_stop
+from .measure.timing import Timing, compare_turns
 from .published import PUBLISHED_SIZES, PublishedSize
 
 Pixels = NDArray[np.uint8]

@@ -25,6 +25,7 @@ from linformer_cli.sampling.decode import SampledBatch, Sampler
 from linformer_cli.sampling.engines import AUTO, TEXTBOOK, choose_engine
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_peak_memory
+from linformer_cli.system.signals import Check, never_stop
 
 from . import sample, train
 from .gpu_checks import (
@@ -38,7 +39,7 @@ from .gpu_checks import (
 )
 from .gpu_sizes import GpuSizes
 from .measure.ceilings import Ceilings, CeilingsReport
-from .measure.timing import Check, Timing, never_stop, time_work
+from .measure.timing import Timing, time_work
 from .models import build_models
 from .rounds import measure_groups
 from .rows import ModelRow, SamplingRow, TrainingRow

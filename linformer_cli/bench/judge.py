@@ -19,8 +19,7 @@ from linformer_cli.documents import read_bytes
 from linformer_cli.errors import LintxError
 from linformer_cli.files import user_cache, write_file
 from linformer_cli.system.seeding import seeded
-
-from .measure.timing import Check, never_stop
+from linformer_cli.system.signals import Check, never_stop
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]

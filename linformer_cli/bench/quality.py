@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from linformer_cli.data.batches import Batches
 from linformer_cli.data.images import ImageSet
 from linformer_cli.system.environment import describe_environment
+from linformer_cli.system.signals import Check, never_stop
 
 from .judge import Judge, JudgeRecipe, Labels, Pixels
-from .measure.timing import Check, never_stop
 
 # An image counts as sure if the judge gives one class at least this probability.
 SURE = 0.9

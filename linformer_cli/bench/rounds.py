@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from linformer_cli.errors import Interrupted
+from linformer_cli.system.signals import Check, never_stop
 
 from .measure.ceilings import Ceilings, CeilingsReport
 from .measure.fresh_process import PassFailed
 from .measure.pass_memory import refuse_misfits
-from .measure.timing import Check, never_stop
 from .rows import AnyRow, compare_with_softmax
 
 Ending = Literal["finished", "interrupted"]

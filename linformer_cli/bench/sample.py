@@ -13,6 +13,7 @@ import torch
 from linformer_cli.sampling.engines import AUTO, ENGINES, TEXTBOOK, choose_engine
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_free_memory, measure_peak_memory
+from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.units import format_bytes, format_duration
 
 from .agreement import require_model_agrees
@@ -34,7 +35,7 @@ from .measure.sampling_work import (
     SamplingWork,
     WholeImages,
 )
-from .measure.timing import Check, Timing, never_stop, time_work
+from .measure.timing import Timing, time_work
 from .models import BenchModel, group_by_preset
 from .published import find_published
 from .rounds import BenchReport, Measurement, measure_groups

@@ -11,11 +11,12 @@ from linformer_cli.speech.encoder import EncoderSettings, build_encoder
 from linformer_cli.speech.features import BANDS
 from linformer_cli.speech.learner import Learner, TrainingSettings
 from linformer_cli.system.seeding import seeded
+from linformer_cli.system.signals import Check
 
 from .measure.ceilings import Ceilings
 from .measure.fresh_process import PassFailed, run_fresh
 from .measure.pass_memory import measure_device_growth, measure_process_growth
-from .measure.timing import Check, Timing, time_work
+from .measure.timing import Timing, time_work
 from .rounds import Measurement
 from .speech_rows import LengthRow
 

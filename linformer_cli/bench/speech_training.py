@@ -12,8 +12,9 @@ from linformer_cli.speech.learner import Learner, TrainingSettings
 from linformer_cli.speech.saved import Recogniser
 from linformer_cli.speech.scoring import Errors
 from linformer_cli.system.seeding import seeded
+from linformer_cli.system.signals import Check
 
-from .measure.timing import Check, time_work
+from .measure.timing import time_work
 from .speech_rows import SeedResult, SpeechPoint
 from .variants import Variant
 

@@ -15,6 +15,7 @@ from linformer_cli.presets import RECIPES
 from linformer_cli.sampling.engines import AUTO, NATIVE, TEXTBOOK
 from linformer_cli.system.device import torch_dtype
 from linformer_cli.system.environment import describe_environment
+from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.run_folder import RunFolder
 from linformer_cli.units import format_duration
@@ -23,7 +24,7 @@ from .agreement import require_model_agrees
 from .measure.ceilings import Ceilings
 from .measure.costs import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .measure.fresh_process import PassFailed
-from .measure.timing import Check, Timing, never_stop, time_work
+from .measure.timing import Timing, time_work
 from .models import BenchModel, group_by_preset
 from .rounds import BenchReport, Measurement, measure_groups
 from .rows import TrainingRow

@@ -215,7 +215,7 @@ def _run(trainer: "Trainer", json: bool) -> None:
     with catch_signals() as stop, TrainingDisplay(words=words) as display:
         progress = trainer.run(display, stop)
     if progress.step == began:
-        talk("the run was already complete; give a larger --steps, --epochs or --max-time")
+        talk("no step was left to train; give a larger --steps, --epochs or --max-time")
     talk(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} {words.bits}; try")
     talk(f"lintx sample {path}{'' if words is WINDOWS else ' -n 16 -o samples.png'}")
     if json and trainer.team.leads:

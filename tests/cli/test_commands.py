@@ -75,8 +75,8 @@ def test_a_resumed_run_continues_and_refuses_other_settings(lintx, tmp_path):
     assert outcome.code == 2 and "drop --attention-option " in outcome.stderr
     outcome = lintx("train", "--resume", run, "--steps", 4, "--json")
     assert outcome.document["steps"] == 4 and outcome.document["images"] == 16
-    assert "already complete" not in outcome.stderr
-    assert "the run was already complete; give a larger --steps" in lintx("train", "--resume", run).stderr
+    assert "no step was left" not in outcome.stderr
+    assert "no step was left to train; give a larger --steps" in lintx("train", "--resume", run).stderr
 
 
 def test_training_can_start_from_the_weights_of_another_mechanism(lintx, run_folder, tmp_path):

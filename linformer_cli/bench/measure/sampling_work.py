@@ -14,8 +14,9 @@ import torch
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import AUTO, Engine, build_engine
+from linformer_cli.system.signals import Check, never_stop
 
-from .timing import Check, never_stop, time_work
+from .timing import time_work
 
 # A re-run is timed at these shares of T. They are the midpoints of equal parts, so the mean of their times approximates
 # the mean over all positions. If the cost is linear in the position, the mean is exact.

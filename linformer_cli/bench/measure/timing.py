@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from linformer_cli.system.device import synchronize
-from linformer_cli.system.signals import Check as Check
-from linformer_cli.system.signals import never_stop as never_stop
 
 
 @dataclass(frozen=True)
