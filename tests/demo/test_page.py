@@ -175,7 +175,7 @@ CONTROLS = {
         "Drawing. Arrow keys move the pen, the space bar lowers and lifts it.",
         *("First row that the model draws", "Undo", "Clear", "Other completions"),
     ],
-    "sample": ["Seed", "Temperature", "Next seed", "Save PNG"],
+    "sample": ["Seed", "Temperature", "Class", "Next seed", "Save PNG"],
     "inspect": ["Pause", "Step", "New image", "Speed", "Layer", "Head", "Show"],
     "race": ["Stop"],
 }
