@@ -35,7 +35,6 @@ from .gpu_checks import (
     check_mechanisms,
     differentiate,
     draw_inputs,
-    name_engine,
 )
 from .gpu_sizes import GpuSizes
 from .measure.ceilings import Ceilings, CeilingsReport
@@ -151,7 +150,7 @@ class GpuBench:
             models = build_models(parse_variants(["linear"]), sizes.networks, self._device, precision)
             # The first engine draws whole images, because recording the CUDA graph is part of sampling. Only the
             # textbook engine has a time limit.
-            for engine, limit in ((name_engine(models[0].model), None), (TEXTBOOK, sizes.limit_seconds)):
+            for engine, limit in ((AUTO, None), (TEXTBOOK, sizes.limit_seconds)):
                 settings = SamplingSettings(
                     sizes.sampling_batches, sizes.repeats, (engine,), rerun=False, limit_seconds=limit
                 )
@@ -162,20 +161,20 @@ class GpuBench:
     def measure_many(self) -> None:
         """Time the drawing of many images as one batch, with the first network in bfloat16, after a warm-up."""
         subject = build_models(parse_variants(["linear"]), self._sizes.networks[:1], self._device, "bf16")[0]
-        count, engine = self._sizes.many, name_engine(subject.model)
-        Sampler(subject.model, engine=engine).sample(range(2))  # compiles the kernels
+        count = self._sizes.many
+        Sampler(subject.model).sample(range(2))  # compiles the kernels
         if self._device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(self._device)
         drawn: list[SampledBatch] = []
 
         def draw() -> None:
-            drawn.append(Sampler(subject.model, engine=engine).sample(range(count), before_step=self._check))
+            drawn.append(Sampler(subject.model).sample(range(count), before_step=self._check))
 
         timing = Timing([time_work(draw, self._device) for _ in range(self._sizes.repeats)])
         row = ManyRow(
             subject.preset,
             count,
-            choose_engine(engine, subject.model).value,
+            choose_engine(AUTO, subject.model).value,
             "bf16",
             timing.samples,
             timing.rate(count),

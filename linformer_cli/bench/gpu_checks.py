@@ -13,11 +13,9 @@ from linformer_cli.attention.linear import LinearAttention, LinearOptions
 from linformer_cli.config import ModelConfig
 from linformer_cli.evaluation.agreement import AgreementRow, build_row, follow, relative_error
 from linformer_cli.model.mixers import MIXERS
-from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.library import textbook_only
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import AUTO, TEXTBOOK, TextbookEngine, build_engine, choose_engine
-from linformer_cli.sampling.engines.cuda import CudaEngine
 from linformer_cli.system.device import torch_dtype
 
 from .measure.attention_pass import PassSetup, build_checked_model
@@ -52,7 +50,7 @@ def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]
     """Compare the measured engine with the textbook engine: their images, and their predictions at every position."""
     for subject in build_models(parse_variants(["linear"]), networks, device, "fp32"):
         model, images = subject.model, range(COMPARED_IMAGES)
-        name = choose_engine(name_engine(model), model).value
+        name = choose_engine(AUTO, model).value
         where = f"engine {name}, {subject.preset or 'tiny'}"
         drawn, expected = (Sampler(model, engine=engine).sample(images).values for engine in (name, TEXTBOOK))
         others = 1 - float((drawn == expected).all(dim=1).float().mean())
@@ -72,11 +70,6 @@ def check_mechanisms(device: str) -> Iterator[AgreementRow]:
         tokens = model.shift_values(values)
         error = relative_error(follow(model, tokens), model.attend(tokens)[0])
         yield build_row(f"{name}: parallel against step", error, MODEL_TOLERANCE)
-
-
-def name_engine(model: PixelModel) -> str:
-    """Return the engine to measure: `cuda` if it supports the model, otherwise `auto`, which never chooses `cuda`."""
-    return CudaEngine.name if CudaEngine.refusal(model) is None else AUTO
 
 
 def build_linear(feature_map: str, width: int, heads: int = 2) -> LinearAttention:

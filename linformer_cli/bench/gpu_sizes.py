@@ -34,14 +34,14 @@ def full_sizes() -> GpuSizes:
     networks = [preset_network(name) for name in ("mnist-paper", "cifar10-paper")]
     return GpuSizes(
         networks,
-        sampling_batches=(1, 16, 256, 1024, 4096),
+        sampling_batches=(1, 64, 1024),
         training_batches=(16, 64),
         many=10_000,
         lengths=(784, 3072, 16_384),
         heads=(16, 8),
         checked_lengths=(1, 70, 784),
-        repeats=5,
-        limit_seconds=20,
+        repeats=3,
+        limit_seconds=2,
     )
 
 

@@ -1,7 +1,6 @@
 """`lintx bench gpu`: correctness and speed on a GPU in one run."""
 
 import contextlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +8,6 @@ import typer
 
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
 from linformer_cli.files import require_writable
-from linformer_cli.native.gpu import ASK
 
 from . import options
 from .output import print_json, talk
@@ -42,7 +40,6 @@ def gpu(
     - `lintx bench gpu --tiny --device cpu`
     """
     require_writable(out)
-    os.environ.setdefault(ASK, "1")  # use the kernels that are off by default
 
     from linformer_cli.bench.gpu import GpuBench
     from linformer_cli.bench.gpu_sizes import full_sizes, tiny_sizes

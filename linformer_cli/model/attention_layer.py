@@ -18,6 +18,9 @@ from .dropout import rounded
 from .linear_layers import Linear
 from .short_convolution import ShortConvolution
 
+# The number of elements in 16 bytes of bfloat16.
+_ALIGNED = 8
+
 
 class LayerState(NamedTuple):
     """The last inputs [B, width - 1, columns] of the short convolution, and the state of the mechanism."""
@@ -96,6 +99,9 @@ class AttentionLayer(nn.Module):
         projected = self.input(rounded(x))
         widths = [self.heads * width for width in self.widths]
         parts = list(_Split.apply(projected, widths))
+        if x.is_cuda and projected.shape[-1] % _ALIGNED:
+            # torch's fused softmax loads 16 bytes at once and does not check that every image starts at a multiple.
+            parts = [part.contiguous() for part in parts]
         if self.convolution is not None:
             convolved, recent = self.convolution(projected[..., : self.convolution.columns], recent)
             parts[:3] = convolved.split(widths[:3], dim=-1)

@@ -1,11 +1,7 @@
-"""Tells whether Triton kernels are available. They are compiled for a CUDA device on first use.
-
-The kernels are tested in Triton's interpreter and have never run on a GPU, so an environment variable must enable them.
-"""
+"""Tells whether Triton kernels are available. They are compiled for a CUDA device on first use."""
 
 import functools
 import importlib.util
-import os
 from typing import TYPE_CHECKING
 
 from .library import compiled_allowed
@@ -15,7 +11,6 @@ if TYPE_CHECKING:
 
 # The lowest compute capability with matrix units for TF32 and bfloat16.
 _LEAST_CAPABILITY = (8, 0)
-ASK = "LINTX_TRITON"
 
 
 def has_triton(device: "torch.device") -> bool:
@@ -30,8 +25,6 @@ def triton_refusal(device: "torch.device") -> str | None:
 
     if device.type != "cuda" or torch.version.cuda is None:
         return "kernels in Triton are for CUDA devices"
-    if os.environ.get(ASK) != "1":
-        return f"kernels in Triton have not been run on a GPU yet; {ASK}=1 enables them"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:

@@ -100,7 +100,7 @@ def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Ten
     ordered, order = filtered.sort(dim=-1, descending=True, stable=True)
     keep = torch.ones_like(ordered, dtype=torch.bool)
     if filters.top_k is not None:
-        keep[..., filters.top_k :] = False
+        keep[..., filters.top_k :].fill_(False)
     if filters.top_p is not None:
         mass = ordered.masked_fill(~keep, -torch.inf).softmax(dim=-1)
         keep &= mass.cumsum(dim=-1) - mass < filters.top_p

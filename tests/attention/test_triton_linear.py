@@ -177,9 +177,8 @@ def test_segments_cover_all_positions_once(monkeypatch, batch: int, length: int)
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Enables the Triton kernels and clears the cached answers of `triton_refusal`."""
-    monkeypatch.setenv(gpu.ASK, "1")
+def fresh() -> Iterator[None]:
+    """Clears the cached answers of `triton_refusal`."""
     gpu.triton_refusal.cache_clear()
     yield
     gpu.triton_refusal.cache_clear()
@@ -197,7 +196,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("poly2", 32, 32, torch.float32, False),
     ],
 )
-def test_supported_inputs_use_the_compiled_form(feature_map, key_width, value_width, dtype, serves, asked) -> None:
+def test_supported_inputs_use_the_compiled_form(feature_map, key_width, value_width, dtype, serves, fresh) -> None:
     shape = AttentionShape(heads=2, key_width=key_width, value_width=value_width, positions=784, row=28)
     attention = LinearAttention(LinearOptions.model_validate({"feature_map": feature_map}), shape)
     on_card = torch.device("cuda")
@@ -207,17 +206,9 @@ def test_supported_inputs_use_the_compiled_form(feature_map, key_width, value_wi
         assert not attention.is_compiled(on_card, dtype)
 
 
-def test_without_triton_there_are_no_triton_kernels(monkeypatch, asked) -> None:
+def test_without_triton_there_are_no_triton_kernels(monkeypatch, fresh) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert not gpu.has_triton(torch.device("cuda"))
-
-
-@pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no CUDA")
-def test_triton_kernels_are_off_by_default(monkeypatch, asked) -> None:
-    assert gpu.has_triton(torch.device("cuda"))
-    monkeypatch.delenv(gpu.ASK)
-    gpu.triton_refusal.cache_clear()
-    assert "LINTX_TRITON=1" in str(gpu.triton_refusal(torch.device("cuda")))
 
 
 def test_the_cpu_does_not_use_triton_kernels() -> None:

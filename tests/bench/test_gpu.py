@@ -6,13 +6,12 @@ import pytest
 from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.attention.kernels import linear as kernels
-from linformer_cli.bench import gpu, gpu_checks
+from linformer_cli.bench import gpu
 from linformer_cli.bench.gpu import GpuBench, GpuReport
-from linformer_cli.bench.gpu_checks import check_attention, check_engines, name_engine
+from linformer_cli.bench.gpu_checks import check_attention
 from linformer_cli.bench.gpu_sizes import tiny_sizes
 from linformer_cli.errors import Interrupted
 from linformer_cli.report.tables import to_json
-from linformer_cli.sampling.engines.cuda import CudaEngine
 
 
 @pytest.fixture(scope="module")
@@ -50,27 +49,6 @@ def test_every_part_gives_its_checks_and_rows(found) -> None:
 def test_the_report_lists_what_is_missing(found) -> None:
     report, _ = found
     assert "kernels in Triton are for CUDA devices" in report.missing
-
-
-def test_the_gpu_engine_is_measured_even_if_auto_does_not_choose_it(monkeypatch, build_tiny_model) -> None:
-    model = build_tiny_model()
-    assert name_engine(model) == "auto"
-    monkeypatch.setattr(CudaEngine, "refusal", lambda model: None)
-    assert name_engine(model) == "cuda"
-
-
-def test_every_part_uses_the_chosen_engine(monkeypatch) -> None:
-    for module in (gpu, gpu_checks):
-        monkeypatch.setattr(module, "name_engine", lambda model: "textbook")
-    real, asked = gpu.Sampler, []
-    monkeypatch.setattr(gpu, "Sampler", lambda *given, **rest: asked.append(rest["engine"]) or real(*given, **rest))
-    bench = GpuBench("cpu", tiny_sizes())
-    bench.record(check_engines("cpu", tiny_sizes().networks))
-    bench.measure_sampling()
-    bench.measure_many()
-    assert all(check.name.startswith("engine textbook") for check in bench.result.checks)
-    assert {row.engine for row in bench.result.sampling} == {"textbook"}
-    assert {row.engine for row in bench.result.many} == {*asked} == {"textbook"}
 
 
 def test_the_report_is_saved_after_every_part(found) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from linformer_cli.attention.base import measure_state_bytes, state_tensors
 from linformer_cli.attention.catalogue import CATALOGUE
@@ -35,6 +36,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "gla": {"chunk": 8, "output_gate": False},
     "lsh": {"rounds": 1, "buckets": 2, "window": 30},
     "performer": {"features": 16},
+    "long_short": {"window": 7, "chunk": 5, "rank": 1},
 }
 BuildModel = Callable[..., PixelModel]
 
@@ -218,3 +220,16 @@ def test_listed_state_bytes_count_the_convolution(build_config) -> None:
     assert found - plain == 3 * 3 * 12 * 4
     for other in ("gau", "single_head"):
         assert default_state_bytes(other, config, shape) > 0
+
+
+def test_on_a_gpu_every_image_of_a_projection_starts_at_a_multiple_of_16_bytes(build_model) -> None:
+    """torch's fused softmax needs this. The tensors have a device and strides but no contents."""
+    layer, fake = build_layer(build_model, "long_short", dtype=torch.float32), FakeTensorMode()
+    assert layer.input.weight.shape[0] % 4 != 0
+    with fake, torch.no_grad(), textbook_only():
+        for module in layer.modules():
+            for tensors in (module._parameters, module._buffers):
+                tensors.update({name: fake.from_tensor(x).to("cuda") for name, x in tensors.items() if x is not None})
+        inputs, _ = layer.project(torch.empty(3, layer.input.weight.shape[1], device="cuda"))
+    for part in inputs[:3]:
+        assert part.stride(0) * part.element_size() % 16 == 0

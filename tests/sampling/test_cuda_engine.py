@@ -283,10 +283,8 @@ def test_a_restarted_engine_reuses_its_memory(build_tiny_model, monkeypatch, tri
     assert [part.data_ptr() for part in engine.tensors()] == memory
 
 
-def test_auto_does_not_choose_the_gpu_engine_yet(build_tiny_model, monkeypatch) -> None:
+def test_auto_chooses_the_gpu_engine_on_a_gpu(build_tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(CudaEngine, "refusal", lambda model, products=None: None)
     monkeypatch.setattr(NativeEngine, "refusal", lambda model, products=None: "not here")
-    model = build_tiny_model(attention="softmax")
-    choice = choose_engine("auto", model)
-    assert choice.value == "textbook" and "--engine cuda selects it" in choice.reason
-    assert choose_engine("cuda", model).value == "cuda"
+    choice = choose_engine("auto", build_tiny_model())
+    assert choice.value == "cuda" and choice.reason == "not native: not here"

@@ -27,6 +27,8 @@ from .triton_maps import phi, slope
 CHUNK = 64
 # This gives about two programs per multiprocessor of a large device.
 WANTED_PROGRAMS = 256
+# Triton would compile a kernel again for a length of 1 and for every multiple of 16.
+LENGTHS = ("T", "segments", "chunks")
 
 
 @triton.jit
@@ -51,7 +53,7 @@ def _sums_places(index, C: tl.constexpr, V: tl.constexpr):
     return index.to(tl.int64) * C * V + tl.arange(0, C)[:, None] * V + tl.arange(0, V)[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def _sum_kernel(
     k, k_image, k_head, k_position, v, v_image, v_head, v_position, s, z, H, T, segments, chunks,
     MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
@@ -72,7 +74,7 @@ def _sum_kernel(
     tl.store(z + index.to(tl.int64) * C + tl.arange(0, C), total_z)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def _forward_kernel(
     q, q_image, q_head, q_position, k, k_image, k_head, k_position, v, v_image, v_head, v_position,
     s, z, y, weights, total_s, total_z, H, T, segments, chunks,
@@ -107,7 +109,7 @@ def _forward_kernel(
         tl.store(total_z + head.to(tl.int64) * C + tl.arange(0, C), before_z)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def _backward_queries_kernel(
     q, q_image, q_head, q_position, k, k_image, k_head, k_position, v, v_image, v_head, v_position,
     g, g_image, g_head, g_position, s, z, weights, grad_q, grad_weights, later_s, later_z, H, T, segments, chunks,
@@ -153,7 +155,7 @@ def _backward_queries_kernel(
     tl.store(later_z + index.to(tl.int64) * C + tl.arange(0, C), sum_z)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def _backward_keys_kernel(
     q, q_image, q_head, q_position, k, k_image, k_head, k_position, v, v_image, v_head, v_position,
     g, g_image, g_head, g_position, later_s, later_z, weights, grad_weights, grad_k, grad_v, grad_s, grad_z,

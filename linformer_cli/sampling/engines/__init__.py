@@ -83,8 +83,6 @@ def choose_engine(wanted: str, model: PixelModel, products: torch.dtype | None =
     refusals: list[str] = []
     for name, engine in ENGINES.items():
         refusal = engine.refusal(model, products)
-        if refusal is None and not engine.tried:
-            refusal = f"it has never been run on such a device; --engine {name} selects it anyway"
         if refusal is None:
             return Choice(name, "; ".join(refusals) or "the fastest here")
         refusals.append(f"not {name}: {refusal}")

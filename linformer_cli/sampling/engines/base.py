@@ -24,8 +24,6 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
-    # Whether the engine has ever been run on its device. `auto` never chooses an untried engine.
-    tried: ClassVar[bool] = True
 
     # The number of look-ahead passes through the layers since `start`.
     look_aheads: int = 0

@@ -36,7 +36,6 @@ class CudaEngine(Engine):
     """
 
     name = "cuda"
-    tried = False
 
     def prepare(self, look_ahead: bool) -> None:
         model, batch = self.model, self.batch
