@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from linformer_cli.errors import UsageError
+from linformer_cli.files import STREAM
 from linformer_cli.system.distributed import join_team, notice_loss
 from linformer_cli.units import WINDOWS
 
@@ -118,7 +119,7 @@ def sample(
     - `lintx sample runs/digits --class all -n 8 --guidance 2`
     - `lintx sample runs/text --prompt 'import ' -n 500 --temperature 0.8`
     """
-    if out == "-" and json:
+    if out == STREAM and json:
         raise UsageError("-o - and --json both want stdout; give -o a file")
     options.require_output("-o", out, ".png")
     options.require_output("--gif", gif, ".gif")
@@ -178,7 +179,7 @@ def sample(
                 show_preview(images)
         state = format_bytes(work.state_bytes)
         talk(f"{count_words(drawn, 'image')} in {format_duration(work.seconds)}: {rate:.3g} images/s, state {state}")
-        if out != "-":
+        if out != STREAM:
             talk(f"wrote {out}" + (f" and {drawn} files in {files}" if files else ""))
         if gif is not None:
             talk(f"wrote {gif}")
@@ -220,7 +221,7 @@ def _write_pictures(
     from linformer_cli.report.grids import encode_png, render_grid
 
     grid = encode_png(render_grid(images, *layout), record)
-    if out == "-":
+    if out == STREAM:
         sys.stdout.buffer.write(grid)
         sys.stdout.buffer.flush()
     else:

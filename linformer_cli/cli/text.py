@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from linformer_cli.errors import UsageError
+from linformer_cli.files import STREAM
 
 from .output import print_json, talk
 
@@ -25,7 +26,7 @@ def refuse_options(of_images: Mapping[str, object]) -> None:
 
 def read_prompt(prompt: str | None) -> bytes:
     """The bytes of `--prompt`: of the text, or of stdin for `-`."""
-    return sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt or "")
+    return sys.stdin.buffer.read() if prompt == STREAM else os.fsencode(prompt or "")
 
 
 def print_text(

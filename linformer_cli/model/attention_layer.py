@@ -100,7 +100,8 @@ class AttentionLayer(nn.Module):
         widths = [self.heads * width for width in self.widths]
         parts = list(_Split.apply(projected, widths))
         if x.is_cuda and projected.shape[-1] % _ALIGNED:
-            # torch's fused softmax loads 16 bytes at once and does not check that every image starts at a multiple.
+            # torch's fused softmax loads 16 bytes at once. It does not check that every image starts at a multiple of
+            # 16 bytes.
             parts = [part.contiguous() for part in parts]
         if self.convolution is not None:
             convolved, recent = self.convolution(projected[..., : self.convolution.columns], recent)

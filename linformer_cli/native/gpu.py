@@ -27,6 +27,13 @@ def triton_refusal(device: "torch.device") -> str | None:
         return "kernels in Triton are for CUDA devices"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+    if not torch.cuda.is_available():
+        return None
+    if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
         return "this GPU is too old for the kernels in Triton"
+    try:
+        # Triton needs a C compiler and a writable cache.
+        importlib.import_module("linformer_cli.native.triton_probe").run_kernel(device)
+    except Exception as error:
+        return f"Triton does not work here: {type(error).__name__}: {error}".splitlines()[0]
     return None

@@ -15,6 +15,7 @@ from linformer_cli.native.library import textbook_only
 
 pytest.importorskip("triton", reason=NO_TRITON)
 from linformer_cli.attention.kernels import triton_linear as kernels
+from linformer_cli.native import triton_probe
 
 # The two forms add a few hundred float32 products in different orders.
 FLOAT32 = 2e-5
@@ -209,6 +210,27 @@ def test_supported_inputs_use_the_compiled_form(feature_map, key_width, value_wi
 def test_without_triton_there_are_no_triton_kernels(monkeypatch, fresh) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert not gpu.has_triton(torch.device("cuda"))
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no CUDA")
+@pytest.mark.parametrize(
+    ("capability", "failure", "reason"),
+    [
+        ((9, 0), None, None),
+        ((7, 5), None, "this GPU is too old"),
+        ((9, 0), RuntimeError("Failed to find C compiler\nmore"), "here: RuntimeError: Failed to find C compiler"),
+    ],
+)
+def test_triton_kernels_need_a_gpu_that_can_run_them(monkeypatch, fresh, capability, failure, reason) -> None:
+    def run_kernel(device: torch.device) -> None:
+        if failure is not None:
+            raise failure
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(triton_probe, "run_kernel", run_kernel)
+    found = gpu.triton_refusal(torch.device("cuda"))
+    assert found is None if reason is None else reason in str(found) and "more" not in str(found)
 
 
 def test_the_cpu_does_not_use_triton_kernels() -> None:

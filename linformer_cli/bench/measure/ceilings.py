@@ -17,8 +17,8 @@ REPEATS = 5
 _SAMPLE_SECONDS = 0.02
 # This block is larger than the caches of most processors.
 _COPY_BYTES = 2**28
-# On a CPU, more rows are not expected to increase the rate of a product. A GPU needs all rows of the model.
-MOST_ROWS = 1024
+# More rows are not expected to increase the rate of a product. A GPU needs more of them than a CPU.
+MOST_ROWS, MOST_ROWS_ON_GPU = 1024, 2**16
 
 # A function of (work, device, repeats). It takes `repeats` samples and returns the seconds per `work` of each.
 Timer = Callable[[Callable[[], object], str, int], tuple[float, ...]]
@@ -83,7 +83,7 @@ class Ceilings:
 
     def product(self, shapes: Sequence[tuple[int, int]], rows: int, precision: str) -> ProductCeiling:
         """Measure the rate of multiplying [rows, inputs] by a matrix of each of `shapes` (inputs, outputs) in turn."""
-        rows = min(rows, MOST_ROWS) if self._device == "cpu" else rows
+        rows = min(rows, MOST_ROWS if self._device == "cpu" else MOST_ROWS_ON_GPU)
         key = (tuple(sorted(Counter(shapes).items())), rows, precision)
         if key not in self._products:
             self._products[key] = self._measure_product(shapes, rows, precision)

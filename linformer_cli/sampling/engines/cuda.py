@@ -55,7 +55,7 @@ class CudaEngine(Engine):
 
     @classmethod
     def refusal(cls, model: PixelModel, products: torch.dtype | None = None) -> str | None:
-        if model.device.type != "cuda":
+        if model.device.type != "cuda" or torch.version.cuda is None:  # AMD's devices are called cuda, too
             return "it runs on CUDA devices only"
         if model.dtype not in (torch.float32, torch.bfloat16):
             return "it does not support float64"
@@ -205,7 +205,8 @@ class Graphs:
         """Record the kernels that `work` launches, without running them."""
         with torch.cuda.device(self._device):
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # torch's default stream for graphs belongs to the first device that recorded one.
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(self._device)):
                 work()
         return graph
 
