@@ -56,6 +56,8 @@ def test_each_ceiling_is_measured_once(monkeypatch) -> None:
     assert ceilings.product([(8, 4)], 5, "fp32") is not first
     assert ceilings.product([(8, 4)], 5, "bf16").precision == "bf16"
     assert ceilings.product([(8, 4)], 10 * MOST_ROWS, "fp32").rows == MOST_ROWS
+    elsewhere = Ceilings("meta", 2, Timer())  # a device without contents, in place of a GPU
+    assert elsewhere.product([(8, 4)], 10 * MOST_ROWS, "fp32").rows == 10 * MOST_ROWS
     assert ceilings.copy is ceilings.copy
     described = ceilings.describe()
     assert [row.products for row in described.products] == [2, 1, 1, 1] and described.copy is ceilings.copy

@@ -27,7 +27,7 @@ from .triton_maps import phi, slope
 CHUNK = 64
 # This gives about two programs per multiprocessor of a large device.
 WANTED_PROGRAMS = 256
-# Triton would compile a kernel again for a length of 1 and for every multiple of 16.
+# By default, Triton compiles separate kernels for the number 1, for multiples of 16 and for all other numbers.
 LENGTHS = ("T", "segments", "chunks")
 
 
