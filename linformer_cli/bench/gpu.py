@@ -46,6 +46,8 @@ from .sample import SamplingSettings
 from .train import TrainingSettings
 from .variants import parse_variants
 
+_BOTH = parse_variants(["linear", "softmax"])
+
 
 @dataclass(frozen=True)
 class ManyRow:
@@ -145,18 +147,21 @@ class GpuBench:
             self._talk(f"{'ok' if row.passed else 'WRONG'}: {row}")
 
     def measure_sampling(self) -> None:
+        """Time linear attention and softmax, each in the engine for this device and in plain torch."""
         sizes = self._sizes
+        settings = SamplingSettings(
+            sizes.sampling_batches,
+            sizes.repeats,
+            (AUTO, TEXTBOOK),
+            rerun=False,
+            limit_seconds=sizes.limit_seconds,
+        )
         for precision in ("fp32", "bf16"):
-            models = build_models(parse_variants(["linear"]), sizes.networks, self._device, precision)
-            # The first engine draws whole images, because recording the CUDA graph is part of sampling. Only the
-            # textbook engine has a time limit.
-            for engine, limit in ((AUTO, None), (TEXTBOOK, sizes.limit_seconds)):
-                settings = SamplingSettings(
-                    sizes.sampling_batches, sizes.repeats, (engine,), rerun=False, limit_seconds=limit
-                )
-                groups = sample.prepare(models, settings, self._ceilings, self._check)
-                rows, _ = measure_groups(groups, self._say_speed, self._check)
+            models = build_models(_BOTH, sizes.networks, self._device, precision)
+            for group in sample.prepare(models, settings, self._ceilings, self._check):
+                rows, _ = measure_groups([group], self._say_speed, self._check)
                 self.result.sampling += rows
+                self._save(self.result)
 
     def measure_many(self) -> None:
         """Time the drawing of many images as one batch, with the first network in bfloat16, after a warm-up."""
@@ -186,7 +191,7 @@ class GpuBench:
 
     def measure_training(self) -> None:
         sizes = self._sizes
-        models = build_models(parse_variants(["linear", "softmax"]), sizes.networks, self._device, "fp32")
+        models = build_models(_BOTH, sizes.networks, self._device, "fp32")
         settings = TrainingSettings(
             sizes.training_batches, [(AUTO, "bf16")], sizes.repeats, limit_seconds=sizes.limit_seconds
         )

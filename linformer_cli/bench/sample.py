@@ -28,6 +28,7 @@ from .measure.costs import (
 from .measure.fresh_process import PassFailed
 from .measure.sampling_memory import METHOD, SamplingSetup, measure_sampling_memory
 from .measure.sampling_work import (
+    MIDDLE_WARM_UP_STEPS,
     RERUN,
     SHARES,
     MiddleSteps,
@@ -210,13 +211,14 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         if (refusal := ENGINES[self._engine].refusal(model, self._products)) is not None:
             raise PassFailed(f"{self._engine}: {refusal}")
         positions = model.config.image.positions
-        if limit is not None and positions > 2 * _PROBED_STEPS:
+        shortest = MIDDLE_WARM_UP_STEPS + _PROBED_STEPS
+        if limit is not None and positions > shortest:
             probe = MiddleSteps(model, batch, self._engine, _PROBED_STEPS, check, self._products)
             steps = int(limit / self._settings.repeats / (self.time_sample(probe) / _PROBED_STEPS))
             # If blocks step over pixels, the steps of a pixel cost different amounts, so whole pixels are timed.
             stride = model.embedding.stride
             steps = max(steps // stride, 1) * stride
-            if steps < positions - 1:  # the untimed step comes before the timed ones
+            if steps < positions - MIDDLE_WARM_UP_STEPS:
                 return MiddleSteps(model, batch, self._engine, steps, check, self._products)
         return WholeImages(model, batch, self._engine, self._look_ahead, check, self._products)
 

@@ -39,7 +39,7 @@ Engine = Annotated[
     typer.Option(
         "--engine",
         help="How to step the model: auto (the fastest engine that supports it), native (compiled kernels, on a "
-        "CPU), cuda (CUDA graphs, for linear attention) or textbook (plain torch, supports every model).",
+        "CPU), cuda (CUDA graphs, for linear attention and softmax) or textbook (plain torch, supports every model).",
         metavar="NAME",
     ),
 ]

@@ -36,6 +36,8 @@ def test_every_part_gives_its_checks_and_rows(found) -> None:
         ("textbook", "fp32"),
         ("textbook", "bf16"),
     }
+    assert {row.attention for row in report.sampling} == {"linear", "softmax"}
+    assert all(row.times_softmax or row.times_softmax_of_other_engine for row in report.sampling if row.speed)
     shares = [row.product_share for row in report.sampling if row.images_per_second]
     assert len(shares) >= 2 and min(shares) > 0
     (many,) = report.many
@@ -51,10 +53,10 @@ def test_the_report_lists_what_is_missing(found) -> None:
     assert "kernels in Triton are for CUDA devices" in report.missing
 
 
-def test_the_report_is_saved_after_every_part(found) -> None:
+def test_the_report_is_saved_after_every_part_and_every_group_of_sampling_rows(found) -> None:
     report, saved = found
     documents = [json.loads(text) for text in saved]
-    assert len(documents) == 7 and documents[-1] == json.loads(to_json(report))
+    assert len(documents) == 7 + 2 and documents[-1] == json.loads(to_json(report))
     assert documents[0]["checks"] and documents[0]["ceilings"] and not documents[0]["sampling"]
 
 

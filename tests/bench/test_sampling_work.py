@@ -1,6 +1,6 @@
 """Tests of the timed work of sampling: whole images, steps around the middle of an image, and prefixes of a re-run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from linformer_cli.bench.measure.sampling_work import (
 from linformer_cli.errors import Interrupted
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import UniformStreams
+from linformer_cli.sampling.engines.cuda import CudaEngine, Graphs
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_whole_images_are_drawn_after_a_few_steps(build_tiny_model, steps, clock
     work = WholeImages(build_tiny_model(), 3, "textbook")
     assert work.time_sample() == 2.0 and work.steps == 64
     whole = [(position, 3) for position in range(64)]
-    assert steps == whole[:WARM_UP_STEPS] + whole
+    assert steps == whole[: WARM_UP_STEPS // 2] * 2 + whole
 
 
 def test_every_sample_draws_different_images(build_tiny_model, monkeypatch, clock) -> None:
@@ -53,7 +54,7 @@ def test_every_sample_draws_different_images(build_tiny_model, monkeypatch, cloc
     work = WholeImages(build_tiny_model(), 2)
     for _ in range(2):
         work.time_sample()
-    assert begun == [[0, 1], [0, 1], [2, 3], [2, 3]]  # each sample has a warm-up with the same images
+    assert begun == [[0, 1]] * 3 + [[2, 3]] * 3  # each sample has two warm-ups with the same images
 
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
@@ -68,12 +69,36 @@ def test_timed_steps_lie_around_the_middle(build_tiny_model, steps, clock) -> No
     work = MiddleSteps(build_tiny_model(attention="softmax"), 3, "textbook", 5)
     for _ in range(2):
         work.time_sample()
-    # There is one untimed step, then five timed steps around the middle. Every sample starts from the same state.
-    assert steps == [(position, 3) for position in range(29, 35)] * 2
+    # Four untimed steps lead to five timed steps in the middle. Every sample starts from the same state.
+    assert steps == [(position, 3) for position in range(25, 34)] * 2
 
 
-def test_timing_62_of_64_positions_leaves_room_for_the_untimed_step(build_tiny_model, steps, clock) -> None:
-    MiddleSteps(build_tiny_model(), 1, "textbook", 62).time_sample()
+def test_no_graph_is_recorded_in_the_timed_steps(build_tiny_model, monkeypatch) -> None:
+    """A graph is recorded in its second run."""
+    events: list[Hashable] = []
+
+    def run(graphs: Graphs, name: Hashable, work: Callable[[], None]) -> None:
+        events.append(name)
+        work()
+
+    def time_work(work: Callable[[], object], device: str) -> float:
+        events.append("timing")
+        work()
+        return 1.0
+
+    monkeypatch.setattr(CudaEngine, "refusal", lambda model, products=None: None)
+    monkeypatch.setattr(Graphs, "run", run)
+    monkeypatch.setattr(sampling_work, "time_work", time_work)
+    for work in (MiddleSteps(build_tiny_model(), 2, "cuda", 5), WholeImages(build_tiny_model(), 2, "cuda")):
+        events.clear()
+        work.time_sample()
+        before, timed = events[: events.index("timing")], events[events.index("timing") + 1 :]
+        assert len(timed) in (5, 64)
+        assert all(before.count(name) >= 2 for name in timed)
+
+
+def test_timing_59_of_64_positions_leaves_room_for_the_untimed_steps(build_tiny_model, steps, clock) -> None:
+    MiddleSteps(build_tiny_model(), 1, "textbook", 59).time_sample()
     assert steps[0] == (1, 1) and steps[-1] == (63, 1)
 
 

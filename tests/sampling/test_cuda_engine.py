@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from linformer_cli.attention.base import fork_state
 from linformer_cli.attention.kernels import linear as kernels
 from linformer_cli.attention.kernels.folding import FoldedState
+from linformer_cli.attention.parts.caches import KeyValueCache
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
@@ -28,14 +29,32 @@ from linformer_cli.sampling.engines.cuda import CudaEngine, Graphs
 from linformer_cli.sampling.engines.native import NativeEngine
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
+SOFTMAX = {"attention": "softmax"}
 SERVED = {name: changes for name, changes in CHANGES.items() if changes.get("context") != "residual"}
+SERVED |= {"softmax": SOFTMAX, "softmax, odd widths": {**SOFTMAX, "head_width": 7, "heads": 3, "classes": 3}}
 every_change = pytest.mark.parametrize("changes", SERVED.values(), ids=SERVED)
 
 
 @pytest.fixture(autouse=True)
 def _torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disables Triton unless a test enables it."""
-    monkeypatch.setattr(kernels, "serves", lambda *arguments: False)
+    _enable_triton(monkeypatch, False)
+
+
+def _enable_triton(monkeypatch: pytest.MonkeyPatch, enabled: bool) -> None:
+    for name in ("serves", "has_triton_kernels"):
+        monkeypatch.setattr(kernels, name, lambda *arguments: enabled)
+
+
+@pytest.fixture
+def with_triton(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Enables Triton when called; skips the test if it is not installed."""
+
+    def enable() -> None:
+        pytest.importorskip("triton", reason=NO_TRITON)
+        _enable_triton(monkeypatch, True)
+
+    return enable
 
 
 @pytest.fixture
@@ -55,7 +74,7 @@ def test_steps_match_the_model(build_tiny_model, changes, dtype, tolerance) -> N
 
 
 @pytest.mark.parametrize("known", [1, 9, 23, 40])
-@pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "hashed"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "hashed"}, SOFTMAX], ids=str)
 def test_the_engine_continues_from_a_state_of_attend(build_tiny_model, known, changes) -> None:
     model = build_tiny_model(**changes)
     tokens = draw_tokens(model, 2)
@@ -162,7 +181,7 @@ class _OnlyOn(TorchDispatchMode):
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 @pytest.mark.parametrize("filters", [Filters(), Filters(top_k=3, top_p=0.8)], ids=str)
-@pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "hashed"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "hashed"}, SOFTMAX], ids=str)
 def test_drawing_an_image_never_waits_for_the_host(build_tiny_model, head, filters, changes) -> None:
     """The tensors have a device but no contents, so reading a number or mixing devices fails."""
     model, fake = build_tiny_model(head=head, **changes).cpu(), FakeTensorMode()
@@ -225,8 +244,9 @@ def test_other_devices_are_not_supported(build_tiny_model) -> None:
 @pytest.mark.parametrize(
     ("changes", "dtype", "reason"),
     [
-        ({"attention": "softmax"}, torch.float32, "it supports linear attention only"),
-        ({"attention": "lstm"}, torch.float32, "it supports linear attention only"),
+        (SOFTMAX, torch.float32, None),
+        ({"attention": "flash"}, torch.float32, "it supports linear attention and softmax only"),
+        ({"attention": "lstm"}, torch.float32, "it supports linear attention and softmax only"),
         ({}, torch.float64, "it does not support float64"),
         (CHANGES["pixels"], torch.float32, "it supports blocks that step over values only"),
         (
@@ -246,28 +266,30 @@ def test_unsupported_models_are_refused_with_a_reason(build_tiny_model, monkeypa
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
 @pytest.mark.parametrize("known", [0, 5])
-def test_steps_with_triton_match_the_model(build_tiny_model, monkeypatch, known, dtype, tolerance) -> None:
-    pytest.importorskip("triton", reason=NO_TRITON)
-    monkeypatch.setattr(kernels, "serves", lambda *arguments: True)
-    model = build_tiny_model(head_width=16, layers=1).to(dtype)
+@pytest.mark.parametrize(("attention", "state_type"), [("linear", FoldedState), ("softmax", KeyValueCache)])
+def test_steps_with_triton_match_the_model(
+    build_tiny_model, with_triton, attention, state_type, known, dtype, tolerance
+) -> None:
+    with_triton()
+    model = build_tiny_model(attention=attention, head_width=16, layers=1).to(dtype)
     tokens: Tensor = draw_tokens(model, 2)
     with torch.no_grad():
         state = model.init_state(2)
         for token in tokens[:, :known].unbind(dim=1):
             _, state = model.step(token, state)
     engine, textbook = CudaEngine(model, 2, fork_state(state)), TextbookEngine(model, 2, state)
-    assert all(isinstance(layer, FoldedState) for layer in engine.states)
+    assert all(isinstance(layer, state_type) for layer in engine.states)
     for token in tokens[:, known : known + 12].unbind(dim=1):  # more than one fold
         assert_agree(engine.step(token).float(), textbook.step(token).float(), tolerance)
 
 
 @pytest.mark.parametrize("triton", [False, True])
-def test_a_restarted_engine_reuses_its_memory(build_tiny_model, monkeypatch, triton) -> None:
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_a_restarted_engine_reuses_its_memory(build_tiny_model, with_triton, attention, triton) -> None:
     """CUDA graphs keep reading and writing the tensors that they were recorded with."""
     if triton:
-        pytest.importorskip("triton", reason=NO_TRITON)
-        monkeypatch.setattr(kernels, "serves", lambda *arguments: True)
-    model = build_tiny_model(head_width=16, layers=1, classes=3, context="wide")
+        with_triton()
+    model = build_tiny_model(attention=attention, head_width=16, layers=1, classes=3, context="wide")
     tokens = draw_tokens(model, 4)
     with torch.no_grad():
         (_, state), (_, single) = model.attend(tokens[:, :5]), model.attend(tokens[:1, :5])

@@ -59,6 +59,11 @@ def serves(feature_map: str, device: torch.device, dtype: torch.dtype, key_width
         return False
     if device.type == "cpu":
         return runs_kernels(device, dtype)
+    return has_triton_kernels(device, dtype, key_width, value_width)
+
+
+def has_triton_kernels(device: torch.device, dtype: torch.dtype, key_width: int, value_width: int) -> bool:
+    """Whether Triton kernels support this device, type and head widths."""
     fits = key_width in TRITON_WIDTHS and value_width in TRITON_WIDTHS
     return fits and dtype in TRITON_TYPES and has_triton(device)
 

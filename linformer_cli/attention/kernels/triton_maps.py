@@ -1,4 +1,4 @@
-"""The compiled feature maps of linear attention, for Triton kernels; importing this file needs Triton."""
+"""What Triton kernels share: feature maps of linear attention, and loads. Importing this file needs Triton."""
 
 import triton
 import triton.language as tl
@@ -27,3 +27,10 @@ def slope(features, MAP: tl.constexpr):
     else:
         tl.static_assert(MAP == RELU)
         return tl.where(features > 0.0, 1.0, 0.0)
+
+
+@triton.jit
+def load_row(x, image, head, image_stride, head_stride, WIDTH: tl.constexpr):
+    """One head of x [B, H, WIDTH], in float32."""
+    start = x + image.to(tl.int64) * image_stride + head.to(tl.int64) * head_stride
+    return tl.load(start + tl.arange(0, WIDTH)).to(tl.float32)

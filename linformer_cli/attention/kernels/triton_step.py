@@ -9,14 +9,7 @@ from linformer_cli.native.constants import COMPILED_MAPS
 
 from .folding import FoldedState
 from .tensors import with_dense_rows
-from .triton_maps import phi
-
-
-@triton.jit
-def _load_row(x, image, head, image_stride, head_stride, WIDTH: tl.constexpr):
-    """One head of x [B, H, WIDTH], in float32."""
-    start = x + image.to(tl.int64) * image_stride + head.to(tl.int64) * head_stride
-    return tl.load(start + tl.arange(0, WIDTH)).to(tl.float32)
+from .triton_maps import load_row, phi
 
 
 @triton.jit
@@ -29,9 +22,9 @@ def _step_kernel(
     image, head = place // H, place % H
     slot = tl.load(steps) % FOLD
     features, channels = tl.arange(0, C), tl.arange(0, V)
-    query = phi(_load_row(q, image, head, q_image, q_head, C), MAP)
-    raw_key = _load_row(k, image, head, k_image, k_head, C)
-    value = _load_row(v, image, head, v_image, v_head, V)
+    query = phi(load_row(q, image, head, q_image, q_head, C), MAP)
+    raw_key = load_row(k, image, head, k_image, k_head, C)
+    value = load_row(v, image, head, v_image, v_head, V)
     key = phi(raw_key, MAP)
     s_places = place * C * V + features[:, None] * V + channels[None, :]
     sums = tl.load(s + s_places)

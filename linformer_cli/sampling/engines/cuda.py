@@ -2,7 +2,8 @@
 
 Everything that a step needs stays on the device, including the position and the random numbers, so the host never
 waits inside an image. The state of `linear` is float32. With Triton, the state is a `FoldedState`, and each layer has
-one fused kernel that writes the sums only every few steps. Without Triton, the graph contains torch's own operations.
+one fused kernel that writes the sums only every few steps. `softmax` has a cache with room for the whole image, and
+also one kernel. Without Triton, the graph contains torch's own operations.
 """
 
 from collections.abc import Callable, Hashable
@@ -13,10 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import fork_into, state_tensors
-from linformer_cli.attention.kernels import folding
+from linformer_cli.attention.kernels import cache, folding
 from linformer_cli.attention.kernels import linear as kernels
 from linformer_cli.attention.kernels.folding import FoldedState
 from linformer_cli.attention.linear import LinearAttention, LinearState
+from linformer_cli.attention.parts.caches import KeyValueCache
+from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.errors import LintxError
 from linformer_cli.model.attention_layer import AttentionLayer
 from linformer_cli.model.blocks import TransformerBlock
@@ -28,11 +31,14 @@ from linformer_cli.system.signals import Check, never_stop
 
 from .base import DAMAGED, Engine
 
+# The state of a layer: of `linear` with and without Triton, and of `softmax`.
+_LayerState = FoldedState | LinearState | KeyValueCache
+
 
 class CudaEngine(Engine):
-    """CUDA graphs for transformer blocks with `linear` attention, on a CUDA device.
+    """CUDA graphs for transformer blocks with `linear` or `softmax` attention, on a CUDA device.
 
-    Weights and vectors are in the model's type, float32 or bfloat16; sums and the state are float32.
+    Weights, vectors and caches are in the model's type, float32 or bfloat16; sums are float32.
     """
 
     name = "cuda"
@@ -62,13 +68,16 @@ class CudaEngine(Engine):
         if model.channels is not None:
             return "it supports blocks that step over values only"
         for block in model.blocks:
-            if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
-                return "it supports linear attention only"
+            if not isinstance(block, TransformerBlock) or not isinstance(
+                block.attention.inner, LinearAttention | SoftmaxAttention
+            ):
+                return "it supports linear attention and softmax only"
             if model.config.embedding == "none":
                 return "it supports embeddings with positions only"
             if block.attention.has_parts:
                 return "it supports attention layers without optional parts only"
-            if block.attention.inner.options.feature_map not in COMPILED_MAPS:
+            inner = block.attention.inner
+            if isinstance(inner, LinearAttention) and inner.options.feature_map not in COMPILED_MAPS:
                 # Other maps read numbers from the host, and a graph cannot do that.
                 return f"it supports the feature maps {' and '.join(COMPILED_MAPS)} only"
         return cls.refuse_products(model, products)
@@ -81,6 +90,9 @@ class CudaEngine(Engine):
         for own, layer in zip(self.states, state.layers, strict=True):
             if isinstance(own, FoldedState):
                 folding.refill(own, *layer)
+            elif isinstance(own, KeyValueCache):
+                for part, new in ((own.keys, layer.keys), (own.values, layer.values)):
+                    fork_into(part[:, :, : self._position], new[:, :, : self._position])
             else:
                 for part, new in zip(own, layer, strict=True):
                     fork_into(part, new)
@@ -154,8 +166,10 @@ class CudaEngine(Engine):
             raise ValueError(f"all {self._position} values of the image have already been drawn")
         self._position += 1
 
-    def _own(self, block: TransformerBlock, layer: LinearState) -> FoldedState | LinearState:
+    def _own(self, block: TransformerBlock, layer: LinearState | KeyValueCache) -> _LayerState:
         """Return the state that the steps of this layer update in place."""
+        if isinstance(layer, KeyValueCache):
+            return layer._replace(position=self._embedding.position)  # counts a position before the blocks see it
         inner = cast(LinearAttention, block.attention.inner)
         s, z = (part.contiguous() for part in layer)
         shape, dtype = inner.shape, self.model.dtype
@@ -164,16 +178,20 @@ class CudaEngine(Engine):
         return LinearState(s, z)
 
 
-def _step_block(block: TransformerBlock, x_t: Tensor, state: FoldedState | LinearState) -> Tensor:
-    """Return the result of `block.step`, also for a folded state. Updates `state` in place."""
-    if not isinstance(state, FoldedState):
+def _step_block(block: TransformerBlock, x_t: Tensor, state: _LayerState) -> Tensor:
+    """Return the result of `block.step`, without waiting for the device. Updates `state` in place."""
+    if isinstance(state, LinearState):
         return block.step(x_t, state)[0]
     layer = cast(AttentionLayer, block.attention)
-    feature_map = cast(LinearAttention, layer.inner).options.feature_map
 
     def attention(x_t: Tensor) -> tuple[Tensor, Any]:
         inputs, _ = layer.project(x_t)
-        return layer.finish(folding.step(inputs.q, inputs.k, inputs.v, state, feature_map), inputs.gate), state
+        q_t, k_t, v_t = inputs.q, inputs.k, inputs.v
+        if isinstance(state, KeyValueCache):
+            y_t = cache.step(q_t, k_t, v_t, state)
+        else:
+            y_t = folding.step(q_t, k_t, v_t, state, cast(LinearAttention, layer.inner).options.feature_map)
+        return layer.finish(y_t, inputs.gate), state
 
     return block.add_branches(x_t, attention)[0]
 
