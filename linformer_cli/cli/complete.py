@@ -69,7 +69,7 @@ def complete(
         Path | None,
         typer.Option("--gif", help="Also write an animation of the images being drawn.", metavar="FILE"),
     ] = None,
-    guidance: options.Guidance = 1.0,
+    guidance: options.ClassGuidance = None,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
@@ -104,6 +104,7 @@ def complete(
     from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.complete import parse_keep
     from linformer_cli.sampling.decode import Sampler
+    from linformer_cli.sampling.guidance import choose_guidance
 
     if len(images) == 1:  # of several images, those that cannot be opened are skipped later
         with open_picture(images[0], str(images[0])):
@@ -115,9 +116,10 @@ def complete(
         raise UsageError(f"'{path}' draws bytes, not images; to continue a text: lintx sample {path} --prompt TEXT")
     known = parse_keep(keep, session.model.config.image)
     label = session.choose_class(class_name, "images")
-    drawing = {"seed": seed, "batch": count, "guidance": guidance, **vars(filters)}
+    weight = choose_guidance(session.model, guidance, label is not None)
+    drawing = {"seed": seed, "batch": count, "guidance": weight, **vars(filters)}
     settings = {**session.record, **drawing, "keep": keep, "invert": invert, "class": label}
-    sampler = Sampler(session.model, seed, filters, session.engine, session.products, guidance)
+    sampler = Sampler(session.model, seed, filters, session.engine, session.products, weight)
     training_frame = session.checkpoint.info.data.frame if frame == "auto" and fit is None and not invert else None
     load = partial(
         load_picture, shape=session.model.config.image, fit=fit or "crop", invert=invert, frame=training_frame

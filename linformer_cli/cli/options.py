@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from linformer_cli.config import LARGEST_GUIDANCE, LARGEST_SIZE
+from linformer_cli.config import CLASS_GUIDANCE, LARGEST_GUIDANCE, LARGEST_SIZE
 from linformer_cli.errors import UsageError, unknown_name
 from linformer_cli.files import is_special, require_writable
 from linformer_cli.presets import PRESETS
@@ -151,14 +151,18 @@ Scale = Annotated[
     int | None,
     typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged."),
 ]
-Guidance = Annotated[
-    float,
+_GUIDANCE = (
+    "The weight of the class in every prediction: above 1, images follow their class more closely. Weights other than 1 "
+    "need a model trained with --hide-class, and twice the time."
+)
+Guidance = Annotated[float, typer.Option("--guidance", min=0, max=LARGEST_GUIDANCE, help=_GUIDANCE)]
+ClassGuidance = Annotated[
+    float | None,
     typer.Option(
         "--guidance",
         min=0,
         max=LARGEST_GUIDANCE,
-        help="Above 1, images follow their class more closely: the weight of the class in every prediction. Needs a "
-        "model trained with --hide-class, and twice the time.",
+        help=f"{_GUIDANCE} Default: {CLASS_GUIDANCE} with --class if the model supports it, otherwise 1.",
     ),
 ]
 Temperature = Annotated[float, typer.Option("--temperature", help="Divisor of the log probabilities. Applied first.")]

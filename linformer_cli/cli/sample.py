@@ -80,7 +80,7 @@ def sample(
     ] = 0,
     columns: Annotated[int | None, typer.Option("--columns", min=1, help="Columns of the grid.")] = None,
     scale: options.Scale = None,
-    guidance: options.Guidance = 1.0,
+    guidance: options.ClassGuidance = None,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
@@ -102,9 +102,9 @@ def sample(
     pipe. With --json, it prints one document at the end. Options about images do not apply to it.
 
     The model draws one value after another; with linear attention, its memory does not grow with the image. Filters
-    apply in this order: temperature, top-k, top-p. Without filters, images are drawn from the distribution that
-    bits/dim measure. Filters change the probabilities of the single values, even for a mixture of logistics. The random
-    numbers for image number i depend on --seed and i, not on --batch.
+    apply in this order: temperature, top-k, top-p. Without filters and with --guidance 1, images are drawn from the
+    distribution that bits/dim measure. Filters change the probabilities of the single values, even for a mixture of
+    logistics. The random numbers for image number i depend on --seed and i, not on --batch.
 
     `torchrun --nproc-per-node N -m linformer_cli sample ...` splits the images among N processes. With --files, an
     interrupted command can be repeated: it draws only the missing images.
@@ -116,7 +116,7 @@ def sample(
     - `lintx sample -n 4 -o - | display`
     - `lintx sample -n 16 --gif drawing.gif`
     - `torchrun --nproc-per-node 8 -m linformer_cli sample runs/first -n 10000 --files drawn`
-    - `lintx sample runs/digits --class all -n 8 --guidance 2`
+    - `lintx sample --class 7 -n 16`
     - `lintx sample runs/text --prompt 'import ' -n 500 --temperature 0.8`
     """
     if out == STREAM and json:
@@ -128,13 +128,15 @@ def sample(
     with join_team() as team, notice_loss("with --files, the same command draws what is missing"):
         from linformer_cli.sampling.choose import Filters
         from linformer_cli.sampling.decode import Sampler
+        from linformer_cli.sampling.guidance import choose_guidance
 
         filters = Filters(temperature, top_k, top_p)
         session = open_session(checkpoint, device, precision, engine, team)
-        sampler = Sampler(session.model, seed, filters, session.engine, session.products, guidance)
+        weight = choose_guidance(session.model, guidance, class_name is not None)
+        sampler = Sampler(session.model, seed, filters, session.engine, session.products, weight)
         if session.checkpoint.info.data.words is WINDOWS:
             of_images = {"-o": out, "--class": class_name, "--files": files, "--columns": columns, "--scale": scale}
-            refuse_options({**of_images, "--gif": gif, "--guidance": None if guidance == 1 else guidance})
+            refuse_options({**of_images, "--gif": gif, "--guidance": guidance})
             if team.count > 1:
                 raise UsageError("several processes draw images only; start one process to draw text")
             record = {**session.record, "seed": seed, **vars(filters), "first": first} if json else None
@@ -155,7 +157,9 @@ def sample(
         if session.model.config.classes and not numbers.chosen:
             drawn_as = f"classes 0 to {numbers.turns - 1} in turn" if numbers.turns else "images without a class"
             talk(f"{drawn_as}; select with --class")
-        asked = {"seed": seed, "batch": batch, "guidance": guidance, **vars(filters), "class": class_name}
+        if guidance is None and weight != 1:
+            talk(f"with --guidance {weight}, so that images follow their class; 1 draws the model's own distribution")
+        asked = {"seed": seed, "batch": batch, "guidance": weight, **vars(filters), "class": class_name}
         settings = {**session.record, **asked}
 
         def describe(index: int) -> dict[str, object]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linformer_cli.config import LARGEST_GUIDANCE
+from linformer_cli.config import CLASS_GUIDANCE, LARGEST_GUIDANCE
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.model.heads import CategoricalHead
 from linformer_cli.model.pixel_model import PixelModel
@@ -12,6 +12,13 @@ from linformer_cli.system.signals import Check, never_stop
 from .choose import Filters, UniformStreams, draw_filtered
 from .engines import Engine
 from .engines.base import DAMAGED
+
+
+def choose_guidance(model: PixelModel, weight: float | None, has_class: bool) -> float:
+    """Return `weight`, or if it is None, the default for images of `model` with a class or without."""
+    if weight is not None:
+        return weight
+    return CLASS_GUIDANCE if has_class and model.config.optional_class else 1.0
 
 
 def check_guidance(model: PixelModel, weight: float, has_class: bool) -> None:

@@ -10,6 +10,7 @@ from machine import HAS_LIBRARY
 from PIL import Image
 
 from linformer_cli.checkpoint import read_checkpoint
+from linformer_cli.config import CLASS_GUIDANCE
 from linformer_cli.report.grids import read_png_metadata
 
 SMALL = ("--preset", "tiny", "--steps", "3", "--batch", "4", "--sample-every", "0", "--learning-rate", "0.01")
@@ -91,12 +92,14 @@ def test_sample_draws_without_a_class_or_with_one(run, lintx, tmp_path) -> None:
 
     found, images, outcome = draw("-n", 3)
     assert found == [None] * 3 and "images without a class; select with --class" in outcome.stderr
-    of_one, other, _ = draw("-n", 3, "--class", 1)
-    assert of_one == [1] * 3 and other != images
+    of_one, other, outcome = draw("-n", 3, "--class", 1)
+    assert of_one == [1] * 3 and other != images and f"with --guidance {CLASS_GUIDANCE}" in outcome.stderr
     assert draw("-n", 1, "--class", "all")[0] == [0, 1, 2]
-    assert draw("-n", 3, "--class", 1, "--guidance", 1)[1] == other
-    of_one, guided, _ = draw("-n", 3, "--class", 1, "--guidance", 9)
-    assert of_one == [1] * 3 and [decode(image) for image in guided] != [decode(image) for image in other]
+    assert draw("-n", 3, "--class", 1, "--guidance", CLASS_GUIDANCE)[1] == other
+    for guidance in (1, 9):
+        of_one, weighted, outcome = draw("-n", 3, "--class", 1, "--guidance", guidance)
+        assert of_one == [1] * 3 and list(map(decode, weighted)) != list(map(decode, other))
+        assert "with --guidance" not in outcome.stderr
     refused = lintx("sample", run, "--guidance", 3, "-o", tmp_path / "no.png")
     assert refused.code == 2 and "choose a class with --class" in refused.stderr
     assert not (tmp_path / "no.png").exists()
@@ -153,7 +156,7 @@ def test_complete_takes_a_class_or_none(run, lintx, tmp_path) -> None:
     assert rests[0] != rests[1]
     assert lintx(*command, "--class", "0,1").code == 2
     guided = lintx(*command, "--class", 2, "--guidance", 9).document
-    assert (given["guidance"], guided["guidance"]) == (1, 9)
+    assert [document["guidance"] for document in (without, given, guided)] == [1, CLASS_GUIDANCE, 9]
     completed = [document["rows"][0]["completed_bits_per_dim"] for document in (given, guided)]
     assert completed[0] != completed[1]
     assert guided["rows"][0]["original_rest_bits_per_dim"] == rests[1]

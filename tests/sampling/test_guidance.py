@@ -8,13 +8,14 @@ from machine import HAS_LIBRARY
 from sampling.cases import sample_values
 from torch import Tensor
 
+from linformer_cli.config import CLASS_GUIDANCE
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling import guidance
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.complete import complete_values
 from linformer_cli.sampling.decode import Sampler
-from linformer_cli.sampling.guidance import guide
+from linformer_cli.sampling.guidance import choose_guidance, guide
 
 LABELS = [2, 0, 1]
 CLASSES = {"classes": 3, "optional_class": True}
@@ -108,6 +109,13 @@ def test_the_native_engine_draws_the_same_images(build_tiny_model, head: str) ->
     assert torch.equal(completed[0].values, completed[1].values)
     whole = draw(model, 2.0, engine="native", products=torch.int8)
     assert torch.equal(draw(model, 2.0, batch=1, engine="native", products=torch.int8), whole)
+
+
+def test_only_images_with_an_optional_class_are_guided_by_default(model: PixelModel, build_tiny_model) -> None:
+    always_with_class = build_tiny_model(classes=3)
+    assert choose_guidance(model, None, True) == CLASS_GUIDANCE
+    assert choose_guidance(model, None, False) == choose_guidance(always_with_class, None, True) == 1
+    assert choose_guidance(model, 0.0, True) == 0
 
 
 def test_guidance_needs_a_class_and_a_model_that_needs_none(model: PixelModel, build_tiny_model) -> None:
