@@ -152,8 +152,8 @@ Scale = Annotated[
     typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged."),
 ]
 _GUIDANCE = (
-    "The weight of the class in every prediction: above 1, images follow their class more closely. Weights other than 1 "
-    "need a model trained with --hide-class, and twice the time."
+    "The weight of the class in every prediction: above 1, images follow their class more closely. Weights other than "
+    "1 need a model trained with --hide-class, and twice the time."
 )
 Guidance = Annotated[float, typer.Option("--guidance", min=0, max=LARGEST_GUIDANCE, help=_GUIDANCE)]
 ClassGuidance = Annotated[
