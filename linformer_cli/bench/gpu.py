@@ -100,7 +100,8 @@ class GpuReport:
 
 
 class GpuBench:
-    """Runs all parts one after another. `save` receives the report after each part. `check` may raise to stop."""
+    """Runs all parts one after another. `save` receives the report after each part, and
+    after each group of sampling rows. `check` may raise to stop."""
 
     def __init__(
         self,
@@ -159,6 +160,7 @@ class GpuBench:
         for precision in ("fp32", "bf16"):
             models = build_models(_BOTH, sizes.networks, self._device, precision)
             for group in sample.prepare(models, settings, self._ceilings, self._check):
+                self._check()
                 rows, _ = measure_groups([group], self._say_speed, self._check)
                 self.result.sampling += rows
                 self._save(self.result)

@@ -48,10 +48,10 @@ def check_attention(device: str, lengths: Sequence[int]) -> Iterator[AgreementRo
 
 def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]]) -> Iterator[AgreementRow]:
     """Compare the measured engine with the textbook engine: their images, and their predictions at every position."""
-    for subject in build_models(parse_variants(["linear"]), networks, device, "fp32"):
+    for subject in build_models(parse_variants(["linear", "softmax"]), networks, device, "fp32"):
         model, images = subject.model, range(COMPARED_IMAGES)
         name = choose_engine(AUTO, model).value
-        where = f"engine {name}, {subject.preset or 'tiny'}"
+        where = f"engine {name}, {subject.preset or 'tiny'}, {subject.name}"
         drawn, expected = (Sampler(model, engine=engine).sample(images).values for engine in (name, TEXTBOOK))
         others = 1 - float((drawn == expected).all(dim=1).float().mean())
         yield build_row(f"{where}: share of images that differ from the textbook engine's", others, OTHER_IMAGES)

@@ -14,8 +14,8 @@ class GpuSizes:
 
     `networks` holds pairs (name of the preset or None, network). `many` is the number of images drawn at once.
     Attention alone is timed at `lengths` and checked at `checked_lengths`. For attention alone, `heads` holds the
-    number of images and the number of heads per image. `limit_seconds` is the time limit for one row of training, or of
-    sampling with the textbook engine.
+    number of images and the number of heads per image. `limit_seconds` is the time limit for one row of training or
+    sampling.
     """
 
     networks: Sequence[tuple[str | None, ModelConfig]]

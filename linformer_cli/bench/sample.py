@@ -218,6 +218,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
             # If blocks step over pixels, the steps of a pixel cost different amounts, so whole pixels are timed.
             stride = model.embedding.stride
             steps = max(steps // stride, 1) * stride
+            # The steps of the warm-up come before the timed ones, after at least one token.
             if steps < positions - MIDDLE_WARM_UP_STEPS:
                 return MiddleSteps(model, batch, self._engine, steps, check, self._products)
         return WholeImages(model, batch, self._engine, self._look_ahead, check, self._products)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def gpu(
     out: Annotated[
-        Path, typer.Option("--out", help="JSON file for the report, rewritten after every part of the benchmark.")
+        Path, typer.Option("--out", help="JSON file for the report, rewritten during the benchmark.")
     ] = Path("gpu.json"),
     tiny: Annotated[
         bool, typer.Option("--tiny", help="Trial run with tiny sizes, on any device. Its figures mean nothing.")

@@ -104,7 +104,6 @@ def complete(
     from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.complete import parse_keep
     from linformer_cli.sampling.decode import Sampler
-    from linformer_cli.sampling.guidance import choose_guidance
 
     if len(images) == 1:  # of several images, those that cannot be opened are skipped later
         with open_picture(images[0], str(images[0])):
@@ -116,7 +115,7 @@ def complete(
         raise UsageError(f"'{path}' draws bytes, not images; to continue a text: lintx sample {path} --prompt TEXT")
     known = parse_keep(keep, session.model.config.image)
     label = session.choose_class(class_name, "images")
-    weight = choose_guidance(session.model, guidance, label is not None)
+    weight = session.choose_guidance(guidance, label is not None)
     drawing = {"seed": seed, "batch": count, "guidance": weight, **vars(filters)}
     settings = {**session.record, **drawing, "keep": keep, "invert": invert, "class": label}
     sampler = Sampler(session.model, seed, filters, session.engine, session.products, weight)

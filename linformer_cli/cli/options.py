@@ -153,7 +153,7 @@ Scale = Annotated[
 ]
 _GUIDANCE = (
     "The weight of the class in every prediction: above 1, images follow their class more closely. Weights other than "
-    "1 need a model trained with --hide-class, and twice the time."
+    "1 need a class, a model trained with --hide-class, and about twice the time."
 )
 Guidance = Annotated[float, typer.Option("--guidance", min=0, max=LARGEST_GUIDANCE, help=_GUIDANCE)]
 ClassGuidance = Annotated[
@@ -162,7 +162,8 @@ ClassGuidance = Annotated[
         "--guidance",
         min=0,
         max=LARGEST_GUIDANCE,
-        help=f"{_GUIDANCE} Default: {CLASS_GUIDANCE} with --class if the model supports it, otherwise 1.",
+        help=f"{_GUIDANCE} Default: {CLASS_GUIDANCE} with --class if the model was trained with --hide-class, "
+        "otherwise 1.",
     ),
 ]
 Temperature = Annotated[float, typer.Option("--temperature", help="Divisor of the log probabilities. Applied first.")]

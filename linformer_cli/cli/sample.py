@@ -128,11 +128,10 @@ def sample(
     with join_team() as team, notice_loss("with --files, the same command draws what is missing"):
         from linformer_cli.sampling.choose import Filters
         from linformer_cli.sampling.decode import Sampler
-        from linformer_cli.sampling.guidance import choose_guidance
 
         filters = Filters(temperature, top_k, top_p)
         session = open_session(checkpoint, device, precision, engine, team)
-        weight = choose_guidance(session.model, guidance, class_name is not None)
+        weight = session.choose_guidance(guidance, class_name is not None)
         sampler = Sampler(session.model, seed, filters, session.engine, session.products, weight)
         if session.checkpoint.info.data.words is WINDOWS:
             of_images = {"-o": out, "--class": class_name, "--files": files, "--columns": columns, "--scale": scale}
@@ -157,8 +156,6 @@ def sample(
         if session.model.config.classes and not numbers.chosen:
             drawn_as = f"classes 0 to {numbers.turns - 1} in turn" if numbers.turns else "images without a class"
             talk(f"{drawn_as}; select with --class")
-        if guidance is None and weight != 1:
-            talk(f"with --guidance {weight}, so that images follow their class; 1 draws the model's own distribution")
         asked = {"seed": seed, "batch": batch, "guidance": weight, **vars(filters), "class": class_name}
         settings = {**session.record, **asked}
 

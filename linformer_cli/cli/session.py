@@ -79,6 +79,15 @@ class Session:
             )
         return chosen[0] if chosen else None
 
+    def choose_guidance(self, wanted: float | None, has_class: bool) -> float:
+        """Return the weight of the class for images with a class or without; `wanted` is the value of `--guidance`."""
+        from linformer_cli.sampling.guidance import choose_guidance
+
+        weight = choose_guidance(self.model, wanted, has_class)
+        if wanted is None and weight != 1:
+            talk(f"with --guidance {weight}, so that images follow their class; 1 draws from p(image | class)")
+        return weight
+
 
 def open_session(
     name: str | None, device: str, precision: "SamplingPrecision", engine: str | None = None, team: Team = ALONE

@@ -77,7 +77,8 @@ class ChannelNetwork(nn.Module):
         builder.add(pixel)
         numbers = builder.scratch("numbers", self.numbers.in_features)
         builder.emit("take_differences", (numbers, recent, every), (slots.shape[1], *self.differences.integers))
-        builder.add(builder.project(self.numbers, numbers, "branch"))
+        # The numbers are differences, which need finer steps than int8 has.
+        builder.add(builder.project(self.numbers, numbers, "branch", sensitive=True))
         builder.add_branch(self.norm, True, lambda x: self.feed_forward.emit(builder, x))
         return every
 

@@ -1,7 +1,8 @@
 /* Draws images with a program file that `lintx export` wrote, without Python. A C interface; runner.cpp implements it.
  *
  * A runner draws a batch of images value by value. The values of an image are in raster order, with the channels of a
- * pixel adjacent. With the same seed and filters, the images are those of `lintx sample --precision int8`.
+ * pixel adjacent. With the same seed and filters, the images are those of `lintx sample --precision int8`, without
+ * guidance.
  * Functions that can fail return null or -1, and `lintx_error` says why. A runner may not be used by two threads at
  * the same time. docs/reference/formats.md explains how to compile it.
  */

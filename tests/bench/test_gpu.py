@@ -29,7 +29,7 @@ def test_every_part_gives_its_checks_and_rows(found) -> None:
     assert len(names) == len(set(names))
     assert {"linear: parallel against step", "softmax: parallel against step"} < set(names)
     assert (
-        sum("T = 20" in name for name in names) == 2 * 3 * 2 and sum(name.startswith("engine ") for name in names) == 2
+        sum("T = 20" in name for name in names) == 2 * 3 * 2 and sum(name.startswith("engine ") for name in names) == 4
     )
     assert all(0 <= check.error <= check.tolerance for check in report.checks)
     assert {(row.engine, row.precision) for row in report.sampling} >= {

@@ -150,7 +150,9 @@ def test_complete_takes_a_class_or_none(run, lintx, tmp_path) -> None:
     picture = tmp_path / "picture.png"
     Image.fromarray(np.random.default_rng(1).integers(0, 256, (6, 6), dtype=np.uint8)).save(picture)
     command = ("complete", picture, "--checkpoint", run, "-n", 2, "-o", tmp_path / "out.png", "--json")
-    without, given = lintx(*command).document, lintx(*command, "--class", 2).document
+    outcomes = lintx(*command), lintx(*command, "--class", 2)
+    assert [f"with --guidance {CLASS_GUIDANCE}" in outcome.stderr for outcome in outcomes] == [False, True]
+    without, given = (outcome.document for outcome in outcomes)
     assert (without["class"], given["class"]) == (None, 2)
     rests = [document["rows"][0]["original_rest_bits_per_dim"] for document in (without, given)]
     assert rests[0] != rests[1]

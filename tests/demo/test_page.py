@@ -278,6 +278,8 @@ def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny
         first = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
         page.evaluate("document.getElementById('class').value = 2, document.getElementById('class').onchange()")
         page.wait("document.getElementById('sample-speed').textContent.includes('--class 2')")
+        said = page.evaluate("document.getElementById('sample-speed').textContent")
+        assert ("--guidance 1" in said) == optional
         found = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
     sampler = Sampler(model, 0, engine=NATIVE if HAS_LIBRARY else "textbook", products=torch.int8)
     for images, labels in ((first, None), (found, [2] * len(found))):

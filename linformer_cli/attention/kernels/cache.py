@@ -15,7 +15,8 @@ from . import linear
 def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: KeyValueCache) -> Tensor:
     """The output [B, H, V] for q_t and k_t [B, H, K] and v_t [B, H, V]; writes k_t and v_t to the cache.
 
-    `cache.position` must already count the new position. All tensors of numbers have one type.
+    `cache.position` must already count the new position. q_t, k_t, v_t and the cache have one type, and the cache is
+    contiguous.
     """
     keys, values, position = cache
     if linear.has_triton_kernels(keys.device, keys.dtype, keys.shape[3], values.shape[3]):

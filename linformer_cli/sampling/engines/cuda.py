@@ -1,9 +1,10 @@
 """The GPU engine. For every value, it replays one CUDA graph that steps the model, draws the value and embeds it.
 
-Everything that a step needs stays on the device, including the position and the random numbers, so the host never
-waits inside an image. The state of `linear` is float32. With Triton, the state is a `FoldedState`, and each layer has
+Everything that a step needs stays on the device, including the position and the random numbers, so the host does not
+wait inside an image. The state of `linear` is float32. With Triton, the state is a `FoldedState`, and each layer has
 one fused kernel that writes the sums only every few steps. `softmax` has a cache with room for the whole image, and
-also one kernel. Without Triton, the graph contains torch's own operations.
+one kernel per layer, too. Without Triton, the graph contains torch's own operations. With guidance, only the step is a
+graph: the draw happens outside it, and the host waits for every value.
 """
 
 from collections.abc import Callable, Hashable
@@ -68,15 +69,14 @@ class CudaEngine(Engine):
         if model.channels is not None:
             return "it supports blocks that step over values only"
         for block in model.blocks:
-            if not isinstance(block, TransformerBlock) or not isinstance(
-                block.attention.inner, LinearAttention | SoftmaxAttention
-            ):
+            layer = block.attention if isinstance(block, TransformerBlock) else None
+            inner = None if layer is None else layer.inner
+            if layer is None or not isinstance(inner, LinearAttention | SoftmaxAttention):
                 return "it supports linear attention and softmax only"
             if model.config.embedding == "none":
                 return "it supports embeddings with positions only"
-            if block.attention.has_parts:
+            if layer.has_parts:
                 return "it supports attention layers without optional parts only"
-            inner = block.attention.inner
             if isinstance(inner, LinearAttention) and inner.options.feature_map not in COMPILED_MAPS:
                 # Other maps read numbers from the host, and a graph cannot do that.
                 return f"it supports the feature maps {' and '.join(COMPILED_MAPS)} only"
