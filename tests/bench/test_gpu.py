@@ -96,6 +96,24 @@ def test_an_interruption_keeps_what_was_measured(monkeypatch) -> None:
     assert bench.result.checks and not bench.result.sampling
 
 
+def test_an_interruption_of_sampling_keeps_its_rows_and_begins_no_other_group(monkeypatch) -> None:
+    begun: list[str] = []
+
+    def check() -> None:
+        if begun:
+            raise Interrupted("Stopped", 2)
+
+    def measure_groups(groups, report, check):
+        begun.append("group")
+        return ["row"], "interrupted"
+
+    monkeypatch.setattr(gpu, "measure_groups", measure_groups)
+    bench = GpuBench("cpu", tiny_sizes(), check=check)
+    with pytest.raises(Interrupted):
+        bench.measure_sampling()
+    assert begun == ["group"] and bench.result.sampling == ["row"]
+
+
 def test_the_measurement_of_attention_can_be_stopped_between_passes() -> None:
     calls = iter(range(5))
 
