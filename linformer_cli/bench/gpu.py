@@ -29,6 +29,7 @@ from linformer_cli.system.signals import Check, never_stop
 
 from . import sample, train
 from .gpu_checks import (
+    COMPARED,
     build_linear,
     check_attention,
     check_engines,
@@ -45,8 +46,6 @@ from .rows import ModelRow, SamplingRow, TrainingRow
 from .sample import SamplingSettings
 from .train import TrainingSettings
 from .variants import parse_variants
-
-_BOTH = parse_variants(["linear", "softmax"])
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,9 @@ class GpuReport:
 
 
 class GpuBench:
-    """Runs all parts one after another. `save` receives the report after each part, and
-    after each group of sampling rows. `check` may raise to stop."""
+    """Runs all parts one after another. `save` receives the report after each part, and during sampling after each group
+    of rows. `check` may raise to stop.
+    """
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class GpuBench:
             limit_seconds=sizes.limit_seconds,
         )
         for precision in ("fp32", "bf16"):
-            models = build_models(_BOTH, sizes.networks, self._device, precision)
+            models = build_models(parse_variants(COMPARED), sizes.networks, self._device, precision)
             for group in sample.prepare(models, settings, self._ceilings, self._check):
                 self._check()
                 rows, _ = measure_groups([group], self._say_speed, self._check)
@@ -193,7 +193,7 @@ class GpuBench:
 
     def measure_training(self) -> None:
         sizes = self._sizes
-        models = build_models(_BOTH, sizes.networks, self._device, "fp32")
+        models = build_models(parse_variants(COMPARED), sizes.networks, self._device, "fp32")
         settings = TrainingSettings(
             sizes.training_batches, [(AUTO, "bf16")], sizes.repeats, limit_seconds=sizes.limit_seconds
         )

@@ -22,6 +22,8 @@ from .measure.attention_pass import PassSetup, build_checked_model
 from .models import build_models
 from .variants import parse_variants
 
+# The mechanisms whose engines are checked, and whose sampling and training are timed.
+COMPARED = ("linear", "softmax")
 # The errors allowed for kernels relative to plain torch in float64, by the type of the kernels' inputs.
 KERNEL_TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
 # The error allowed between the predictions of two forms or two engines of a whole model in float32.
@@ -48,7 +50,7 @@ def check_attention(device: str, lengths: Sequence[int]) -> Iterator[AgreementRo
 
 def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]]) -> Iterator[AgreementRow]:
     """Compare the measured engine with the textbook engine: their images, and their predictions at every position."""
-    for subject in build_models(parse_variants(["linear", "softmax"]), networks, device, "fp32"):
+    for subject in build_models(parse_variants(COMPARED), networks, device, "fp32"):
         model, images = subject.model, range(COMPARED_IMAGES)
         name = choose_engine(AUTO, model).value
         where = f"engine {name}, {subject.preset or 'tiny'}, {subject.name}"

@@ -18,7 +18,9 @@ from linformer_cli.config import ImageShape
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.evaluation.bits import measure_nats, stepped_nats
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.model.program import compile_step
 from linformer_cli.native.build import PACKAGE, this_machine
+from linformer_cli.native.constants import FORMATS
 from linformer_cli.native.program import Builder, Program
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE, EngineCache
@@ -108,6 +110,14 @@ def test_sensitive_products_are_float32_sums_in_a_fixed_order(instruction_set, c
         for i in range(columns):  # numpy rounds the product, then the sum
             expected += weight[:, i].numpy() * x[:, i : i + 1].numpy()
         np.testing.assert_array_equal(multiply(weight, bias, x, sensitive=True), expected + bias.numpy())
+
+
+def test_products_of_differences_and_of_a_mixture_head_are_sensitive(build_tiny_model) -> None:
+    model = build_tiny_model(**CHANGES["pixels"], head="mixture")
+    operations = compile_step(model, products=torch.int8).operations
+    columns = [one.integers[0] for one in operations if one.name == "project" and one.integers[3] == FORMATS["exact"]]
+    inputs = (model.embedding.surroundings.input, model.channels.numbers, model.head.projection)
+    assert columns == [linear.in_features for linear in inputs]
 
 
 def test_the_engine_uses_no_elementary_functions_of_the_c_library() -> None:

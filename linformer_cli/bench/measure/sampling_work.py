@@ -6,7 +6,9 @@ state is timed, because it is part of drawing an image.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -22,8 +24,7 @@ from .timing import time_work
 # the mean over all positions. If the cost is linear in the position, the mean is exact.
 SHARES = (0.125, 0.375, 0.625, 0.875)
 
-# A warm-up has two parts, because the engine `cuda` records each graph in its second run. These are the steps of both,
-# for whole images and for the middle of an image.
+# The steps of the warm-up for whole images, and for the middle of an image.
 WARM_UP_STEPS, MIDDLE_WARM_UP_STEPS = 32, 4
 # The engine name of rows that read the whole prefix again for every value and have no state.
 RERUN = "rerun"
@@ -65,8 +66,7 @@ class WholeImages:
     def time_sample(self) -> float:
         # Each sample builds a new engine, so the engine takes no memory while other rows are timed.
         engine = build_engine(self.engine, self.model, self.batch, None, self.look_ahead, self.products)
-        for _ in range(2):
-            self._draw(engine, min(WARM_UP_STEPS // 2, self.steps))
+        warm_up(partial(self._draw, engine), min(WARM_UP_STEPS, self.steps))
         seconds = time_work(lambda: self._draw(engine, self.steps), str(self.model.device))
         self.looked_ahead |= engine.look_aheads > 0
         self.drawn += self.batch
@@ -106,8 +106,7 @@ class MiddleSteps:
             parameters = stepper.step(torch.zeros(self.batch, dtype=torch.int64, device=model.device))
             stepper.draw_values(parameters, streams, Filters(), steps, self.check)
 
-        for _ in range(2):
-            draw(MIDDLE_WARM_UP_STEPS // 2)
+        warm_up(draw, MIDDLE_WARM_UP_STEPS)
         return time_work(lambda: draw(self.steps), str(model.device))
 
 
@@ -144,6 +143,12 @@ class RerunPrefixes:
 
 
 @torch.no_grad()
+def warm_up(draw: Callable[[int], None], steps: int) -> None:
+    """Draw `steps` values in two parts, because the engine `cuda` records each graph in its second run."""
+    for _ in range(2):
+        draw(steps // 2)
+
+
 def place_state(model: PixelModel, position: int) -> PixelState:
     """Return the state of one image after `position` tokens, with room for a whole image."""
     tokens = torch.zeros(1, position, dtype=torch.int64, device=model.device)
