@@ -99,8 +99,9 @@ class GpuReport:
 
 
 class GpuBench:
-    """Runs all parts one after another. `save` receives the report after each part, and during sampling after each group
-    of rows. `check` may raise to stop.
+    """Runs all parts one after another.
+
+    `save` receives the report after each part, and during sampling after each group of rows. `check` may raise to stop.
     """
 
     def __init__(

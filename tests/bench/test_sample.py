@@ -94,7 +94,7 @@ def test_a_rerun_is_extrapolated(models, clock) -> None:
     assert row.extrapolated.seconds_per_image == pytest.approx(128 / 3)
 
 
-@pytest.mark.parametrize(("limit", "steps"), [(10.0, 64), (1.0, 33), (0.001, 1)])
+@pytest.mark.parametrize(("limit", "steps"), [(10.0, 64), (1.81, 64), (1.78, 59), (1.0, 33), (0.001, 1)])
 def test_a_long_image_is_timed_around_its_middle(models, clock, limit, steps) -> None:
     """A probe of two steps takes 0.02 s, and there are three repeats."""
     clock.take(0.02, 2.0)
