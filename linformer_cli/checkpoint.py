@@ -21,6 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from .checkpoint_folders import CARD, CONFIG, TRAINING, WEIGHTS, find_checkpoint, find_shipped_name, replace_folder
+from .config import Origin
 from .documents import describe_validation_error, parse_json, read_bytes, read_json
 from .errors import CheckpointError, UsageError, describe_reason
 from .files import flush_folder, write_flushed
@@ -51,6 +52,16 @@ class Checkpoint:
     def digest(self) -> str:
         """The SHA-256 of the weights, which identifies a model in pictures and reports."""
         return self.info.weights_sha256
+
+    @property
+    def origin(self) -> Origin:
+        """The record of this checkpoint in the configuration of a run that starts or learns from it."""
+        return Origin(
+            checkpoint=self.name,
+            weights_sha256=self.digest,
+            attention=self.info.model.attention,
+            step=self.info.training.step,
+        )
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,17 @@ def read_checkpoint(name: str | Path | None = None) -> Checkpoint:
     except ValidationError as error:
         fault = describe_validation_error(CheckpointInfo, error, CONFIG)
         raise CheckpointError(f"'{file}' is damaged: {fault}") from None
+
+
+def reopen_checkpoint(origin: Origin) -> Checkpoint:
+    """Read the checkpoint that a run recorded. Raises `CheckpointError` if its weights have changed since."""
+    checkpoint = read_checkpoint(origin.checkpoint)
+    if checkpoint.digest != origin.weights_sha256:
+        raise CheckpointError(
+            f"'{checkpoint.path}' no longer has the weights that the run names; start a new run, with other "
+            "checkpoints for --init-from and --distill-from"
+        )
+    return checkpoint
 
 
 def load_model(name: str | Path | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PixelModel:

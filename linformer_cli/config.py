@@ -38,6 +38,7 @@ Count = Annotated[int, Field(gt=0, le=LARGEST_STEP)]
 CountOrZero = Annotated[int, Field(ge=0, le=LARGEST_STEP)]
 ImagesSeen = Annotated[int, Field(ge=0, le=2**62)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 PositiveOrZero = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0), Duration()]
@@ -253,11 +254,15 @@ class TrainConfig(Config):
     shift: CountOrZero = Field(0, description="Randomly shift each training image by up to N pixels along each axis.")
     flip: bool = Field(False, description="Mirror half of the training images left to right, chosen at random.")
     hide_class: Fraction = Field(0.0, description="With --classes: share of images trained on without their class.")
+    distill_share: Share = Field(
+        0.5,
+        description="With --distill-from: share of the loss that compares predictions; the images have the rest.",
+    )
     optimizer: Literal["adamw", "radam", "muon"] = Field(
         "adamw", description="muon trains the matrices of hidden layers and leaves the rest to AdamW."
     )
     learning_rate: Positive = Field(2e-3, description="Peak learning rate.")
-    final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+    final_learning_rate_fraction: Share = Field(
         0.02, description="Final learning rate of the schedule, as a share of the peak."
     )
     schedule: Literal["cosine", "trapezoid", "constant"] = Field(
@@ -296,8 +301,8 @@ class TrainConfig(Config):
         return self
 
 
-class InitFrom(Config):
-    """The checkpoint whose weights a run started from: its mechanism, and the number of its training steps."""
+class Origin(Config):
+    """A checkpoint that a run started from or learns from: its mechanism, and the number of its training steps."""
 
     checkpoint: str
     weights_sha256: str
@@ -309,7 +314,8 @@ class RunConfig(Config):
     """All settings of a training run: `config.toml` in its folder."""
 
     preset: str | None = None
-    init_from: InitFrom | None = None
+    init_from: Origin | None = None
+    distill_from: tuple[Origin, ...] = ()
     model: ModelConfig
     data: DataConfig = DataConfig()
     train: TrainConfig

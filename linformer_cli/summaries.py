@@ -10,8 +10,8 @@ from .config import (
     Count,
     CountOrZero,
     ImagesSeen,
-    InitFrom,
     ModelConfig,
+    Origin,
     PositiveOrZero,
     TrainConfig,
     choose_words,
@@ -63,7 +63,8 @@ class TrainingSummary(Config):
     validation_standard_error: float | None = None
     validation_images: Count | None = None
     preset: str | None = None
-    init_from: InitFrom | None = None
+    init_from: Origin | None = None
+    distill_from: tuple[Origin, ...] = ()
     settings: TrainConfig
 
 

@@ -69,6 +69,14 @@ def train(
             metavar="CHECKPOINT",
         ),
     ] = None,
+    distill_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--distill-from",
+            help="Learn from the predictions of a run, checkpoint or shipped model, too. Repeat it for several.",
+            metavar="CHECKPOINT",
+        ),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -118,12 +126,13 @@ def train(
     - `lintx train --data bytes:book.txt --max-time 10m`
     - `lintx train --resume runs/first --max-time 1h`
     - `lintx train --init-from runs/first --attention softmax --out runs/moved`
+    - `lintx train --init-from runs/softmax --attention linear --distill-from runs/softmax`
     """
     if run is not None and not resume:
         raise UsageError(f"unexpected argument '{run}'; to resume that run: lintx train --resume {run}")
 
     from linformer_cli.training.run_folder import RUNS, RunFolder, claim_run, find_newest_run
-    from linformer_cli.training.settings import Given, extend_settings, find_source, merge_settings
+    from linformer_cli.training.settings import Given, extend_settings, find_source, find_teachers, merge_settings
 
     sizes = {"image_size": image_size, "channels": channels, "length": window_length}
     of_data = options.without_none({"name": data, "data_dir": data_dir, **sizes, "labels": classes})
@@ -132,11 +141,13 @@ def train(
         source = None
         if resume:
             folder = RunFolder(Path(run) if run is not None else team.from_leader(find_newest_run))
-            others = options.without_none({"out": out, "config": config, "init_from": init_from})
+            others = options.without_none(
+                {"out": out, "config": config, "init_from": init_from, "distill_from": distill_from or None}
+            )
             settings = extend_settings(folder.read_config(), given, others)
             images = load_training_images(settings.data, team)
         else:
-            source = find_source(init_from, config)
+            source, teachers = find_source(init_from, config), find_teachers(distill_from or [], config)
             merged = merge_settings(given, config, source)
             folder = RunFolder(out if out is not None else RUNS)
             merged.check()
@@ -145,7 +156,7 @@ def train(
                     folder.refuse_if_taken()
                 require_writable(folder.config_file)
             images = load_training_images(merged.data_config, team)
-            settings = merged.build(images[0].shape, images[0].classes)
+            settings = merged.build(images[0].shape, images[0].classes, teachers)
         trainer = _build_trainer(settings, folder, images, team)
         if source is not None:
             _take_over(trainer, source)
@@ -184,6 +195,8 @@ def _build_trainer(
         talk(f"{team.count} processes, each with its share of every {settings.train.batch} {settings.data.words.items}")
     if trainer.model.is_compiled(torch_dtype(precision.value)):
         talk("attention uses compiled kernels")
+    for teacher in settings.distill_from:
+        talk(f"learning from {teacher.checkpoint}, with a share of {settings.train.distill_share:g} of the loss")
     if settings.model.optional_class:
         talk(
             f"{settings.model.classes} classes, hidden for {settings.train.hide_class:.3g} of the training images: "
@@ -222,6 +235,7 @@ def _run(trainer: "Trainer", json: bool) -> None:
         result = {
             "run": path,
             "init_from": trainer.config.init_from,
+            "distill_from": trainer.config.distill_from,
             "attention": trainer.config.model.attention,
             "engine": "parallel",
             "precision": "bf16" if trainer.autocast else "fp32",

@@ -1,5 +1,6 @@
 """The model card, README.md in every checkpoint folder."""
 
+from linformer_cli.config import Origin
 from linformer_cli.summaries import CheckpointInfo
 from linformer_cli.units import WINDOWS, format_bits
 
@@ -21,11 +22,9 @@ def render_card(name: str, info: CheckpointInfo, parameters: int, mixing: str) -
         f"- Trained on {info.data.name}: {training.images_seen:,} {words.items} in {training.step:,} steps, "
         f"{training.elapsed_seconds:,.0f} seconds.",
     ]
-    if (start := training.init_from) is not None:
-        lines.append(
-            f"- Initialised from {start.checkpoint} ({start.attention} attention, {start.step:,} steps, sha256 "
-            f"{start.weights_sha256})."
-        )
+    if training.init_from is not None:
+        lines.append(f"- Initialised from {_describe(training.init_from)}.")
+    lines += [f"- Distilled from {_describe(teacher)}." for teacher in training.distill_from]
     if training.validation_bits_per_dim is not None:
         lines.append(
             f"- Validation: {format_bits(training.validation_bits_per_dim, training.validation_standard_error)} "
@@ -33,3 +32,7 @@ def render_card(name: str, info: CheckpointInfo, parameters: int, mixing: str) -
             f"{words.item}{', given the class' if model.required_classes else ''}."
         )
     return "\n".join([*lines, f"- Written by lintx {info.lintx_version}.", ""])
+
+
+def _describe(origin: Origin) -> str:
+    return f"{origin.checkpoint} ({origin.attention} attention, {origin.step:,} steps, sha256 {origin.weights_sha256})"

@@ -20,6 +20,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.device import synchronize
 from linformer_cli.system.distributed import ALONE, Team, keep_own
 
+from .distillation import Teachers
 from .optimizer import build_average, build_optimizer, load_optimizer_tensors, strip_prefix
 from .progress import Progress
 from .saving import AVERAGED, IN_TRAINING, restore_random_state
@@ -33,11 +34,12 @@ def build_model(config: RunConfig) -> PixelModel:
 
 
 class Learner:
-    """A model in training on `device`, in `precision` (`fp32` or `bf16`), with the images it is trained on.
+    """A model in training on `device`, in `precision` (`fp32` or `bf16`), with the images and models it learns from.
 
     Each process of a `team` trains on its share of every batch. After a step, all processes have the same weights.
     Raises `UsageError` for a batch with fewer images than processes, and for images that do not have the model's size.
-    Raises `DataError` if the model needs classes and the images have no labels.
+    Raises `DataError` if the model needs classes and the images have no labels, and `CheckpointError` if a model to
+    learn from is missing or has changed.
     """
 
     def __init__(self, config: RunConfig, images: ImageSet, device: str, precision: str, team: Team = ALONE) -> None:
@@ -47,6 +49,7 @@ class Learner:
         self.labels = images.require_labels(config.model.classes) if config.model.classes else None
         self.autocast = precision == "bf16"
         self.batches = Batches(len(images), config.train.seed)
+        self.teachers = Teachers.load(config, device) if config.distill_from else None
         self._timed_steps = 0
         self._use_model(build_model(config).to(device))
 
@@ -82,9 +85,9 @@ class Learner:
 
     @property
     def likelihood(self) -> Module:
-        """The model as a module that returns nats. Its backward pass averages the gradients of all processes."""
+        """The model as a module that returns the loss and nats. Backward averages the gradients of all processes."""
         if self._likelihood is None:
-            self._likelihood = share_model(self.team, self.model)
+            self._likelihood = share_model(self.team, self.model, self.config.train.distill_share)
         return self._likelihood
 
     def train_step(self, progress: Progress, rate: float) -> tuple[float, float]:
@@ -105,9 +108,9 @@ class Learner:
         for part in range(settings.accumulation):
             start = progress.images_seen + part * settings.batch + self.own_batch.start
             with keep_own(self.likelihood) if part + 1 < settings.accumulation else contextlib.nullcontext():
-                nats = self.mean_nats(start) / settings.accumulation
-                (nats * (share * self.team.count)).backward()
-            total += float(nats.detach()) * share
+                loss, nats = self.measure_loss(start)
+                (loss * (share * self.team.count / settings.accumulation)).backward()
+            total += float(nats.detach()) * share / settings.accumulation
         total = self.team.total(total)
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf))
         if not (math.isfinite(total) and math.isfinite(norm)):
@@ -120,8 +123,8 @@ class Learner:
             self.average.update_parameters(self.model)
         return total, norm
 
-    def mean_nats(self, start: int) -> Tensor:
-        """Return mean nats per value over this process's share of a batch, from place `start` of the stream on."""
+    def measure_loss(self, start: int) -> tuple[Tensor, Tensor]:
+        """Return the mean loss and nats per value of this process's share of a batch, from `start` of the stream on."""
         settings = self.config.train
         size = len(self.own_batch)
         indices = self.batches.batch(start, size)
@@ -137,8 +140,9 @@ class Learner:
             labels = np.where(hidden, self.config.model.default_label, labels)
         given = None if labels is None else torch.from_numpy(labels).to(self.device)
         with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=self.autocast):
-            mean: Tensor = self.likelihood(values, given).mean()
-            return mean
+            predicted = None if self.teachers is None else self.teachers.predict(values, given)
+            loss, nats = self.likelihood(values, given, predicted)
+            return loss.mean(), nats.mean()
 
     def describe_batch(self, progress: Progress) -> str:
         """Describe the batch of the next step by its number, its epoch and its first images, so a user can find it."""

@@ -41,6 +41,7 @@ def describe_run(config: RunConfig, progress: Progress, train: ImageSet, validat
             validation_images=min(config.train.evaluate_images, len(validation)) if measured else None,
             preset=config.preset,
             init_from=config.init_from,
+            distill_from=config.distill_from,
             settings=config.train,
         ),
     )

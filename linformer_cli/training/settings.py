@@ -1,25 +1,25 @@
 """Merge settings into one configuration. Priority: command line, file, preset, default."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from linformer_cli.checkpoint import Checkpoint, read_checkpoint
+from linformer_cli.checkpoint import Checkpoint, read_checkpoint, reopen_checkpoint
 from linformer_cli.config import (
     DEFAULT_EPOCHS,
     LENGTHS,
     DataConfig,
     ImageShape,
-    InitFrom,
     ModelConfig,
     NetworkConfig,
+    Origin,
     RunConfig,
     TrainConfig,
 )
 from linformer_cli.data.images import fit_size
 from linformer_cli.documents import parse_config, read_toml
-from linformer_cli.errors import CheckpointError, UsageError, shorten, unknown_name
+from linformer_cli.errors import UsageError, shorten, unknown_name
 from linformer_cli.model.mixers import check_parts, parse_options
 from linformer_cli.presets import (
     DEFAULT_PRESET,
@@ -32,7 +32,7 @@ from linformer_cli.presets import (
 from linformer_cli.units import WINDOWS
 
 _TABLES = ("model", "data", "train")
-_INIT_FROM = "init_from"
+_INIT_FROM, _DISTILL_FROM = "init_from", "distill_from"
 # The keys of a model's configuration that data and training determine.
 _DERIVED = {"image", "classes", "optional_class"}
 # A resumed run may change these settings, its length and its data folder.
@@ -77,11 +77,11 @@ class Settings:
         self._parse_network()
         parse_config(TrainConfig, self.train, "train")
 
-    def build(self, image: ImageShape, classes: int = 0) -> RunConfig:
+    def build(self, image: ImageShape, classes: int = 0, teachers: Sequence[Checkpoint] = ()) -> RunConfig:
         """Return the whole configuration for images of this shape, with attention options filled in and checked.
 
         With `[data] labels`, the model gets `classes` classes, which are optional if training hides some. Raises
-        `UsageError` if `classes` is then 0.
+        `UsageError` if `classes` is then 0, and for `teachers` that the model cannot learn from.
         """
         if self.source is not None and image != self.source.info.model.image:
             size = "--length" if self.data_config.words is WINDOWS else "--image-size"
@@ -97,9 +97,12 @@ class Settings:
         hides = parse_config(TrainConfig, self.train, "train").hide_class > 0
         known = {"image": image.model_dump(), "classes": classes, "optional_class": classes > 0 and hides}
         model = parse_config(ModelConfig, {**self._parse_network(), **known}, "model")
+        for teacher in teachers:
+            _check_teacher(teacher, model)
         tables = {"model": model.model_dump(), "data": self.data, "train": self.train}
-        start = None if self.source is None else describe_source(self.source).model_dump()
-        return parse_config(RunConfig, {"preset": self.preset, "init_from": start, **tables}, "run")
+        start = None if self.source is None else self.source.origin.model_dump()
+        origins = {_INIT_FROM: start, _DISTILL_FROM: [teacher.origin.model_dump() for teacher in teachers]}
+        return parse_config(RunConfig, {"preset": self.preset, **origins, **tables}, "run")
 
     def _parse_network(self) -> dict[str, Any]:
         """Return the network as plain values, with every option of its attention."""
@@ -107,17 +110,6 @@ class Settings:
         options = parse_options(network.attention, network.attention_options)
         check_parts(network, options)
         return {**network.model_dump(), "attention_options": options.model_dump(exclude_none=True)}
-
-
-def describe_source(source: Checkpoint) -> InitFrom:
-    """Return the record of the checkpoint that a run starts from."""
-    info = source.info
-    return InitFrom(
-        checkpoint=source.name,
-        weights_sha256=info.weights_sha256,
-        attention=info.model.attention,
-        step=info.training.step,
-    )
 
 
 def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
@@ -130,14 +122,30 @@ def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
     table = None if file is None else read_tables(file).get(_INIT_FROM)
     if table is None:
         return None
-    wanted = parse_config(InitFrom, table, _INIT_FROM)
-    source = read_checkpoint(wanted.checkpoint)
-    if source.digest != wanted.weights_sha256:
-        raise CheckpointError(
-            f"'{source.path}' no longer has the weights that '{file}' started from; choose a checkpoint with "
-            f"--init-from, or remove [{_INIT_FROM}] from the file"
-        )
-    return source
+    return reopen_checkpoint(parse_config(Origin, table, _INIT_FROM))
+
+
+def find_teachers(names: Sequence[str], file: Path | None) -> list[Checkpoint]:
+    """Return the checkpoints to learn from: `names`, or else those in `file` if `file` is a run's config.toml.
+
+    Raises `CheckpointError` if the weights of one differ from those that `file` names.
+    """
+    if names or file is None:
+        return [read_checkpoint(name) for name in names]
+    tables = read_tables(file).get(_DISTILL_FROM, [])
+    return [reopen_checkpoint(parse_config(Origin, table, _DISTILL_FROM)) for table in tables]
+
+
+def _check_teacher(teacher: Checkpoint, config: ModelConfig) -> None:
+    """Raise `UsageError` if a model with this `config` cannot learn from `teacher`."""
+    model, start = teacher.info.model, f"--distill-from: '{teacher.path}'"
+    if model.image != config.image:
+        shapes = f"{_describe_shape(model.image)}, but the run's images are {_describe_shape(config.image)}"
+        raise UsageError(f"{start} predicts images of {shapes}")
+    if model.classes and config.classes not in (0, model.classes):
+        raise UsageError(f"{start} has {model.classes} classes, but the run has {config.classes}")
+    if model.required_classes and not config.required_classes:
+        raise UsageError(f"{start} needs the class of every image, but the run has images without a class")
 
 
 def merge_settings(
@@ -225,11 +233,14 @@ def read_tables(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UsageError(f"'{file}' is not a readable TOML file: {error}") from None
     for key in document:
-        if key not in ("preset", _INIT_FROM, *_TABLES):
-            raise unknown_name(f"key in {file}", key, ("preset", _INIT_FROM, *_TABLES))
+        if key not in ("preset", _INIT_FROM, _DISTILL_FROM, *_TABLES):
+            raise unknown_name(f"key in {file}", key, ("preset", _INIT_FROM, _DISTILL_FROM, *_TABLES))
     for table in (_INIT_FROM, *_TABLES):
         if not isinstance(document.get(table, {}), dict):
             raise UsageError(f"'{file}': [{table}] must be a table")
+    teachers = document.get(_DISTILL_FROM, [])
+    if not isinstance(teachers, list) or not all(isinstance(teacher, dict) for teacher in teachers):
+        raise UsageError(f"'{file}': [[{_DISTILL_FROM}]] must be tables")
     if not isinstance(document.get("preset", ""), str):
         raise UsageError(f"'{file}': preset must be a name")
     return document

@@ -20,20 +20,30 @@ def share_batch(team: Team, batch: int) -> range:
 
 
 class Likelihood(nn.Module):
-    """The likelihood of a model as a module's forward pass, which `Team.parallel` needs."""
+    """The likelihood of a model and its training loss as a module's forward pass, which `Team.parallel` needs.
 
-    def __init__(self, model: PixelModel) -> None:
+    The loss is the likelihood, in nats. With a model's predictions to learn from, it is a weighted mean of the
+    likelihood and of the cross-entropy with these predictions, whose weight is `share`.
+    """
+
+    def __init__(self, model: PixelModel, share: float) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.share = model, share
 
-    def forward(self, values: Tensor, labels: Tensor | None) -> Tensor:
-        """Return nats [B, T], as `PixelModel.nats` does."""
-        return self.model.nats(values, labels)
+    def forward(self, values: Tensor, labels: Tensor | None, predicted: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the loss and nats [B, T], as in `PixelModel.nats`, given probabilities [B, T, levels] to learn."""
+        if predicted is None:
+            nats = self.model.nats(values, labels)
+            return nats, nats
+        parameters, _ = self.model.attend(self.model.shift_values(values, labels))
+        logs = self.model.head.log_probabilities(parameters)
+        nats = -logs.gather(-1, values.unsqueeze(-1)).squeeze(-1)
+        return self.share * -(predicted * logs).sum(dim=-1) + (1 - self.share) * nats, nats
 
 
-def share_model(team: Team, model: PixelModel) -> nn.Module:
-    """Return the likelihood of `model` as a module. Its backward pass averages the gradients of all processes."""
-    likelihood = Likelihood(model)
+def share_model(team: Team, model: PixelModel, distill_share: float) -> nn.Module:
+    """Return the `Likelihood` of `model`. Its backward pass averages the gradients of all processes."""
+    likelihood = Likelihood(model, distill_share)
     return likelihood if team.count == 1 else team.parallel(likelihood, has_idle_parameters(model))
 
 

@@ -101,14 +101,14 @@ def test_a_grid_shows_the_samples_of_the_seed(configure, tmp_path) -> None:
 def test_logged_rows_are_means_over_the_interval(configure, tmp_path, monkeypatch) -> None:
     trainer = begin(configure(sample_every=0, accumulation=2), tmp_path / "run")
     losses: list[float] = []
-    mean_nats = trainer.mean_nats
+    measure_loss = trainer.measure_loss
 
-    def recorded(start: int) -> torch.Tensor:
-        nats = mean_nats(start)
+    def recorded(start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, nats = measure_loss(start)
         losses.append(float(nats.detach()))
-        return nats
+        return loss, nats
 
-    monkeypatch.setattr(trainer, "mean_nats", recorded)
+    monkeypatch.setattr(trainer, "measure_loss", recorded)
     watcher = train(trainer)
     assert len(losses) == 2 * STEPS
     for number, row in enumerate(watcher.rows):

@@ -42,15 +42,15 @@ def test_the_error_for_a_nan_loss_names_the_step_and_keeps_the_last_checkpoint(
 
 def test_a_nan_gradient_is_noticed_before_the_weights_change(configure, tmp_path, monkeypatch) -> None:
     trainer = begin(configure(), tmp_path / "run")
-    mean_nats = trainer.mean_nats
+    measure_loss = trainer.measure_loss
 
-    def broken(start: int) -> torch.Tensor:
-        nats = mean_nats(start)
+    def broken(start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, nats = measure_loss(start)
         if trainer.progress.step == 2:
-            nats.register_hook(lambda gradient: gradient * math.inf)
-        return nats
+            loss.register_hook(lambda gradient: gradient * math.inf)
+        return loss, nats
 
-    monkeypatch.setattr(trainer, "mean_nats", broken)
+    monkeypatch.setattr(trainer, "measure_loss", broken)
     with pytest.raises(TrainingError, match="step 2"):
         train(trainer)
     assert all(bool(torch.isfinite(parameter).all()) for parameter in trainer.model.parameters())

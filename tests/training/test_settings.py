@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from linformer_cli.checkpoint import read_checkpoint, save_checkpoint
-from linformer_cli.config import DEFAULT_EPOCHS, ImageShape, InitFrom, RunConfig, TrainConfig
+from linformer_cli.config import DEFAULT_EPOCHS, ImageShape, Origin, RunConfig, TrainConfig
 from linformer_cli.errors import CheckpointError, UsageError
 from linformer_cli.presets import DEFAULT_PRESET, PRESETS
 from linformer_cli.training.run_folder import RunFolder
@@ -272,7 +272,7 @@ def test_network_and_data_default_to_the_source(source) -> None:
     )
     assert config.model.attention_options["chunk"] == 16
     assert (config.data.name, config.data.image_size) == ("glyphs", 8)
-    assert config.init_from == InitFrom(
+    assert config.init_from == Origin(
         checkpoint=str(source.path), weights_sha256=source.digest, attention="linear", step=3
     )
     assert merge_settings(Given()).build(IMAGE).init_from is None

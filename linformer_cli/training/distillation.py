@@ -1,0 +1,47 @@
+"""Distillation: learning from the predictions of trained models (Hinton 2015, arXiv 1503.02531)."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from linformer_cli.checkpoint import load_weights, reopen_checkpoint
+from linformer_cli.config import RunConfig
+from linformer_cli.model.pixel_model import PixelModel
+
+
+class Teachers:
+    """Trained models in evaluation mode. They have the images of the model that learns, and its classes or none."""
+
+    def __init__(self, models: Sequence[PixelModel]) -> None:
+        self.models = models
+
+    @classmethod
+    def load(cls, config: RunConfig, device: str) -> Self:
+        """Load the models that a run learns from. Raises `CheckpointError` if one is missing or has other weights."""
+        return cls([load_weights(reopen_checkpoint(origin), device) for origin in config.distill_from])
+
+    @torch.no_grad()
+    def predict(self, values: Tensor, labels: Tensor | None) -> Tensor:
+        """Probabilities [B, T, levels] of the next value, for values int64 [B, T] and labels int64 [B].
+
+        They are proportional to the geometric mean of the models' probabilities. A model without classes cannot tell
+        how a class changes an image. The others tell: a class changes its log probabilities as it changes theirs, on
+        average over those in which the class is optional.
+        """
+        logs = [_log_probabilities(model, values, labels if model.config.classes else None) for model in self.models]
+        mean = torch.stack(logs).mean(dim=0)
+        unaware = sum(model.config.classes == 0 for model in self.models)
+        aware = [(model, log) for model, log in zip(self.models, logs, strict=True) if model.config.optional_class]
+        if labels is not None and unaware and aware:
+            given = labels < aware[0][0].config.classes
+            changes = [log[given] - _log_probabilities(model, values[given], None) for model, log in aware]
+            mean[given] += torch.stack(changes).mean(dim=0) * (unaware / len(self.models))
+        return mean.softmax(dim=-1)
+
+
+def _log_probabilities(model: PixelModel, values: Tensor, labels: Tensor | None) -> Tensor:
+    """Log probabilities [B, T, levels] of every value, for values int64 [B, T]."""
+    parameters, _ = model.attend(model.shift_values(values, labels))
+    return model.head.log_probabilities(parameters)
