@@ -95,7 +95,7 @@ def quality(
 
     check_guidance(session.model, guidance, session.model.config.classes > 0)
     info, model = session.checkpoint.info, session.model
-    filters = Filters(temperature, top_k, top_p)
+    filters = Filters(temperature, top_k, top_p, guidance)
     name = data or info.data.name
     train, test = (load_images_to_fit(name, split, data_dir, model.config.image) for split in ("train", "test"))
     classes, own = max(train.classes, test.classes), model.config.classes
@@ -113,13 +113,13 @@ def quality(
                 bar.show(update)
 
             judge = load_judge(train.images[:], labels, classes, RECIPE, on_update)
-        sampler = Sampler(model, seed, filters, session.engine, session.products, guidance)
+        sampler = Sampler(model, seed, filters, session.engine, session.products)
         samples = _draw(sampler, count, batch, asked, stop)
         talk("comparing the samples with the test and training images")
         bits = info.training.validation_bits_per_dim if name == info.data.name else None
         report = measure_quality(judge, samples, asked, train, test, bits, stop.raise_if_set)
     if json:
-        drawn = {"count": count, "seed": seed, "batch": batch, "guidance": guidance, **vars(filters)}
+        drawn = {"count": count, "seed": seed, "batch": batch, **vars(filters)}
         print_json({**session.record, "data": name, **drawn, "image": image, **vars(report)})
     else:
         _print(report, style)

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,10 +115,10 @@ def complete(
         raise UsageError(f"'{path}' draws bytes, not images; to continue a text: lintx sample {path} --prompt TEXT")
     known = parse_keep(keep, session.model.config.image)
     label = session.choose_class(class_name, "images")
-    weight = session.choose_guidance(guidance, label is not None)
-    drawing = {"seed": seed, "batch": count, "guidance": weight, **vars(filters)}
+    filters = replace(filters, guidance=session.choose_guidance(guidance, label is not None))
+    drawing = {"seed": seed, "batch": count, **vars(filters)}
     settings = {**session.record, **drawing, "keep": keep, "invert": invert, "class": label}
-    sampler = Sampler(session.model, seed, filters, session.engine, session.products, weight)
+    sampler = Sampler(session.model, seed, filters, session.engine, session.products)
     training_frame = session.checkpoint.info.data.frame if frame == "auto" and fit is None and not invert else None
     load = partial(
         load_picture, shape=session.model.config.image, fit=fit or "crop", invert=invert, frame=training_frame

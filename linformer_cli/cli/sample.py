@@ -1,6 +1,7 @@
 """`lintx sample`: draw images from a model."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -131,8 +132,8 @@ def sample(
 
         filters = Filters(temperature, top_k, top_p)
         session = open_session(checkpoint, device, precision, engine, team)
-        weight = session.choose_guidance(guidance, class_name is not None)
-        sampler = Sampler(session.model, seed, filters, session.engine, session.products, weight)
+        filters = replace(filters, guidance=session.choose_guidance(guidance, class_name is not None))
+        sampler = Sampler(session.model, seed, filters, session.engine, session.products)
         if session.checkpoint.info.data.words is WINDOWS:
             of_images = {"-o": out, "--class": class_name, "--files": files, "--columns": columns, "--scale": scale}
             refuse_options({**of_images, "--gif": gif, "--guidance": guidance})
@@ -156,7 +157,7 @@ def sample(
         if session.model.config.classes and not numbers.chosen:
             drawn_as = f"classes 0 to {numbers.turns - 1} in turn" if numbers.turns else "images without a class"
             talk(f"{drawn_as}; select with --class")
-        asked = {"seed": seed, "batch": batch, "guidance": weight, **vars(filters), "class": class_name}
+        asked = {"seed": seed, "batch": batch, **vars(filters), "class": class_name}
         settings = {**session.record, **asked}
 
         def describe(index: int) -> dict[str, object]:

@@ -19,7 +19,7 @@ SOURCE, HEADERS = FOLDER / "wasm.cpp", FOLDER.parent / "native"
 INCLUDED = ("runner.cpp", "engine.cpp", "runtime.cpp")
 # The functions of runner.h that the page calls, without "lintx_".
 FUNCTIONS = (
-    *("open", "close", "error", "describe", "filter", "start", "continue", "draw_next", "give_next"),
+    *("open", "close", "error", "describe", "filter", "guide", "start", "continue", "draw_next", "give_next"),
     *("probabilities", "values", "pixels", "state"),
 )
 OPTIONS = (

@@ -16,7 +16,7 @@ const LARGEST_SCRATCH = 1 << 16; // bytes for the arguments and results of a cal
 export class Runner {
   constructor(engine, file, batch = 1) {
     this.engine = engine;
-    this.batch = batch;
+    this.batch = this.images = batch;
     const place = engine.malloc(file.length);
     if (!place) throw new Error("There is not enough memory for this model.");
     new Uint8Array(engine.memory.buffer, place, file.length).set(file);
@@ -35,6 +35,13 @@ export class Runner {
   /** Divides the logarithms of all probabilities by a temperature before values are drawn; 1 changes nothing. */
   setTemperature(temperature) {
     this.#check(this.engine.lintx_filter(this.runner, temperature, 0n, 0));
+  }
+
+  /** Lets the images that begin from now on follow their class more closely; 1 changes nothing. With guidance, the batch
+   * is twice the number of images: its second half draws the same images without their class. */
+  setGuidance(weight) {
+    this.#check(this.engine.lintx_guide(this.runner, weight));
+    this.images = weight === 1 ? this.batch : this.batch / 2;
   }
 
   /** Begins images number `first`, first + 1 and so on, all of class `label`. Without it, images have no class if the
@@ -83,9 +90,9 @@ export class Runner {
     return Uint8Array.from(found);
   }
 
-  /** All images, one after the other. */
+  /** All different images, one after the other. */
   allPixels() {
-    return Array.from({ length: this.batch }, (_, image) => this.pixels(image));
+    return Array.from({ length: this.images }, (_, image) => this.pixels(image));
   }
 
   /** State number `number` of a layer as bytes, or null if there is no such state. */

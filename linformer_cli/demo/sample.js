@@ -19,9 +19,9 @@ export function setUpSample(engine, shape, model) {
     const label = find("class").value === "" ? null : Number(find("class").value);
     const options = [`-n ${COUNT} --seed ${seed.value}`, "--precision int8"];
     if (label !== null) options.push(`--class ${label}`);
-    if (label !== null && model.optional_class) options.push("--guidance 1");
     if (Number(temperature.value) !== 1) options.push(`--temperature ${temperature.value}`);
-    const job = { job: "sample", seed: seed.value, count: COUNT, label, temperature: Number(temperature.value) };
+    const guidance = label !== null && model.optional_class ? model.guidance : 1;
+    const job = { job: "sample", seed: seed.value, count: COUNT, label, guidance, temperature: Number(temperature.value) };
     engine.run(job, ({ images, done, rate }) => {
       images.forEach((image, n) => paintImage(canvases[n], shape, image));
       shown = images;

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linformer_cli import __version__
+from linformer_cli.config import CLASS_GUIDANCE
 from linformer_cli.system.seeding import seeded
 from linformer_cli.units import WINDOWS
 
@@ -48,6 +49,7 @@ class Description:
     text: bool  # the model draws bytes, and the page shows only its state
     weights_sha256: str
     optional_class: bool
+    guidance: float  # of images with a class, if the class is optional
     frame: dict[str, object] | None  # see `summaries.Frame`
     states: tuple[str, ...]
     rival: str | None  # the attention of the second program
@@ -78,6 +80,7 @@ def build_site(checkpoint: "Checkpoint") -> dict[str, File]:
         text=info.data.words is WINDOWS,
         weights_sha256=checkpoint.digest,
         optional_class=network.optional_class,
+        guidance=CLASS_GUIDANCE,
         frame=info.data.frame.model_dump() if info.data.frame else None,
         states=("s", "z") if network.attention == "linear" else (),
         rival=models[1].name if len(models) > 1 else None,

@@ -27,8 +27,9 @@ const JOBS = {
   },
 
   // Draws images number 0, 1 and so on.
-  *sample({ seed, count, label, temperature }) {
-    const runner = runnerFor("sample", count);
+  *sample({ seed, count, label, guidance, temperature }) {
+    const runner = runnerFor("sample", guidance === 1 ? count : 2 * count);
+    runner.setGuidance(guidance);
     runner.setTemperature(temperature);
     runner.start(seed, 0, label);
     yield* drawAll(runner, { began: performance.now(), from: 0 });
@@ -91,7 +92,7 @@ function* drawAll(runner, { began, from }) {
     runner.draw();
     const now = performance.now();
     const done = runner.known === runner.values;
-    const drawn = (runner.batch * (runner.known - from)) / runner.values;
+    const drawn = (runner.images * (runner.known - from)) / runner.values;
     if (done || now - shown > 30) {
       shown = now;
       yield { images: runner.allPixels(), known: runner.known, done, rate: (1000 * drawn) / (now - began) };

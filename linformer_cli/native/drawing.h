@@ -10,7 +10,7 @@
 
 namespace {  // local to the library that includes it: the compiler may inline all of it
 
-// A single image drawn with look-ahead.
+// A single image drawn with look-ahead. With guidance, it is two images of the program: with its class, and without.
 struct Drawing {
     Head head;
     int64_t ring, reach, output;  // the buffer of recent values, its length, and the buffer of the head's parameters
@@ -52,11 +52,18 @@ inline double find_log_mass(const Head& head, const float* parameters, int64_t v
     return most + logarithm(sum);
 }
 
-// The probabilities [levels] of all values at a temperature, divided by the largest one.
-inline void find_shares(const Head& head, const float* parameters, double temperature, double* shares) {
+// The logarithms of the probabilities [levels] of all values, up to a constant.
+inline void find_logs(const Head& head, const float* parameters, double* logs) {
     for (int64_t value = 0; value < head.levels; value++)
-        shares[value] = head.mixtures ? find_log_mass(head, parameters, value) : parameters[value];
-    exponentiate(head.levels, shares, temperature);
+        logs[value] = head.mixtures ? find_log_mass(head, parameters, value) : parameters[value];
+}
+
+// Moves the logarithms [levels] for an image with its class away from those of the image without a class, whose
+// parameters are `free`.
+inline void guide(const Head& head, const float* free, double* logs) {
+    double others[MOST_LEVELS];
+    find_logs(head, free, others);
+    for (int64_t n = 0; n < head.levels; n++) logs[n] = others[n] + head.guidance * (logs[n] - others[n]);
 }
 
 // Sets the shares [levels] of the values that top-k and top-p drop to 0. Of equal shares, those of smaller values stay.
@@ -80,19 +87,23 @@ inline void drop_shares(const Head& head, double* shares) {
     }
 }
 
-inline int64_t draw_filtered(const Head& head, const float* parameters, double uniform) {
+// Draws a value after the filters. With guidance, `free` are the parameters without the class.
+inline int64_t draw_filtered(const Head& head, const float* parameters, const float* free, double uniform) {
     double shares[MOST_LEVELS];
-    find_shares(head, parameters, head.temperature, shares);
+    find_logs(head, parameters, shares);
+    if (head.is_guided()) guide(head, free, shares);
+    exponentiate(head.levels, shares, head.temperature);
     if (head.top_k || head.top_p > 0) drop_shares(head, shares);
     return find_share(head.levels, shares, uniform, nullptr);
 }
 
-// Draws values [rows] from parameters [rows, stride], with uniforms [rows] in [0, 1).
+// Draws values [rows] from parameters [rows, stride], with uniforms [rows] in [0, 1). With guidance, another `rows` rows
+// of parameters follow, for the same images without their classes.
 inline void draw(const Head& head, int64_t rows, const float* parameters, int64_t stride, const double* uniforms,
                  int64_t* values) {
     for (int64_t row = 0; row < rows; row++) {
         const float* own = parameters + row * stride;
-        values[row] = head.is_filtered() ? draw_filtered(head, own, uniforms[row])
+        values[row] = head.is_filtered() ? draw_filtered(head, own, own + rows * stride, uniforms[row])
                       : head.mixtures    ? draw_mixture(head, own, uniforms[row])
                                          : invert(head.levels, own, uniforms[row], nullptr);
     }

@@ -51,19 +51,27 @@ void look_ahead(const Program& program, Drawing& drawing) {
     // guess, which are better guesses.
     for (int64_t& index = drawing.guessed; index < known + rows - 1; index++)
         drawing.values[index] = drawing.values[index - (index < drawing.row ? 1 : drawing.row)];
-    const Pass pass{program, start, 0, rows, TRY, true};
-    int16_t* ring = pass.at<int16_t>(drawing.ring, 0);
-    for (int64_t r = 0; r < rows; r++) ring[(start + r - 1) % drawing.reach] = static_cast<int16_t>(next[r - 1]);
-    run(pass);
+    const int64_t images = drawing.head.is_guided() ? 2 : 1;
+    const auto pass = [&](int64_t image, int64_t count, Mode mode) {
+        return Pass{program, start, image * program.window, count, mode, true, image};
+    };
+    for (int64_t image = 0; image < images; image++) {
+        const Pass attempt = pass(image, rows, TRY);
+        int16_t* ring = attempt.at<int16_t>(drawing.ring, 0);
+        for (int64_t r = 0; r < rows; r++) ring[(start + r - 1) % drawing.reach] = static_cast<int16_t>(next[r - 1]);
+        run(attempt);
+    }
+    const Pass found = pass(0, rows, TRY);
+    const int64_t stride = program.window * found.stride<float>(drawing.output);  // from one image to the other
     int64_t right = 0;
     bool sure = true;
     for (int64_t r = 0; r < rows; r++) {
         const int64_t guess = next[r];  // undefined and unused in the last row
-        draw(drawing.head, 1, pass.at<float>(drawing.output, r), 0, drawing.uniforms + known + r, next + r);
+        draw(drawing.head, 1, found.at<float>(drawing.output, r), stride, drawing.uniforms + known + r, next + r);
         right += sure;
         sure = sure && next[r] == guess;
     }
-    run(Pass{program, start, 0, right, COMMIT, true});
+    for (int64_t image = 0; image < images; image++) run(pass(image, right, COMMIT));
     drawing.guessed = known + rows > drawing.guessed ? known + rows : drawing.guessed;
     drawing.known += right;
     drawing.passes++;
@@ -86,7 +94,7 @@ void lintx_sizes(int64_t* sizes) {
 
 void lintx_step(const Program* program, int64_t position) { step(*program, position); }
 
-// Draws a value for each row of parameters [rows, stride] with uniforms [rows] in [0, 1).
+// Draws values [rows]; drawing.h explains the arguments.
 void lintx_draw(const Head* head, int64_t rows, const float* parameters, int64_t stride, const double* uniforms,
                 int64_t* values) {
     draw(*head, rows, parameters, stride, uniforms, values);

@@ -14,11 +14,13 @@ constexpr int64_t MOST_LEVELS = LINTX_MOST_LEVELS;
 struct Head {
     int64_t levels, mixtures;  // mixtures == 0: one logit for each level
     double lowest, highest;    // bounds of a logistic's log scale
+    double guidance = 1;
     double temperature = 1;
     int64_t top_k = 0;  // 0: all values
     double top_p = 0;   // 0: all values
 
-    bool is_filtered() const { return temperature != 1 || top_k || top_p > 0; }
+    bool is_guided() const { return guidance != 1; }
+    bool is_filtered() const { return is_guided() || temperature != 1 || top_k || top_p > 0; }
     double bound(double log_scale) const {
         return log_scale < lowest ? lowest : log_scale > highest ? highest : log_scale;
     }

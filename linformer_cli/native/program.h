@@ -42,12 +42,14 @@ struct Program {
 // state. COMMIT repeats the first of these positions and changes the state.
 enum Mode { STEP, TRY, COMMIT };
 
-// The rows of one pass through a program: images `first` .. `first + rows - 1` in STEP, else positions of one image.
+// The rows of one pass through a program, which begin at row `first` of scratch memory: images in STEP, else positions
+// of the image `image`.
 struct Pass {
     const Program& program;
     int64_t position, first, rows;
     Mode mode;
     bool together;  // all threads work on these rows
+    int64_t image = 0;
 
     int64_t position_of(int64_t row) const { return mode == STEP ? position : position + row; }
 
@@ -55,8 +57,8 @@ struct Pass {
     template <class A>
     A* at(int64_t buffer, int64_t row) const {
         const Buffer& found = program.buffers[buffer];
-        const int64_t image = found.kind == SHARED ? 0 : found.kind == STATE && mode != STEP ? 0 : first + row;
-        return reinterpret_cast<A*>(found.data + image * found.stride);
+        const int64_t place = found.kind == SHARED ? 0 : found.kind == STATE && mode != STEP ? image : first + row;
+        return reinterpret_cast<A*>(found.data + place * found.stride);
     }
 
     // The number of elements of type `A` from one row of a buffer to the next.

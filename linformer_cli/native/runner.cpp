@@ -16,7 +16,7 @@
 
 namespace {
 
-constexpr int64_t LARGEST_BATCH = 1 << 20;
+constexpr int64_t LARGEST_BATCH = 1 << 20, LARGEST_GUIDANCE = 1000;
 // With at most this many images per thread, all threads share every operation; see native_memory.py.
 constexpr int64_t FEW = 2;
 
@@ -56,6 +56,8 @@ struct lintx_runner {
     bool predicted;        // the step for the next value is done
 
     int64_t batch() const { return program.batch; }
+    // The number of different images: with guidance, the second half of the batch repeats the first without classes.
+    int64_t images() const { return file.head.is_guided() ? batch() / 2 : batch(); }
     int64_t count() const { return file.values(); }
     int64_t* values_of(int64_t image) const { return reinterpret_cast<int64_t*>(values.get()) + image * count(); }
     double* numbers() const { return reinterpret_cast<double*>(uniforms.get()); }
@@ -77,7 +79,9 @@ int64_t fail(const Text& reason) {
 
 // Gives every buffer its memory. Returns whether there is enough.
 bool allocate_buffers(lintx_runner& runner) {
-    const int64_t rows = std::max(runner.batch(), runner.file.window), word = sizeof(double);
+    // Look-ahead has a window of rows for each of at most two images.
+    const int64_t window = std::min<int64_t>(runner.batch(), 2) * runner.file.window;
+    const int64_t rows = std::max(runner.batch(), window), word = sizeof(double);
     runner.values = allocate(runner.batch() * runner.count() * word);
     runner.uniforms = allocate(runner.count() * word);
     if (!runner.values || !runner.uniforms) return false;
@@ -93,9 +97,10 @@ bool allocate_buffers(lintx_runner& runner) {
     return true;
 }
 
-bool is_finite(lintx_runner& runner, int64_t image) {
+// Whether row number `row` of a pass has finite parameters.
+bool is_finite(lintx_runner& runner, int64_t row) {
     const int64_t count = runner.file.head.mixtures ? 3 * runner.file.head.mixtures : runner.file.levels;
-    const float* parameters = runner.parameters(image);
+    const float* parameters = runner.parameters(row);
     return std::all_of(parameters, parameters + count, [](float x) { return std::isfinite(x); });
 }
 
@@ -115,6 +120,15 @@ int64_t predict(lintx_runner& runner) {
     return 0;
 }
 
+// Gives the images that repeat others their values up to number `known`, and returns it.
+int64_t repeat(lintx_runner& runner, int64_t known) {
+    const int64_t images = runner.images();
+    for (int64_t image = images; image < runner.batch(); image++)
+        std::copy(runner.values_of(image - images) + runner.known, runner.values_of(image - images) + known,
+                  runner.values_of(image) + runner.known);
+    return runner.known = known;
+}
+
 int64_t draw_ahead(lintx_runner& runner) {
     Drawing& drawing = runner.drawing;
     drawing.known = runner.known;
@@ -122,9 +136,11 @@ int64_t draw_ahead(lintx_runner& runner) {
     for (int64_t n = 0; n < std::min(drawing.rows, runner.count() - runner.known); n++)
         runner.numbers()[runner.known + n] = draw_uniform(runner.seed, runner.first, runner.drawn + n);
     look_ahead(runner.program, drawing);
-    if (!is_finite(runner, 0)) return fail("the model's prediction is not a finite number");
+    for (int64_t image = 0; image < runner.batch(); image++)
+        if (!is_finite(runner, image * runner.program.window))
+            return fail("the model's prediction is not a finite number");
     runner.drawn += drawing.known - runner.known;
-    return runner.known = drawing.known;
+    return repeat(runner, drawing.known);
 }
 
 }  // namespace
@@ -183,10 +199,18 @@ int64_t lintx_filter(lintx_runner* runner, double temperature, int64_t top_k, do
     return 0;
 }
 
+int64_t lintx_guide(lintx_runner* runner, double weight) {
+    if (!(weight >= 0 && weight <= LARGEST_GUIDANCE)) return fail("a guidance is 0 to 1000");
+    if (weight != 1 && !runner->file.is_class_optional()) return fail("guidance needs a model with an optional class");
+    if (weight != 1 && runner->batch() % 2) return fail("with guidance, the batch is twice the number of images");
+    for (Head* head : {&runner->file.head, &runner->drawing.head}) head->guidance = weight;
+    return 0;
+}
+
 int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const int64_t* labels) {
     const FileProgram& file = runner->file;
     const bool optional = file.is_class_optional();
-    for (int64_t image = 0; labels && file.classes && image < runner->batch(); image++)
+    for (int64_t image = 0; labels && file.classes && image < runner->images(); image++)
         if (labels[image] < 0 || labels[image] >= file.classes + optional)
             return fail(Text("classes are 0 to ") << file.classes - 1);
     for (size_t n = 0; n < file.buffers.size(); n++) {
@@ -203,7 +227,9 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
     }
     for (int64_t image = 0; file.classes && image < runner->batch(); image++)
         *runner->memory<int64_t>(file.label, image) =
-            labels ? labels[image] : optional ? file.classes : static_cast<int64_t>((first + image) % file.classes);
+            labels && image < runner->images() ? labels[image]
+            : optional                         ? file.classes
+                                               : static_cast<int64_t>((first + image) % file.classes);
     runner->seed = seed;
     runner->first = first;
     runner->known = runner->drawn = 0;
@@ -216,15 +242,17 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
 
 int64_t lintx_continue(lintx_runner* runner, const lintx_runner* other) {
     const auto differ = [](const Buffer& a, const Buffer& b) { return a.kind != b.kind || a.stride != b.stride; };
+    if (runner->file.head.is_guided() != other->file.head.is_guided()) return fail("only one runner has guidance");
     bool same = runner->count() == other->count() && runner->buffers.size() == other->buffers.size();
     for (size_t n = 0; same && n < runner->buffers.size(); n++) same = !differ(runner->buffers[n], other->buffers[n]);
     if (!same) return fail("the runners have different programs");
     for (int64_t image = 0; image < runner->batch(); image++) {
+        const int64_t source = image < runner->images() ? 0 : other->images();
         for (size_t n = 0; n < runner->buffers.size(); n++)
             if (runner->buffers[n].kind == STATE)
-                std::memcpy(runner->memory<char>(n, image), other->memory<char>(n, 0), runner->buffers[n].stride);
-        std::memcpy(runner->parameters(image), other->parameters(0), runner->buffers[runner->file.output].stride);
-        std::copy_n(other->values_of(0), other->known, runner->values_of(image));
+                std::memcpy(runner->memory<char>(n, image), other->memory<char>(n, source), runner->buffers[n].stride);
+        std::memcpy(runner->parameters(image), other->parameters(source), runner->buffers[runner->file.output].stride);
+        std::copy_n(other->values_of(source), other->known, runner->values_of(image));
     }
     runner->known = other->known;
     runner->drawn = other->drawn;
@@ -233,16 +261,19 @@ int64_t lintx_continue(lintx_runner* runner, const lintx_runner* other) {
 }
 
 int64_t lintx_draw_next(lintx_runner* runner) {
-    const bool ahead = runner->batch() == 1 && runner->file.window > 1 && !runner->predicted;
+    const int64_t images = runner->images();
+    const bool ahead = images == 1 && runner->file.window > 1 && !runner->predicted;
     if (ahead && runner->known && runner->known < runner->count()) return draw_ahead(*runner);
     if (predict(*runner)) return -1;
-    for (int64_t image = 0; image < runner->batch(); image++) {
+    const int64_t stride = runner->parameters(images) - runner->parameters(0);  // to the parameters without a class
+    for (int64_t image = 0; image < images; image++) {
         const double uniform = draw_uniform(runner->seed, runner->first + image, runner->drawn);
-        draw(runner->file.head, 1, runner->parameters(image), 0, &uniform, runner->values_of(image) + runner->known);
+        int64_t* value = runner->values_of(image) + runner->known;
+        draw(runner->file.head, 1, runner->parameters(image), stride, &uniform, value);
     }
     runner->predicted = false;
     runner->drawn++;
-    return ++runner->known;
+    return repeat(*runner, runner->known + 1);
 }
 
 int64_t lintx_give_next(lintx_runner* runner, const int64_t* values) {
@@ -259,7 +290,8 @@ int64_t lintx_probabilities(lintx_runner* runner, int64_t image, double* probabi
     if (image < 0 || image >= runner->batch()) return fail("the batch has no such image");
     if (predict(*runner)) return -1;
     const Head& head = runner->file.head;
-    find_shares(head, runner->parameters(image), 1, probabilities);
+    find_logs(head, runner->parameters(image), probabilities);
+    exponentiate(head.levels, probabilities, 1);
     const double total = std::accumulate(probabilities, probabilities + head.levels, 0.0);
     std::for_each(probabilities, probabilities + head.levels, [&](double& share) { share /= total; });
     return 0;

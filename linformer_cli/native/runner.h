@@ -1,8 +1,7 @@
 /* Draws images with a program file that `lintx export` wrote, without Python. A C interface; runner.cpp implements it.
  *
  * A runner draws a batch of images value by value. The values of an image are in raster order, with the channels of a
- * pixel adjacent. With the same seed and filters, the images are those of `lintx sample --precision int8`, without
- * guidance.
+ * pixel adjacent. With the same seed, filters and guidance, the images are those of `lintx sample --precision int8`.
  * Functions that can fail return null or -1, and `lintx_error` says why. A runner may not be used by two threads at
  * the same time. docs/reference/formats.md explains how to compile it.
  */
@@ -39,6 +38,11 @@ void lintx_use_threads(lintx_runner* runner, int64_t threads);
  * `lintx sample` do. At first they are 1, 0 and 0, which change nothing. Returns 0. */
 int64_t lintx_filter(lintx_runner* runner, double temperature, int64_t top_k, double top_p);
 
+/* Sets the guidance of the images that begin from now on, as --guidance of `lintx sample` does; 1 turns it off. With
+ * guidance, the batch holds each image twice: the first half with their classes, the second half without. The second
+ * half repeats the values of the first. Returns 0. */
+int64_t lintx_guide(lintx_runner* runner, double weight);
+
 /* Begins images number first, first + 1 and so on. `labels` [batch] holds their classes. If the class is optional, the
  * label `classes` stands for no class, and this is the default. Otherwise, image n has class n modulo the number of
  * classes by default. Returns 0. */
@@ -55,8 +59,8 @@ int64_t lintx_draw_next(lintx_runner* runner);
 /* Does the same with given values [batch], to complete images whose first values are known. */
 int64_t lintx_give_next(lintx_runner* runner, const int64_t* values);
 
-/* Writes the probabilities [levels] of the next value of an image before filters, and returns 0. The next `lintx_draw_next` then draws
- * one value. */
+/* Writes the probabilities [levels] of the next value of an image before guidance and filters, and returns 0. The next
+ * `lintx_draw_next` then draws one value. */
 int64_t lintx_probabilities(lintx_runner* runner, int64_t image, double* probabilities);
 
 /* The values of an image. Only the known ones are defined. */

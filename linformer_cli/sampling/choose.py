@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from linformer_cli.config import LARGEST_GUIDANCE
 from linformer_cli.errors import UsageError
 from linformer_cli.model.heads import invert_cumulative
 
@@ -18,10 +19,12 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class Filters:
-    """Changes to a distribution before drawing, in this order: temperature, top-k, top-p.
+    """Changes to a distribution before drawing, in this order: guidance, temperature, top-k, top-p.
 
-    Log probabilities are divided by `temperature`. Then only the `top_k` likeliest values are kept. Of these, only the
-    smallest set of likeliest values whose total probability reaches `top_p` is kept. The result is renormalised.
+    `guidance` makes images follow their class more closely, as `guide` explains; an engine then has two rows for each
+    image. Log probabilities are divided by `temperature`. Then only the `top_k` likeliest values are kept. Of these,
+    only the smallest set of likeliest values whose total probability reaches `top_p` is kept. The result is
+    renormalised.
     Filters act on the probabilities of values, so they mean the same for every head. A mixture of logistics is first
     turned into a table of probabilities. The default changes nothing.
     """
@@ -29,8 +32,11 @@ class Filters:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    guidance: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.guidance <= LARGEST_GUIDANCE:
+            raise UsageError(f"--guidance must be from 0 to {LARGEST_GUIDANCE}, found {self.guidance}")
         if not 0 < self.temperature < float("inf"):
             raise UsageError(
                 f"--temperature must be above 0 and finite, found {self.temperature}; to draw only the likeliest "
@@ -44,6 +50,11 @@ class Filters:
     @property
     def active(self) -> bool:
         return self != Filters()
+
+    @property
+    def rows_per_image(self) -> int:
+        """The number of rows that an engine has for each image: with guidance, one with the class and one without."""
+        return 1 if self.guidance == 1 else 2
 
 
 class UniformStreams:
@@ -85,13 +96,26 @@ class UniformStreams:
         return numbers
 
 
+def guide(log_probabilities: Tensor, weight: float) -> Tensor:
+    """Guided log probabilities [B, levels], not normalised, from those of B images with and then without their class.
+
+    With p(x | c) and p(x), the result is proportional to p(x) (p(x | c) / p(x))^weight for every value x (Ho and
+    Salimans 2022, arXiv 2207.12598).
+    """
+    given, free = log_probabilities.chunk(2)
+    return free + weight * (given - free)
+
+
 def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Tensor:
     """Log probabilities [..., levels] after `filters`, renormalised; dropped values are -inf.
 
-    If values at the border of top-k or top-p are equally likely, the smaller ones are kept.
+    With guidance, the first dimension of `log_probabilities` is twice as long as that of the result; see `guide`. If
+    values at the border of top-k or top-p are equally likely, the smaller ones are kept.
     """
     if log_probabilities.device.type != "mps":  # MPS has no float64, so a tiny temperature or top-p becomes 0
         log_probabilities = log_probabilities.double()
+    if filters.guidance != 1:
+        log_probabilities = guide(log_probabilities, filters.guidance)
     # Subtract the maximum, so that the likeliest value stays at 0 at any temperature.
     likeliest = log_probabilities.max(dim=-1, keepdim=True).values
     filtered = ((log_probabilities - likeliest) / filters.temperature).log_softmax(dim=-1)
@@ -111,6 +135,6 @@ def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Ten
 def draw_filtered(log_probabilities: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
     """The next values int64 [B] after `filters`; uniforms [B] in [0, 1) on any device.
 
-    `log_probabilities` [B, levels] need not be normalised.
+    `log_probabilities` [B, levels] need not be normalised. With guidance, there are 2 B rows; see `guide`.
     """
     return invert_cumulative(filter_log_probabilities(log_probabilities, filters).exp(), uniforms)[0]

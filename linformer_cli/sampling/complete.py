@@ -12,6 +12,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.memory import work_in_batches
 
+from .choose import UniformStreams
 from .decode import Sampler
 from .guidance import check_guidance
 
@@ -77,7 +78,7 @@ def complete_values(
     Raises what `check_guidance` raises.
     """
     model, positions = sampler.model, sampler.model.config.image.positions
-    check_guidance(model, sampler.guidance, label is not None)
+    check_guidance(model, sampler.filters.guidance, label is not None)
     labels = None if label is None else torch.tensor([label])
     starts = sampler.start_tokens(1, labels).unsqueeze(1)
     tokens = torch.cat([starts, original[:known].to(model.device).expand(len(starts), -1)], dim=1)
@@ -88,7 +89,8 @@ def complete_values(
         copies = len(indices)
         with sampler.engines.start(copies * len(starts), state) as engine:
             first = parameters[:, -1].repeat_interleave(copies, dim=0)
-            rest = sampler.draw_values(engine, first, indices, positions - known).long()
+            streams = UniformStreams(sampler.seed, indices)
+            rest = engine.draw_values(first, streams, sampler.filters, positions - known).long()
         completed = torch.cat([original[:known].expand(copies, -1), rest], dim=1)
         return completed, _bits(model, completed, labels)
 

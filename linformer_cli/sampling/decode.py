@@ -16,8 +16,8 @@ from linformer_cli.system.memory import work_in_batches
 from linformer_cli.system.signals import Check, never_stop
 
 from .choose import Filters, UniformStreams
-from .engines import AUTO, Engine, EngineCache
-from .guidance import check_guidance, draw_guided
+from .engines import AUTO, EngineCache
+from .guidance import check_guidance
 
 
 class Labels(Protocol):
@@ -44,8 +44,8 @@ class Sampler:
     """Draws images from `model`. Batches of the same size share one engine.
 
     Up to rounding, image i depends only on (seed, i) and its class, and not on the batch size, the engine or the other
-    images. By default, there are no `filters`. `engine` is one of `ENGINES` or `auto`; `Engine` explains `products`.
-    `guidance` is the weight of `guide`. If it is not 1, which means no guidance, images need a class.
+    images. By default, there are no `filters`; with guidance, images need a class. `engine` is one of `ENGINES` or
+    `auto`; `Engine` explains `products`.
     """
 
     def __init__(
@@ -55,9 +55,8 @@ class Sampler:
         filters: Filters | None = None,
         engine: str = AUTO,
         products: torch.dtype | None = None,
-        guidance: float = 1.0,
     ) -> None:
-        self.model, self.seed, self.filters, self.guidance = model, seed, filters or Filters(), guidance
+        self.model, self.seed, self.filters = model, seed, filters or Filters()
         self.engines = EngineCache(engine, model, products=products)
 
     @torch.no_grad()
@@ -71,7 +70,7 @@ class Sampler:
         `Engine.draw_values` explains `before_step`. Raises `LintxError` if the model predicts NaN or infinity, and what
         `check_guidance` raises.
         """
-        check_guidance(self.model, self.guidance, labels is not None)
+        check_guidance(self.model, self.filters.guidance, labels is not None)
         began = time.perf_counter()
         batch, positions = len(indices), self.model.config.image.positions
         if labels is None:
@@ -80,7 +79,8 @@ class Sampler:
             chosen = torch.tensor([labels[index] for index in indices])
         tokens = self.start_tokens(batch, chosen)
         with self.engines.start(len(tokens)) as engine:
-            values = self.draw_values(engine, engine.step(tokens), indices, positions, before_step)
+            streams = UniformStreams(self.seed, indices)
+            values = engine.draw_values(engine.step(tokens), streams, self.filters, positions, before_step)
         # The start token counts as one pass.
         passes = 1 + engine.look_aheads if engine.look_aheads else positions
         return SampledBatch(indices, values, time.perf_counter() - began, engine.state_bytes, passes)
@@ -91,24 +91,7 @@ class Sampler:
         With guidance, another `count` rows follow, for the same images without a class.
         """
         tokens = self.model.start_tokens(count, labels)
-        return tokens if self.guidance == 1 else torch.cat([tokens, self.model.start_tokens(count)])
-
-    def draw_values(
-        self,
-        engine: Engine,
-        parameters: Tensor,
-        indices: Sequence[int],
-        count: int,
-        before_step: Check = never_stop,
-    ) -> Tensor:
-        """Return the next `count` values of the images `indices`, uint8 [B, count], the first from `parameters`.
-
-        The rows of `engine` and `parameters` are those of `start_tokens`. `Engine.draw_values` explains the rest.
-        """
-        drawing = parameters, UniformStreams(self.seed, indices), self.filters, count, before_step
-        if self.guidance == 1:
-            return engine.draw_values(*drawing)
-        return draw_guided(self.guidance, engine, *drawing)
+        return tokens if self.filters.guidance == 1 else torch.cat([tokens, self.model.start_tokens(count)])
 
     def iter_batches(
         self,

@@ -35,6 +35,13 @@ DRAW_COLD = """([name], open) => [1, 2].map((batch) => {
   while (runner.draw() < runner.values);
   return runner.allPixels().map((pixels) => Array.from(pixels));
 })"""
+DRAW_GUIDED = """([name], open) => [1, 2].map((images) => {
+  const runner = open(name, 2 * images);
+  runner.setGuidance(2.5);
+  runner.start(11, 0, 7);
+  while (runner.draw() < runner.values);
+  return runner.allPixels().map((pixels) => Array.from(pixels));
+})"""
 # Returns images that continue a prefix read once, the same images if each of them reads the prefix, the probabilities
 # of the next value, and the bytes of the state.
 CONTINUE = """([name], open) => {
@@ -105,6 +112,15 @@ def test_a_temperature_gives_the_images_of_the_sampler(run_node, build_tiny_mode
     expected = sample(model, 2, Filters(temperature=0.8))
     assert run_node(DRAW_COLD, [encode(model)]) == [expected[:1], expected]
     assert expected != sample(model, 2)
+
+
+@needs_node
+@needs_library
+def test_guidance_gives_the_images_of_the_sampler(run_node) -> None:
+    model = load_model("mnist-deep")
+    sampler = Sampler(model, SEED, Filters(guidance=2.5), engine=NATIVE, products=torch.int8)
+    expected = [image.reshape(-1).tolist() for image in sampler.sample_images(2, labels=[7, 7])]
+    assert run_node(DRAW_GUIDED, [encode(model)]) == [expected[:1], expected]
 
 
 @needs_node

@@ -3,6 +3,7 @@ found.
 """
 
 import ctypes
+import math
 import re
 import struct
 import subprocess
@@ -43,6 +44,7 @@ _SIGNATURES = {
     "lintx_error": (ctypes.c_char_p, []),
     "lintx_use_threads": (None, [_POINTER, _SIZE]),
     "lintx_filter": (_SIZE, [_POINTER, ctypes.c_double, _SIZE, ctypes.c_double]),
+    "lintx_guide": (_SIZE, [_POINTER, ctypes.c_double]),
     "lintx_start": (_SIZE, [_POINTER, ctypes.c_uint64, ctypes.c_uint64, _POINTER]),
     "lintx_continue": (_SIZE, [_POINTER, _POINTER]),
     "lintx_draw_next": (_SIZE, [_POINTER]),
@@ -76,6 +78,9 @@ class Runner:
 
     def filter(self, temperature: float, top_k: int = 0, top_p: float = 0) -> None:
         self.check(self.library.lintx_filter(self.handle, temperature, top_k, top_p))
+
+    def guide(self, weight: float) -> None:
+        self.check(self.library.lintx_guide(self.handle, weight))
 
     def start(self, seed: int = SEED, first: int = 0, labels: Sequence[int] | None = None) -> None:
         array = None if labels is None else (_SIZE * self.batch)(*labels)
@@ -239,6 +244,53 @@ def test_filters_are_those_of_the_sampler(open_program, build_tiny_model, head, 
         runner.start()
         assert np.array_equal(runner.finish(), sample(model, range(batch)))
     assert not np.array_equal(expected, sample(model, range(3)))
+
+
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+def test_guided_images_are_those_of_the_sampler(open_program, build_tiny_model, head) -> None:
+    """The second half of the batch has the same values, so that each image also steps without its class."""
+    model = build_tiny_model(head=head, classes=3, optional_class=True)
+    filters, labels = Filters(temperature=0.8, guidance=3.0), [2, 0, 1]
+    sampler = Sampler(model, SEED, filters, engine=NATIVE, products=torch.int8)
+    expected = sampler.sample(range(3), labels).values
+    assert not np.array_equal(expected, sample(model, range(3), filters=Filters(0.8), labels=labels))
+    for count in (1, 3):
+        runner = open_program(model, 2 * count)
+        runner.filter(filters.temperature)
+        for weight in (filters.guidance, 1.0):
+            runner.guide(weight)
+            runner.start(labels=[*labels[:count], *[3] * count])
+            assert np.array_equal(runner.finish()[:count], expected[:count]) == (weight != 1)
+        # A beginning is read once for all completions.
+        prefix, continued = open_program(model, 2), open_program(model, 2 * count)
+        for each in (prefix, continued, runner):
+            each.filter(0.8)
+            each.guide(3)
+        prefix.start(labels=[2, 3])
+        runner.start(labels=[2] * count + [3] * count)
+        for known in range(20):
+            prefix.give(*[known % 16] * 2)
+            runner.give(*[known % 16] * 2 * count)
+        continued.start()
+        continued.continue_from(prefix)
+        found = continued.finish()
+        assert np.array_equal(found, runner.finish())
+        assert np.array_equal(found[:count], found[count:])
+
+
+def test_wrong_guidance_is_refused(open_program, build_tiny_model) -> None:
+    runner = open_program(build_tiny_model(classes=3, optional_class=True), 3)
+    with pytest.raises(Refused, match="the batch is twice the number of images"):
+        runner.guide(2)
+    for wrong in (-1, 1001, math.nan):
+        with pytest.raises(Refused, match="0 to 1000"):
+            runner.guide(wrong)
+    with pytest.raises(Refused, match="needs a model with an optional class"):
+        open_program(build_tiny_model(classes=3), 2).guide(2)
+    guided, plain = (open_program(build_tiny_model(classes=3, optional_class=True), 2) for _ in range(2))
+    guided.guide(2)
+    with pytest.raises(Refused, match="only one runner has guidance"):
+        guided.continue_from(plain)
 
 
 def test_look_ahead_continues_after_single_steps(open_program, build_tiny_model) -> None:

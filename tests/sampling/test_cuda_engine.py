@@ -104,6 +104,18 @@ def test_images_match_those_of_the_textbook_engine(build_tiny_model, head, filte
     assert (found == expected).all(dim=1).sum() >= 19
 
 
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+def test_guided_images_match_those_of_the_textbook_engine(build_tiny_model, head) -> None:
+    model = build_tiny_model(head=head, classes=3, optional_class=True)
+    tokens, filters = torch.cat([torch.arange(20) % 3, torch.full((20,), 3)]).to(TRITON_DEVICE), Filters(guidance=3.0)
+    textbook, engine = TextbookEngine(model, 40), CudaEngine(model, 40)
+    expected, found = (
+        each.draw_values(each.step(tokens).clone(), UniformStreams(3, range(20)), filters, 64)
+        for each in (textbook, engine)
+    )
+    assert found.shape == (20, 64) and (found == expected).all(dim=1).sum() >= 19
+
+
 def test_an_image_can_be_drawn_in_parts(build_tiny_model) -> None:
     """Each part continues with the random numbers and the state of the previous part."""
     model = build_tiny_model()

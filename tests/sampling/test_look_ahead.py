@@ -7,6 +7,7 @@ import pytest
 import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.cases import CHANGES, LAYER_PARTS, draw_tokens, sample_values
+from sampling.test_native_mechanisms import VARIANTS
 
 from linformer_cli.attention.base import fork_state
 from linformer_cli.checkpoint import load_model
@@ -51,6 +52,24 @@ def sharpen(model: PixelModel) -> PixelModel:
     with torch.no_grad():
         model.head.projection.weight *= 12
     return model
+
+
+MECHANISMS = {name: {"attention": name, "attention_options": options} for name, options in VARIANTS.values()}
+GUIDED = MECHANISMS | CHANGES | LAYER_PARTS
+
+
+@pytest.mark.parametrize("changes", GUIDED.values(), ids=GUIDED)
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+def test_a_guided_image_matches_stepping(build_tiny_model, changes: dict[str, Any], head: str) -> None:
+    """It has two rows, each with its own state: with the class and without."""
+    model = sharpen(build_tiny_model(**{**changes, "classes": 3, "optional_class": True, "head": head}))
+    tokens, filters, images = torch.tensor([1, 3]), Filters(guidance=2.0), []
+    for look_ahead in (True, False):
+        engine = NativeEngine(model, 2, None, look_ahead)
+        parameters, streams = engine.step(tokens), UniformStreams(3, [0])
+        images.append(engine.draw_values(parameters, streams, filters, model.config.image.positions))
+        assert (0 < engine.look_aheads < 60) == (look_ahead and engine.program.window > 1)
+    assert torch.equal(*images)
 
 
 @pytest.mark.parametrize("changes", (CHANGES | LAYER_PARTS).values(), ids=CHANGES | LAYER_PARTS)

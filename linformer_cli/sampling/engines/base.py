@@ -73,7 +73,8 @@ class Engine(ABC):
     def draw(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
         """Draw values int64 [B] from the result of `step`, after `filters`, with uniforms float64 [B] on the CPU.
 
-        Without filters, no table of all values' probabilities is computed.
+        With guidance, `parameters` has 2 B rows; see `guide`. Without filters, no table of all values' probabilities
+        is computed.
         """
         if filters.active:
             return draw_filtered(self.model.head.log_probabilities(parameters), uniforms, filters)
@@ -90,12 +91,13 @@ class Engine(ABC):
     ) -> Tensor:
         """Draw the next `count` values of every image, uint8 [B, count] on the CPU, the first from `parameters`.
 
-        A step follows each value but the last. `before_step` is called before every step and may raise to stop.
-        Raises `LintxError` if the model predicts NaN or infinity.
+        With guidance, the engine has 2 B rows: all images with their classes, and then all without. A step follows each
+        value but the last. `before_step` is called before every step and may raise to stop. Raises `LintxError` if the
+        model predicts NaN or infinity.
         """
         # Values are written directly into one tensor. A small tensor kept from every step would fragment the heap
         # between the large tensors of the steps, and memory would grow with the image.
-        values = torch.empty(count, self.batch, dtype=torch.uint8)
+        values = torch.empty(count, self.batch // filters.rows_per_image, dtype=torch.uint8)
         for number in range(count):
             before_step()
             # The check makes a GPU wait, so it runs only every `_CHECK_EVERY` values. NaN persists in the state.
@@ -104,7 +106,7 @@ class Engine(ABC):
             drawn = self.draw(parameters, streams.take(), filters)
             values[number] = drawn
             if number < count - 1:
-                parameters = self.step(drawn)
+                parameters = self.step(drawn.repeat(filters.rows_per_image))
         return values.T.contiguous()
 
     @property

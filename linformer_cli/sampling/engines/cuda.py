@@ -3,8 +3,7 @@
 Everything that a step needs stays on the device, including the position and the random numbers, so the host does not
 wait inside an image. The state of `linear` is float32. With Triton, the state is a `FoldedState`, and each layer has
 one fused kernel that writes the sums only every few steps. `softmax` has a cache with room for the whole image, and
-one kernel per layer, too. Without Triton, the graph contains torch's own operations. With guidance, only the step is a
-graph: the draw happens outside it, and the host waits for every value.
+one kernel per layer, too. Without Triton, the graph contains torch's own operations.
 """
 
 from collections.abc import Callable, Hashable
@@ -123,7 +122,8 @@ class CudaEngine(Engine):
         before_step: Check = never_stop,
     ) -> Tensor:
         """Do what `Engine.draw_values` does. NaN and infinity are reported only at the end."""
-        self._uniforms[:count] = streams.take_many(count, self.model.device)
+        images = self.batch // filters.rows_per_image
+        self._uniforms[:count, :images] = streams.take_many(count, self.model.device)
         self._drawn.zero_()
         self._finite.fill_(True)
         self._parameters.copy_(parameters)
@@ -139,7 +139,7 @@ class CudaEngine(Engine):
                 self._graphs.run(filters, advance)
             else:
                 self.draw_next(filters)
-        values = self._values[:count].T.clone(memory_format=torch.contiguous_format).cpu()
+        values = self._values[:count, :images].T.clone(memory_format=torch.contiguous_format).cpu()
         if not bool(self._finite):
             raise LintxError(DAMAGED)
         return values
@@ -154,11 +154,12 @@ class CudaEngine(Engine):
     def draw_next(self, filters: Filters) -> None:
         """Draw values from the parameters, on the device only. The values are the next tokens."""
         self._finite.logical_and_(torch.isfinite(self._parameters).all())
-        uniforms = self._uniforms.index_select(0, self._drawn).squeeze(0)
+        images = self.batch // filters.rows_per_image
+        uniforms = self._uniforms[:, :images].index_select(0, self._drawn).squeeze(0)
         # A draw from NaN may give any number. It is clamped, because it is used as an index before NaN is reported.
         values = self.draw(self._parameters, uniforms, filters).clamp(0, self.model.head.levels - 1)
-        self._values.index_copy_(0, self._drawn, values.to(torch.uint8).unsqueeze(0))
-        self._tokens.copy_(values)
+        self._values[:, :images].index_copy_(0, self._drawn, values.to(torch.uint8).unsqueeze(0))
+        self._tokens.copy_(values.repeat(filters.rows_per_image))
         self._drawn += 1
 
     def _count_step(self) -> None:

@@ -32,10 +32,10 @@ class NativeEngine(Engine):
     sums of products of floats. With int8, the results have the same bits on every processor: all products are sums of
     integers, and everything else is rounded in a fixed order.
 
-    With `look_ahead`, a pass draws several values of a single image. Given the random numbers, every value is a
-    function of the values before it. A pass can therefore compute several values from guesses and keep those up to the
-    first wrong guess. This is 'predictive sampling' (Wiggers 2020, arXiv 2002.09928) without its learned forecasts. The
-    image does not change.
+    With `look_ahead`, a pass draws several values of a single image, which has two rows if it is drawn with guidance.
+    Given the random numbers, every value is a function of the values before it. A pass can therefore compute several
+    values from guesses and keep those up to the first wrong guess. This is 'predictive sampling' (Wiggers 2020, arXiv
+    2002.09928) without its learned forecasts. The image does not change.
     """
 
     name = "native"
@@ -43,8 +43,8 @@ class NativeEngine(Engine):
     window: ClassVar[int] = 8
 
     def prepare(self, look_ahead: bool) -> None:
-        # Several images keep the processor busy without look-ahead.
-        self.program = compile_step(self.model, self.window if look_ahead and self.batch == 1 else 1, self.products)
+        # Several images keep the processor busy without look-ahead. Two rows may be one image with guidance.
+        self.program = compile_step(self.model, self.window if look_ahead and self.batch <= 2 else 1, self.products)
         self._memory = Memory(self.program, self.batch)
         self._kernels = self._memory.kernels
         self._heads: dict[Filters, Head] = {}
@@ -122,7 +122,7 @@ class NativeEngine(Engine):
         before_step: Check = never_stop,
     ) -> Tensor:
         """Do what `Engine.draw_values` does. While looking ahead, `before_step` is called less often."""
-        if self.program.window == 1:
+        if self.program.window == 1 or self.batch != filters.rows_per_image:
             return super().draw_values(parameters, streams, filters, count, before_step)
         uniforms = streams.take_many(count, self.model.device)[:, 0].contiguous()
         values = torch.empty(count, dtype=torch.int64)
@@ -136,15 +136,15 @@ class NativeEngine(Engine):
                 return values.to(torch.uint8).unsqueeze(0)
             before_step()
             self._kernels.lintx_look_ahead(self._memory.address, ctypes.addressof(drawing), _PASSES)
-            parameters = self._output[:1]
+            parameters = self._output[:: self.program.window]
         raise LintxError(DAMAGED)
 
     def draw(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
         parameters = parameters.float()
         if parameters.stride(1) != 1:
             parameters = parameters.contiguous()
-        values = torch.empty(len(parameters), dtype=torch.int64)
-        rows = (len(parameters), parameters.data_ptr(), parameters.stride(0))
+        values = torch.empty(len(parameters) // filters.rows_per_image, dtype=torch.int64)
+        rows = (len(values), parameters.data_ptr(), parameters.stride(0))
         if filters not in self._heads:
             self._heads[filters] = self.describe_head(filters)
         self._kernels.lintx_draw(self._heads[filters].address, *rows, uniforms.data_ptr(), values.data_ptr())
@@ -155,7 +155,7 @@ class NativeEngine(Engine):
         head = self.model.head
         bounds = (head.mixtures, *head.log_scale_bounds) if isinstance(head, MixtureHead) else (0, 0, 0)
         top_k = min(filters.top_k or 0, head.levels)
-        return Head(head.levels, *bounds, filters.temperature, top_k, filters.top_p or 0)
+        return Head(head.levels, *bounds, filters.guidance, filters.temperature, top_k, filters.top_p or 0)
 
     def _describe_drawing(self, uniforms: Tensor, values: Tensor, filters: Filters) -> Drawing:
         return Drawing(

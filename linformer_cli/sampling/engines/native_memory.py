@@ -58,7 +58,8 @@ class Head(_Structure):
 
     _fields_ = [
         *(("levels", _SIZE), ("mixtures", _SIZE), ("lowest", ctypes.c_double), ("highest", ctypes.c_double)),
-        *(("temperature", ctypes.c_double), ("top_k", _SIZE), ("top_p", ctypes.c_double)),
+        *(("guidance", ctypes.c_double), ("temperature", ctypes.c_double)),
+        *(("top_k", _SIZE), ("top_p", ctypes.c_double)),
     ]
 
 
@@ -93,7 +94,7 @@ class Memory:
     def __init__(self, program: Program, batch: int) -> None:
         self.program, self.batch = program, batch
         self.kernels = load_kernels()
-        rows = max(batch, program.window)
+        rows = max(batch, min(batch, 2) * program.window)  # look-ahead has a window for each of at most two rows
         self.tensors = [
             pack(buffer.tensor, buffer.dtype) if buffer.kind == Kind.WEIGHTS and buffer.tensor is not None
             else buffer.tensor if buffer.tensor is not None
