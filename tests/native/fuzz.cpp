@@ -23,6 +23,7 @@ static void require_refused(const Bytes& file, const char* fault) {
 static bool try_to_draw(const Bytes& file, int64_t batch) {
     lintx_runner* runner = lintx_open(file.data(), static_cast<int64_t>(file.size()), batch);
     if (!runner) return false;
+    if (batch == 2 && lintx_guide(runner, 2) == 0) lintx_start(runner, 0, 0, nullptr);  // an image with guidance
     const lintx_description shape = lintx_describe(runner);
     std::vector<double> probabilities(static_cast<size_t>(shape.levels));
     for (int64_t value = 0; value < std::min<int64_t>(shape.values, 12); value++) {
@@ -42,7 +43,7 @@ int main(int count, char** words) {
     for (int n = 3; n < count; n++) {
         std::ifstream opened(words[n], std::ios::binary);
         const Bytes whole{std::istreambuf_iterator<char>(opened), {}};
-        if (!try_to_draw(whole, 1) || !try_to_draw(whole, 3)) {
+        if (!try_to_draw(whole, 1) || !try_to_draw(whole, 2) || !try_to_draw(whole, 3)) {
             std::fprintf(stderr, "%s: %s\n", words[n], lintx_error());
             return 1;
         }
@@ -74,7 +75,7 @@ int main(int count, char** words) {
             std::memcpy(&damaged[place], &word, 8);
             const int64_t sum = checksum(&damaged[CHECKED_FROM], static_cast<int64_t>(size) - CHECKED_FROM);
             std::memcpy(&damaged[CHECKED_FROM - 8], &sum, 8);
-            accepted += try_to_draw(damaged, turn % 2 ? 1 : 3);
+            accepted += try_to_draw(damaged, 1 + turn % 3);
             tried++;
         }
     }

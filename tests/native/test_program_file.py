@@ -462,7 +462,8 @@ def test_an_executable_draws_the_images_of_a_shipped_model(tmp_path) -> None:
 @pytest.mark.slow
 def test_no_damage_makes_a_program_access_memory_outside_its_buffers(build_tiny_model, tmp_path) -> None:
     image = ImageShape(height=POSITIONS // 10, width=10, levels=16)
-    models = [build_tiny_model(attention=name, attention_options=o, image=image) for name, o in VARIANTS.values()]
+    shared = {"image": image, "classes": 3, "optional_class": True}  # with guidance, two images are one
+    models = [build_tiny_model(attention=name, attention_options=o, **shared) for name, o in VARIANTS.values()]
     cases = CHANGES | LAYER_PARTS
     models += [build_tiny_model(**changes) for key, changes in cases.items() if "hashed" not in key]
     files = []
