@@ -103,8 +103,8 @@ def reopen_checkpoint(origin: Origin) -> Checkpoint:
     checkpoint = read_checkpoint(origin.checkpoint)
     if checkpoint.digest != origin.weights_sha256:
         raise CheckpointError(
-            f"'{checkpoint.path}' no longer has the weights that the run names; start a new run, with other "
-            "checkpoints for --init-from and --distill-from"
+            f"'{checkpoint.path}' no longer has the weights that the run recorded (SHA-256 "
+            f"{origin.weights_sha256[:12]}...); a new run can name others with --init-from and --distill-from"
         )
     return checkpoint
 

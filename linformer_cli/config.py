@@ -256,7 +256,7 @@ class TrainConfig(Config):
     hide_class: Fraction = Field(0.0, description="With --classes: share of images trained on without their class.")
     distill_share: Share = Field(
         0.5,
-        description="With --distill-from: share of the loss that compares predictions; the images have the rest.",
+        description="With --distill-from: weight of the teachers' predictions in the loss; the images have the rest.",
     )
     optimizer: Literal["adamw", "radam", "muon"] = Field(
         "adamw", description="muon trains the matrices of hidden layers and leaves the rest to AdamW."

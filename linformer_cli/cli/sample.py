@@ -139,7 +139,8 @@ def sample(
             refuse_options({**of_images, "--gif": gif, "--guidance": guidance})
             if team.count > 1:
                 raise UsageError("several processes draw images only; start one process to draw text")
-            record = {**session.record, "seed": seed, **vars(filters), "first": first} if json else None
+            of_text = {key: value for key, value in vars(filters).items() if key != "guidance"}
+            record = {**session.record, "seed": seed, **of_text, "first": first} if json else None
             return print_text(sampler, read_prompt(prompt), count, first, record)
         if prompt is not None:
             raise UsageError(f"--prompt is for models of bytes, and '{session.checkpoint.name}' draws images; drop it")

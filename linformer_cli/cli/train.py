@@ -73,7 +73,8 @@ def train(
         list[str] | None,
         typer.Option(
             "--distill-from",
-            help="Learn from the predictions of a run, checkpoint or shipped model, too. Repeat it for several.",
+            help="Also learn from the predictions of this teacher: a run, checkpoint or shipped model. Repeat it for "
+            "several teachers.",
             metavar="CHECKPOINT",
         ),
     ] = None,
@@ -126,7 +127,7 @@ def train(
     - `lintx train --data bytes:book.txt --max-time 10m`
     - `lintx train --resume runs/first --max-time 1h`
     - `lintx train --init-from runs/first --attention softmax --out runs/moved`
-    - `lintx train --init-from runs/softmax --attention linear --distill-from runs/softmax`
+    - `lintx train --preset mnist-small --distill-from mnist-deep`
     """
     if run is not None and not resume:
         raise UsageError(f"unexpected argument '{run}'; to resume that run: lintx train --resume {run}")
@@ -148,6 +149,8 @@ def train(
             images = load_training_images(settings.data, team)
         else:
             source, teachers = find_source(init_from, config), find_teachers(distill_from or [], config)
+            if "distill_share" in training and not teachers:
+                raise UsageError("--distill-share is for teachers; name one with --distill-from, or drop it")
             merged = merge_settings(given, config, source)
             folder = RunFolder(out if out is not None else RUNS)
             merged.check()
@@ -195,8 +198,11 @@ def _build_trainer(
         talk(f"{team.count} processes, each with its share of every {settings.train.batch} {settings.data.words.items}")
     if trainer.model.is_compiled(torch_dtype(precision.value)):
         talk("attention uses compiled kernels")
-    for teacher in settings.distill_from:
-        talk(f"learning from {teacher.checkpoint}, with a share of {settings.train.distill_share:g} of the loss")
+    if settings.distill_from:
+        teachers = " and ".join(teacher.checkpoint for teacher in settings.distill_from)
+        talk(
+            f"learning from {teachers}: their predictions have a weight of {settings.train.distill_share:g} in the loss"
+        )
     if settings.model.optional_class:
         talk(
             f"{settings.model.classes} classes, hidden for {settings.train.hide_class:.3g} of the training images: "

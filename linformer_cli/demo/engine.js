@@ -90,7 +90,7 @@ export class Runner {
     return Uint8Array.from(found);
   }
 
-  /** All different images, one after the other. */
+  /** The pixels of every image; with guidance, each image once. */
   allPixels() {
     return Array.from({ length: this.images }, (_, image) => this.pixels(image));
   }

@@ -58,8 +58,8 @@ inline void find_logs(const Head& head, const float* parameters, double* logs) {
         logs[value] = head.mixtures ? find_log_mass(head, parameters, value) : parameters[value];
 }
 
-// Moves the logarithms [levels] for an image with its class away from those of the image without a class, whose
-// parameters are `free`.
+// Replaces the logarithms [levels] of an image with its class by others + guidance (logs - others), where `others` are
+// those of the image without a class, from the parameters `free`.
 inline void guide(const Head& head, const float* free, double* logs) {
     double others[MOST_LEVELS];
     find_logs(head, free, others);
@@ -103,7 +103,8 @@ inline void draw(const Head& head, int64_t rows, const float* parameters, int64_
                  int64_t* values) {
     for (int64_t row = 0; row < rows; row++) {
         const float* own = parameters + row * stride;
-        values[row] = head.is_filtered() ? draw_filtered(head, own, own + rows * stride, uniforms[row])
+        const float* free = head.is_guided() ? own + rows * stride : nullptr;
+        values[row] = head.is_filtered() ? draw_filtered(head, own, free, uniforms[row])
                       : head.mixtures    ? draw_mixture(head, own, uniforms[row])
                                          : invert(head.levels, own, uniforms[row], nullptr);
     }

@@ -51,6 +51,7 @@ struct lintx_runner {
     Drawing drawing;
     Memory values;    // int64 [batch, T]
     Memory uniforms;  // float64 [T] of the first image, from the first unknown value on
+    double guidance = 1;  // of the next images
     uint64_t seed, first;
     int64_t known, drawn;  // values of each image, and how many of them were drawn
     bool predicted;        // the step for the next value is done
@@ -200,16 +201,17 @@ int64_t lintx_filter(lintx_runner* runner, double temperature, int64_t top_k, do
 }
 
 int64_t lintx_guide(lintx_runner* runner, double weight) {
-    if (!(weight >= 0 && weight <= LARGEST_GUIDANCE)) return fail("a guidance is 0 to 1000");
+    if (!(weight >= 0 && weight <= LARGEST_GUIDANCE)) return fail("a guidance is from 0 to 1000");
     if (weight != 1 && !runner->file.is_class_optional()) return fail("guidance needs a model with an optional class");
     if (weight != 1 && runner->batch() % 2) return fail("with guidance, the batch is twice the number of images");
-    for (Head* head : {&runner->file.head, &runner->drawing.head}) head->guidance = weight;
+    runner->guidance = weight;
     return 0;
 }
 
 int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const int64_t* labels) {
     const FileProgram& file = runner->file;
     const bool optional = file.is_class_optional();
+    runner->file.head.guidance = runner->guidance;
     for (int64_t image = 0; labels && file.classes && image < runner->images(); image++)
         if (labels[image] < 0 || labels[image] >= file.classes + optional)
             return fail(Text("classes are 0 to ") << file.classes - 1);
@@ -242,7 +244,7 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
 
 int64_t lintx_continue(lintx_runner* runner, const lintx_runner* other) {
     const auto differ = [](const Buffer& a, const Buffer& b) { return a.kind != b.kind || a.stride != b.stride; };
-    if (runner->file.head.is_guided() != other->file.head.is_guided()) return fail("only one runner has guidance");
+    if (runner->file.head.is_guided() != other->file.head.is_guided()) return fail("one runner has guidance and the other has none");
     bool same = runner->count() == other->count() && runner->buffers.size() == other->buffers.size();
     for (size_t n = 0; same && n < runner->buffers.size(); n++) same = !differ(runner->buffers[n], other->buffers[n]);
     if (!same) return fail("the runners have different programs");
@@ -277,13 +279,13 @@ int64_t lintx_draw_next(lintx_runner* runner) {
 }
 
 int64_t lintx_give_next(lintx_runner* runner, const int64_t* values) {
-    for (int64_t image = 0; image < runner->batch(); image++)
+    for (int64_t image = 0; image < runner->images(); image++)
         if (values[image] < 0 || values[image] >= runner->file.levels)
             return fail(Text("values are 0 to ") << runner->file.levels - 1);
     if (predict(*runner)) return -1;
-    for (int64_t image = 0; image < runner->batch(); image++) runner->values_of(image)[runner->known] = values[image];
+    for (int64_t image = 0; image < runner->images(); image++) runner->values_of(image)[runner->known] = values[image];
     runner->predicted = false;
-    return ++runner->known;
+    return repeat(*runner, runner->known + 1);
 }
 
 int64_t lintx_probabilities(lintx_runner* runner, int64_t image, double* probabilities) {

@@ -21,12 +21,11 @@ _BLOCK = 64
 class Filters:
     """Changes to a distribution before drawing, in this order: guidance, temperature, top-k, top-p.
 
-    `guidance` makes images follow their class more closely, as `guide` explains; an engine then has two rows for each
-    image. Log probabilities are divided by `temperature`. Then only the `top_k` likeliest values are kept. Of these,
-    only the smallest set of likeliest values whose total probability reaches `top_p` is kept. The result is
-    renormalised.
-    Filters act on the probabilities of values, so they mean the same for every head. A mixture of logistics is first
-    turned into a table of probabilities. The default changes nothing.
+    `guidance` makes images follow their class more closely, as `guide` explains. Log probabilities are divided by
+    `temperature`. Then only the `top_k` likeliest values are kept. Of these, only the smallest set of likeliest values
+    whose total probability reaches `top_p` is kept. The result is renormalised. Filters act on the probabilities of
+    values, so they mean the same for every head. A mixture of logistics is first turned into a table of probabilities.
+    The default changes nothing.
     """
 
     temperature: float = 1.0

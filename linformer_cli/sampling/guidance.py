@@ -1,4 +1,4 @@
-"""The guidance of a model's images: the default, and what a model needs for it. `choose.guide` applies it."""
+"""The default guidance, and the check that the images of a model can be guided. `choose.guide` applies it."""
 
 from linformer_cli.config import CLASS_GUIDANCE
 from linformer_cli.errors import UsageError

@@ -12,7 +12,7 @@ from linformer_cli.model.pixel_model import PixelModel
 
 
 class Teachers:
-    """Trained models in evaluation mode. They have the images of the model that learns, and its classes or none."""
+    """Trained models in evaluation mode. They predict images of the same shape as the model that learns from them."""
 
     def __init__(self, models: Sequence[PixelModel]) -> None:
         self.models = models
@@ -32,10 +32,10 @@ class Teachers:
         """
         logs = [_log_probabilities(model, values, labels if model.config.classes else None) for model in self.models]
         mean = torch.stack(logs).mean(dim=0)
-        unaware = sum(model.config.classes == 0 for model in self.models)
+        unaware = sum(not model.config.classes for model in self.models)
         aware = [(model, log) for model, log in zip(self.models, logs, strict=True) if model.config.optional_class]
-        if labels is not None and unaware and aware:
-            given = labels < aware[0][0].config.classes
+        given = None if labels is None or not aware else labels < aware[0][0].config.classes
+        if unaware and given is not None and bool(given.any()):
             changes = [log[given] - _log_probabilities(model, values[given], None) for model, log in aware]
             mean[given] += torch.stack(changes).mean(dim=0) * (unaware / len(self.models))
         return mean.softmax(dim=-1)

@@ -124,7 +124,7 @@ class Learner:
         return total, norm
 
     def measure_loss(self, start: int) -> tuple[Tensor, Tensor]:
-        """Return the mean loss and nats per value of this process's share of a batch, from `start` of the stream on."""
+        """Return mean loss and mean nats per value over this process's share of the batch at place `start`."""
         settings = self.config.train
         size = len(self.own_batch)
         indices = self.batches.batch(start, size)

@@ -22,8 +22,8 @@ def share_batch(team: Team, batch: int) -> range:
 class Likelihood(nn.Module):
     """The likelihood of a model and its training loss as a module's forward pass, which `Team.parallel` needs.
 
-    The loss is the likelihood, in nats. With a model's predictions to learn from, it is a weighted mean of the
-    likelihood and of the cross-entropy with these predictions, whose weight is `share`.
+    Without teachers, the loss is the negative log-likelihood in nats. With them, it is `share` times the cross-entropy
+    with their predictions, plus 1 - `share` times the negative log-likelihood.
     """
 
     def __init__(self, model: PixelModel, share: float) -> None:
@@ -31,7 +31,7 @@ class Likelihood(nn.Module):
         self.model, self.share = model, share
 
     def forward(self, values: Tensor, labels: Tensor | None, predicted: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the loss and nats [B, T], as in `PixelModel.nats`, given probabilities [B, T, levels] to learn."""
+        """Return the loss and nats [B, T], as in `PixelModel.nats`, given teachers' probabilities [B, T, levels]."""
         if predicted is None:
             nats = self.model.nats(values, labels)
             return nats, nats

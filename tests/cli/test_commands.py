@@ -99,6 +99,23 @@ def test_training_can_start_from_the_weights_of_another_mechanism(lintx, run_fol
     assert outcome.document["steps"] == 3 and "copied" not in outcome.stderr
 
 
+def test_a_run_can_learn_from_the_predictions_of_others(lintx, run_folder, tmp_path):
+    run = tmp_path / "student"
+    teachers = ("--distill-from", run_folder, "--distill-from", run_folder / "last")
+    base = ("train", *SMALL, "--steps", 1, "--out", run)
+    outcome = lintx(*base, *teachers, "--distill-share", 0.25, "--json")
+    said = f"learning from {run_folder / 'best'} and {run_folder / 'last'}: their predictions have a weight of 0.25"
+    assert said in outcome.stderr
+    assert [teacher["step"] for teacher in outcome.document["distill_from"]] == [6, 6]
+    assert lintx("train", "--resume", run, "--steps", 2).code == 0
+    outcome = lintx("train", "--resume", run, "--steps", 3, *teachers)
+    assert outcome.code == 2 and "drop --distill-from" in outcome.stderr
+    outcome = lintx("train", *SMALL, "--steps", 1, "--distill-share", 0.25)
+    assert outcome.code == 2 and "name one with --distill-from" in outcome.stderr
+    again = lintx("train", "--config", run / "config.toml", "--distill-share", 0.75, "--dry-run", "--json").document
+    assert len(again["config"]["distill_from"]) == 2
+
+
 def test_a_run_whose_weights_cannot_be_copied_leaves_no_folder(lintx, run_folder, tmp_path):
     base = ["train", "--init-from", run_folder, "--steps", 1, "--out", tmp_path / "run"]
     wider = ["--width", 20, "--heads", 3, "--head", "mixture", "--config", tmp_path / "network.toml"]

@@ -278,18 +278,32 @@ def test_guided_images_are_those_of_the_sampler(open_program, build_tiny_model, 
         assert np.array_equal(found[:count], found[count:])
 
 
+def test_guidance_begins_with_the_next_image(open_program, build_tiny_model) -> None:
+    model = build_tiny_model(classes=3, optional_class=True)
+    runner = open_program(model, 2)
+    runner.start(labels=[0, 1])
+    runner.draw()
+    runner.guide(3)
+    assert np.array_equal(runner.finish(), sample(model, range(2), labels=[0, 1]))
+    runner.start(labels=[0, 1])
+    runner.give(5, 6)  # the values of the second half are not read
+    first, second = runner.finish()
+    assert np.array_equal(first, second) and first[0] == 5
+
+
 def test_wrong_guidance_is_refused(open_program, build_tiny_model) -> None:
     runner = open_program(build_tiny_model(classes=3, optional_class=True), 3)
     with pytest.raises(Refused, match="the batch is twice the number of images"):
         runner.guide(2)
     for wrong in (-1, 1001, math.nan):
-        with pytest.raises(Refused, match="0 to 1000"):
+        with pytest.raises(Refused, match="from 0 to 1000"):
             runner.guide(wrong)
     with pytest.raises(Refused, match="needs a model with an optional class"):
         open_program(build_tiny_model(classes=3), 2).guide(2)
     guided, plain = (open_program(build_tiny_model(classes=3, optional_class=True), 2) for _ in range(2))
     guided.guide(2)
-    with pytest.raises(Refused, match="only one runner has guidance"):
+    guided.start()
+    with pytest.raises(Refused, match="one runner has guidance and the other has none"):
         guided.continue_from(plain)
 
 

@@ -76,19 +76,21 @@ def test_a_class_changes_the_prediction_of_a_teacher_without_classes_as_it_chang
     expected = ((given + other + given - without) / 2).softmax(dim=-1)
     assert torch.allclose(Teachers([aware, unaware]).predict(values, labels), expected, atol=1e-6)
     expected = ((without + other) / 2).softmax(dim=-1)
-    assert torch.allclose(Teachers([aware, unaware]).predict(values, None), expected, atol=1e-6)
+    for hidden in (None, torch.full((3,), 3)):
+        assert torch.allclose(Teachers([aware, unaware]).predict(values, hidden), expected, atol=1e-6)
 
 
 # Training
 
 
-def test_the_loss_is_a_weighted_mean_of_the_teacher_and_the_images(build_tiny_model, distil, tmp_path) -> None:
-    teacher = build_tiny_model(1, layers=1)
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+def test_the_loss_is_a_weighted_mean_of_the_teacher_and_the_images(build_tiny_model, distil, tmp_path, head) -> None:
+    teacher, student = build_tiny_model(1, layers=1), {"head": head}
     losses = {}
     for share in (0.0, 0.25, 1.0):
-        trainer = begin(distil(teacher, distill_share=share), tmp_path / str(share))
+        trainer = begin(distil(teacher, distill_share=share, model=student), tmp_path / str(share))
         losses[share], nats = (float(x.detach()) for x in trainer.measure_loss(0))
-    alone, alone_nats = (float(x.detach()) for x in begin(distil(), tmp_path / "alone").measure_loss(0))
+    alone, alone_nats = (float(x.detach()) for x in begin(distil(model=student), tmp_path / "alone").measure_loss(0))
     assert losses[0.0] == pytest.approx(alone, rel=1e-6) == alone_nats
     assert nats == pytest.approx(alone, rel=1e-6)  # with any share, the bits that a run reports are those of the images
     assert losses[1.0] != pytest.approx(alone, rel=1e-3)
