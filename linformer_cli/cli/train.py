@@ -143,7 +143,7 @@ def train(
         if resume:
             folder = RunFolder(Path(run) if run is not None else team.from_leader(find_newest_run))
             others = options.without_none(
-                {"out": out, "config": config, "init_from": init_from, "distill_from": distill_from or None}
+                {"out": out, "config": config, "init_from": init_from, "distill_from": distill_from}
             )
             settings = extend_settings(folder.read_config(), given, others)
             images = load_training_images(settings.data, team)

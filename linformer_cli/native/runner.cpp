@@ -244,7 +244,8 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
 
 int64_t lintx_continue(lintx_runner* runner, const lintx_runner* other) {
     const auto differ = [](const Buffer& a, const Buffer& b) { return a.kind != b.kind || a.stride != b.stride; };
-    if (runner->file.head.is_guided() != other->file.head.is_guided()) return fail("one runner has guidance and the other has none");
+    if (runner->file.head.is_guided() != other->file.head.is_guided())
+        return fail("one runner has guidance and the other has none");
     bool same = runner->count() == other->count() && runner->buffers.size() == other->buffers.size();
     for (size_t n = 0; same && n < runner->buffers.size(); n++) same = !differ(runner->buffers[n], other->buffers[n]);
     if (!same) return fail("the runners have different programs");

@@ -49,7 +49,8 @@ int64_t lintx_guide(lintx_runner* runner, double weight);
 int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const int64_t* labels);
 
 /* Lets every image of a runner continue where the first image of `other` is, whose program must be the same: a
- * beginning is read once, and completed in several ways. Either both have guidance or none. The runner keeps its own seed and image numbers. Returns 0. */
+ * beginning is read once, and completed in several ways. Both runners have guidance, or neither. The runner keeps its
+ * own seed and image numbers. Returns 0. */
 int64_t lintx_continue(lintx_runner* runner, const lintx_runner* other);
 
 /* Draws the next value of every image, and returns the number of values known so far. For a single image, one call may

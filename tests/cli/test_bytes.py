@@ -79,6 +79,7 @@ def test_text_can_be_a_json_document(raw_lintx, run) -> None:
     raw, document = raw_lintx(*command).stdout, json.loads(raw_lintx(*command, "--json").stdout)
     assert document["text"] == raw.decode(errors="replace")
     assert (document["prompt_bytes"], document["bytes"], document["seed"]) == (5, 200, 0)
+    assert "guidance" not in document  # of images with a class only
     assert document["bytes_per_second"] == document["bytes"] / document["seconds"] > 0
 
 
