@@ -150,12 +150,15 @@ def write_flushed(file: Path, data: bytes) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Wait until the list of names in `folder` is on the disk."""
+    """Wait until the list of names in `folder` is on the disk, if its file system can do so."""
     if os.name == "nt":  # Windows cannot open a folder
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # some file systems cannot flush a folder
+            raise
     finally:
         os.close(handle)
 

@@ -11,6 +11,7 @@ import pytest
 from training_runs import Watcher
 
 from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.bench.measure.sampling_work import WholeImages
 from linformer_cli.bench.variants import parse_variants
 from linformer_cli.comparison import rows as rows_module
 from linformer_cli.comparison import speed as speed_module
@@ -70,6 +71,9 @@ def test_options_override_the_file_and_the_file_overrides_the_defaults(tmp_path:
         assert choose_training(file, {}, said.append).seed == 4
         assert "all.toml" in said[-1] and line.partition(" ")[0] in said[-1] and "--images" in said[-1]
     assert len(said) == 5
+    file.write_text('[init_from]\ncheckpoint = "a"\n[[distill_from]]\ncheckpoint = "b"\n')
+    choose_training(file, {}, said.append)
+    assert "all.toml': ignored init_from, distill_from" in said[-1]
 
 
 def plan(
@@ -91,7 +95,7 @@ def work(entry: Entry, stop: StopRequest | None = None) -> None:
 
 
 def describe(entry: Entry, failure: str | None = None) -> ComparisonRow:
-    return describe_entry(entry, CPU, failure)
+    return describe_entry(entry, CPU, {} if failure is None else {entry.variant.label: failure})
 
 
 def time_training(entry: Entry, repeats: int = 1) -> bool:
@@ -258,6 +262,15 @@ def test_repeats_are_kept_until_there_are_enough(finished) -> None:
     assert read_samples(finished.training_file, speed) == [] and time_sampling(finished)
     forget_speeds(finished)
     forget_speeds(finished)
+
+
+def test_every_repeat_draws_other_images(finished, monkeypatch) -> None:
+    firsts = []
+    time_sample = WholeImages.time_sample
+    monkeypatch.setattr(WholeImages, "time_sample", lambda work: firsts.append(work.drawn) or time_sample(work))
+    for _ in range(3):
+        time_sampling(finished, 3)
+    assert firsts == [0, SMALL_BATCH.batch, 2 * SMALL_BATCH.batch]
 
 
 def test_times_measured_under_other_conditions_are_not_used(finished, monkeypatch) -> None:

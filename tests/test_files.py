@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from linformer_cli.errors import LintxError
-from linformer_cli.files import require_writable, user_cache, write_file, write_folder
+from linformer_cli.files import flush_folder, require_writable, user_cache, write_file, write_folder
 
 
 def test_the_user_can_choose_the_cache_folder(monkeypatch):
@@ -188,3 +188,15 @@ def test_a_pipe_without_a_reader_is_refused(tmp_path, raises_one_line):
     require_writable(tmp_path / "pipe")  # this raises nothing, because a reader may open the pipe later
     with raises_one_line(LintxError, f"cannot write {tmp_path / 'pipe'}: ", "; nothing reads from this pipe; start"):
         write_file(tmp_path / "pipe", b"data")
+
+
+def test_a_file_system_that_cannot_flush_folders_is_no_error(tmp_path, monkeypatch):
+    def refuse(_handle):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    number = errno.EINVAL
+    flush_folder(tmp_path)
+    number = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(number)):
+        flush_folder(tmp_path)

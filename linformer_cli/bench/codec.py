@@ -29,11 +29,10 @@ from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import Check, never_stop
 
+from .judge import Pixels
 from .measure.timing import Timing, compare_turns
 from .published import PUBLISHED_SIZES, PublishedSize
-
-Pixels = NDArray[np.uint8]
-Quartiles = tuple[float, float]
+from .rows import Quartiles
 
 
 @dataclass(frozen=True)

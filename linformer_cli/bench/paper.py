@@ -129,7 +129,8 @@ class PaperBench:
                 self._schedule.run(max(budget / 2, budget - self._elapsed_seconds()))
         finally:  # the measurements so far are saved even after an error
             report = self.describe()
-            self._save(report)
+            if report.has_figures:  # an earlier report is not replaced by an empty one
+                self._save(report)
         return report
 
     def describe(self) -> PaperReport:

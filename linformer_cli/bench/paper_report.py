@@ -56,6 +56,10 @@ class PaperReport:
     settings: PaperConditions
     environment: Mapping[str, Any]
 
+    @property
+    def has_figures(self) -> bool:
+        return bool(self.sampling or self.training or self.scaling or self.copy)
+
 
 def describe_gaps(rows: Sequence[SamplingRow]) -> list[str]:
     """Return a line for each network with extrapolated rows, and one line about rows without a peak memory."""

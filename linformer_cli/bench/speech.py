@@ -64,7 +64,7 @@ def parse_methods(entries: Sequence[str]) -> list[Variant]:
 class SpeechBench:
     """Trains all mechanisms in turn, epoch by epoch, and measures training steps at several lengths in between.
 
-    `report` is called with the row of every mechanism after each epoch, and with the length rows of a finished round.
+    `report` is called with the row of every mechanism after each epoch.
     `save` is called with the report about every two minutes and at the end. If `stop` is set, the benchmark ends early.
     """
 
@@ -202,10 +202,10 @@ class SpeechBench:
             self._stop.raise_if_set()
             fold = Fold(self._corpus, seed, (settings.strings, settings.validation_strings))
             self._data.append(FoldData(fold, self._encoder, settings.batch_frames, settings.device))
-        for variant in self._variants:
-            self._trainees[variant.label] = [
-                Trainee(variant, data, self._encoder, settings.device) for data in self._data
-            ]
+        self._trainees = {
+            variant.label: [Trainee(variant, data, self._encoder, settings.device) for data in self._data]
+            for variant in self._variants
+        }
         return {"epoch": [self._train_epoch]}
 
     def _train_epoch(self) -> None:

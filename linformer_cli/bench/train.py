@@ -11,7 +11,7 @@ import numpy as np
 from linformer_cli.config import ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.images import ImageSet
 from linformer_cli.native.library import textbook_only
-from linformer_cli.presets import RECIPES
+from linformer_cli.presets import RECIPES, complete_recipe
 from linformer_cli.sampling.engines import AUTO, NATIVE, TEXTBOOK
 from linformer_cli.system.device import torch_dtype
 from linformer_cli.system.environment import describe_environment
@@ -184,7 +184,7 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
 
 def build_trainer(model: ModelConfig, preset: str | None, batch: int, device: str, precision: str) -> Trainer:
     """Build a trainer with random images and the training settings of `preset`. The trainer writes no files."""
-    train = TrainConfig.model_validate({**RECIPES.get(preset or "", {}), "batch": batch, "steps": 1})
+    train = TrainConfig.model_validate({**complete_recipe(RECIPES.get(preset or "", {})), "batch": batch, "steps": 1})
     image = model.image
     shape = (max(batch, _FEWEST_IMAGES), image.height, image.width, image.channels)
     pixels = np.random.default_rng(0).integers(0, image.levels, shape).astype(np.uint8)

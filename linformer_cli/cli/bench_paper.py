@@ -60,7 +60,8 @@ def paper(
     settings = PaperSettings(seconds, place.value, trained)
     with catch_signals() as stop:
         report = PaperBench(settings, _talk_about_row, lambda report: _write(out, report), stop).run()
-    talk(f"wrote {out}")
+    if report.has_figures:
+        talk(f"wrote {out}")
     if json:
         print_json(report)
     else:

@@ -12,7 +12,6 @@ from linformer_cli.system.device import SamplingPrecision
 from . import options
 from .bench_tables import print_position_times, print_sampling, show_report, talk_about_row
 from .output import talk, write_plot
-from .session import open_session
 
 if TYPE_CHECKING:
     from linformer_cli.bench.models import BenchModel
@@ -163,12 +162,14 @@ def _open_checkpoint(
     The models are the checkpoint's own and a softmax model, or untrained mechanisms of the checkpoint's size.
     """
     from linformer_cli.bench.models import build_models, with_softmax
+    from linformer_cli.checkpoint import load_weights, read_checkpoint
+    from linformer_cli.system.device import choose_device, torch_dtype
 
-    session = open_session(checkpoint, device, precision)
-    path = session.checkpoint.name
+    found, place = read_checkpoint(checkpoint), choose_device(device).value
     if variants is None:
-        return with_softmax(session.model.config.attention, session.model), path
-    return build_models(variants, [(None, session.model.config)], session.device, session.precision), path
+        model = load_weights(found, place, torch_dtype(precision))
+        return with_softmax(model.config.attention, model), found.name
+    return build_models(variants, [(None, found.info.model)], place, precision), found.name
 
 
 def _build_presets(

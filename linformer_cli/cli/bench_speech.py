@@ -145,7 +145,8 @@ def speech(
         bench = SpeechBench(corpus, variants, settings, _talk_about_rows, lambda report: _write(out, report), stop)
         report = bench.run()
         bench.save_models(out / _MODELS)
-    talk(f"wrote {out}")
+    if report.rows:
+        talk(f"wrote {out}")
     if any(row.seeds for row in report.rows):
         write_plot(plot, lambda kind: report_speech.render_curves(report, kind))
     if json:

@@ -201,7 +201,7 @@ def compare(
     for entry in entries if retime else []:
         forget_speeds(entry)
     stop = _work(entries, sets, conditions, failures) if train else StopRequest()
-    rows = [describe_entry(entry, conditions, failures.get(entry.variant.label)) for entry in entries]
+    rows = [describe_entry(entry, conditions, failures) for entry in entries]
     cut_short = bool(failures) or stop.signal_number is not None
     if cut_short and all(row.bits_per_dim is None for row in rows):
         plot = None
@@ -237,11 +237,12 @@ def _work(
     with catch_signals() as stop, contextlib.suppress(Interrupted):
         check = stop.raise_if_set
         for entry in entries:
-            if entry.finished is None:
-                talk(f"{entry.variant.label}: training in {entry.folder.path}")
-                with _noting(entry, failures), TrainingDisplay(words=entry.config.data.words) as display:
-                    train_entry(entry, images, conditions, display, stop)
-        done = [entry for entry in entries if entry.finished is not None]
+            with _noting(entry, failures):
+                if entry.finished is None:
+                    talk(f"{entry.variant.label}: training in {entry.folder.path}")
+                    with TrainingDisplay(words=entry.config.data.words) as display:
+                        train_entry(entry, images, conditions, display, stop)
+        done = [entry for entry in entries if entry.variant.label not in failures and entry.finished is not None]
         for entry in done:
             check()
             with _noting(entry, failures):

@@ -11,7 +11,7 @@ import typer
 
 from linformer_cli.config import CLASS_GUIDANCE, LARGEST_GUIDANCE, LARGEST_SIZE
 from linformer_cli.errors import UsageError, unknown_name
-from linformer_cli.files import is_special, require_writable
+from linformer_cli.files import STREAM, is_special, require_writable
 from linformer_cli.presets import PRESETS
 from linformer_cli.report.tables import TableStyle
 from linformer_cli.system.device import SamplingPrecision as SamplingPrecisionName
@@ -268,13 +268,15 @@ def parse_pairs(pairs: list[str] | None, option: str) -> dict[str, str]:
     return values
 
 
-def require_output(option: str, path: str | Path | None, ending: str) -> None:
-    """Check an output file before any work; `-` is stdout.
+def require_output(option: str, path: str | Path | None, ending: str, stdout: bool = False) -> None:
+    """Check an output file before any work. `-` is stdout, where `stdout` allows it.
 
-    Raises `UsageError` for a name that does not end in `ending`, and `LintxError` if the file cannot be written.
+    Raises `UsageError` for a name with another ending than `ending`, and `LintxError` if the file cannot be written.
     """
-    if path is None or str(path) == "-":
+    if path is None or (stdout and str(path) == STREAM):
         return
+    if str(path) == STREAM:
+        raise UsageError(f"{option} cannot write to stdout; give it the name of a file")
     if Path(path).suffix.lower() not in ("", ending):
         kind = ending.removeprefix(".").upper()
         raise UsageError(f"{option} writes a {kind}, found '{path}'; give it a name that ends in {ending}")
@@ -285,7 +287,7 @@ def require_distinct(*paths: str | Path | None) -> None:
     """Raise `UsageError` if two output files have the same path. Devices are exempt."""
     seen = set()
     for path in paths:
-        if path is None or str(path) == "-" or is_special(Path(path)):
+        if path is None or str(path) == STREAM or is_special(Path(path)):
             continue
         if (place := os.path.realpath(path)) in seen:
             raise UsageError(f"two outputs have the path '{path}'; choose another path for one of them")

@@ -122,7 +122,7 @@ def sample(
     """
     if out == STREAM and json:
         raise UsageError("-o - and --json both want stdout; give -o a file")
-    options.require_output("-o", out, ".png")
+    options.require_output("-o", out, ".png", stdout=True)
     options.require_output("--gif", gif, ".gif")
     options.require_distinct(out, gif)
     options.require_output("--files", None if files is None else files / "00000.png", ".png")
@@ -146,7 +146,7 @@ def sample(
             raise UsageError(f"--prompt is for models of bytes, and '{session.checkpoint.name}' draws images; drop it")
 
         out = out or _GRID
-        options.require_output("-o", out, ".png")
+        options.require_output("-o", out, ".png", stdout=True)
 
         from linformer_cli.report.numbered import NumberedImages
         from linformer_cli.units import count_words, format_bytes, format_duration

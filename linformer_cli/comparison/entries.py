@@ -131,7 +131,10 @@ def choose_training(file: Path | None, given: Mapping[str, Any], say: Callable[[
 
     Settings that a comparison decides are ignored in `file`, and `say` gets a warning.
     """
-    table = {} if file is None else read_tables(file).get("train", {})
+    tables = {} if file is None else read_tables(file)
+    if ignored := [key for key in ("init_from", "distill_from") if tables.get(key)]:
+        say(f"'{file}': ignored {', '.join(ignored)}; a comparison starts from random weights, without teachers")
+    table = tables.get("train", {})
     if ignored := [key for key in _DECIDED if table.pop(key, None) is not None]:
         keys = ", ".join(ignored)
         say(f"'{file}': ignored {keys} of [train]; a comparison sets them itself (see --images and --max-time)")

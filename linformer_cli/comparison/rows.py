@@ -7,6 +7,7 @@ from pathlib import Path
 from linformer_cli.bench.measure.timing import Timing
 from linformer_cli.checkpoint import load_weights
 from linformer_cli.config import TrainConfig
+from linformer_cli.errors import CheckpointError
 from linformer_cli.summaries import TrainingSummary
 from linformer_cli.units import format_bits, format_duration
 
@@ -52,26 +53,36 @@ class ComparisonRow:
         return None if self.bits_per_dim is None else format_bits(self.bits_per_dim, self.standard_error, digits=3)
 
 
-def describe_entry(entry: Entry, conditions: Conditions, failure: str | None = None) -> ComparisonRow:
-    """Return the row of `entry`. `failure` is the error that stopped the work on this entry."""
-    saved, finished = entry.saved, entry.finished
+def describe_entry(entry: Entry, conditions: Conditions, failures: dict[str, str]) -> ComparisonRow:
+    """Return the row of `entry`. `failures` has the error that stopped the work on an entry, by the entry's label.
+
+    If the run's checkpoint is damaged, this error is added to `failures`.
+    """
     row = ComparisonRow(
         name=entry.variant.label,
         attention=entry.variant.attention,
         attention_options=entry.config.model.attention_options,
         run=entry.folder.path,
-        steps=0 if saved is None else saved.info.training.step,
-        images=0 if saved is None else saved.info.training.images_seen,
+        steps=0,
+        images=0,
         device=conditions.device,
         training_batch=entry.step_images,
         training_precision=conditions.precision,
         batch=conditions.batch,
         samples=entry.samples_file if entry.samples_file.exists() else None,
     )
-    if finished is None:
+    try:
+        saved, finished = entry.saved, entry.finished
+        model = None if finished is None else load_weights(finished)
+    except CheckpointError as error:
+        return replace(row, missing=failures.setdefault(row.name, str(error)))
+    failure = failures.get(row.name)
+    if saved is not None:
+        row = replace(row, steps=saved.info.training.step, images=saved.info.training.images_seen)
+    if finished is None or model is None:
         place = "not begun" if saved is None else _describe_place(entry.config.train, saved.info.training)
         return replace(row, missing=f"{place}: {failure}" if failure else place)
-    training, model = finished.info.training, load_weights(finished)
+    training = finished.info.training
     trained = read_samples(entry.training_file, training_speed(entry, conditions))
     drawn = read_samples(entry.sampling_file, sampling_speed(finished, conditions))
     training_rate, training_quartiles = _measure_rate(trained, TIMED_STEPS * entry.step_images)

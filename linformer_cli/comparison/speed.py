@@ -95,7 +95,8 @@ def time_sampling_once(entry: Entry, conditions: Conditions, check: Check = neve
     model = load_weights(checkpoint, conditions.device)
     if not samples:
         require_agreement(model)
-    seconds = WholeImages(model, conditions.batch, check=check).time_sample()
+    images = WholeImages(model, conditions.batch, check=check, drawn=len(samples) * conditions.batch)
+    seconds = images.time_sample()
     _keep_samples(entry.sampling_file, speed, [*samples, seconds])
     return True
 

@@ -89,7 +89,7 @@ def render_completion(
     shown = np.where(_repeat_pixels(hidden, scale), checker, _repeat_pixels(original, scale))
 
     pictures = [_enlarge(image, scale) for image in (*framed, *completions, original)]
-    pictures.insert(len(framed), _to_picture(shown))
+    pictures.insert(len(framed), to_picture(shown))
     captions = [*("picture" for _ in framed), "given", *(str(number) for number in range(1, count + 1)), "original"]
     return render_captioned_row(pictures, captions)
 
@@ -213,7 +213,7 @@ def _at_least(name: str, number: int, least: int) -> int:
 
 
 def _enlarge(image: NDArray[np.uint8], scale: int) -> Image.Image:
-    return _to_picture(_repeat_pixels(image, scale))
+    return to_picture(_repeat_pixels(image, scale))
 
 
 def _repeat_pixels(image: NDArray[Value], scale: int) -> NDArray[Value]:
@@ -221,7 +221,7 @@ def _repeat_pixels(image: NDArray[Value], scale: int) -> NDArray[Value]:
     return image.repeat(scale, axis=0).repeat(scale, axis=1)
 
 
-def _to_picture(image: NDArray[np.uint8]) -> Image.Image:
+def to_picture(image: NDArray[np.uint8]) -> Image.Image:
     """Return [H, W, C] as a Pillow image. It is grey for C = 1."""
     return Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
 

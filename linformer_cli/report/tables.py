@@ -197,8 +197,7 @@ def _to_plain(value: object, where: str) -> object:
 
 
 def _to_key(key: object) -> str:
-    plain = key.value if isinstance(key, enum.Enum) else key
-    return plain if isinstance(plain, str) else str(plain)
+    return str(key.value if isinstance(key, enum.Enum) else key)
 
 
 def _join(where: str, name: str) -> str:

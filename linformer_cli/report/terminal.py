@@ -10,7 +10,7 @@ from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
-from .grids import require_images
+from .grids import require_images, to_picture
 
 UPPER_HALF = "\u2580"
 GAP_COLUMNS = 2
@@ -65,9 +65,8 @@ def _shrink_to_fit(images: NDArray[np.uint8], width: int, height: int) -> NDArra
     if ratio >= 1:
         return images
     size = max(1, int(images.shape[2] * ratio)), max(1, int(images.shape[1] * ratio))
-    pictures = (Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image) for image in images)
     # A box filter averages pixels and adds no ringing at hard edges.
-    small = [np.asarray(picture.resize(size, Image.Resampling.BOX)) for picture in pictures]
+    small = [np.asarray(to_picture(image).resize(size, Image.Resampling.BOX)) for image in images]
     return np.stack(small).reshape(len(small), size[1], size[0], images.shape[3])
 
 

@@ -101,16 +101,14 @@ class RunFolder:
         folder = self.kept / f"{kind}-{step:07d}"
         _link_folder(preferred if preferred and holds_checkpoint(preferred) else self.last, folder)
         with _explaining(folder):
-            for old in sorted(self.kept.glob(f"{kind}-*"))[:-newest]:
+            for old in sorted(self.kept.glob(f"{kind}-*"), key=lambda path: (len(path.name), path.name))[:-newest]:
                 shutil.rmtree(old)
         return folder
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing was saved or logged after step 0, because the run was killed before its first save."""
-        if holds_checkpoint(self.last):
-            return False
-        return not has_steps(self.metrics_file)
+        """Whether the run was killed before its first save: nothing was saved, and nothing logged after step 0."""
+        return not holds_checkpoint(self.last) and not has_steps(self.metrics_file)
 
     def create(self, config: RunConfig) -> None:
         """Create the folder. Raises `UsageError` if it exists and is not empty."""

@@ -259,7 +259,9 @@ def test_every_measurement_of_memory_gets_the_same_time_limit(networks, monkeypa
 
 
 def test_an_interruption_before_any_measurement_still_gives_a_report(networks) -> None:
-    found = measure(networks, stop=StopRequest(2))
+    saved: list[PaperReport] = []
+    found = measure(networks, save=saved.append, stop=StopRequest(2))
+    assert saved == []  # an earlier report stays
     assert found.sampling == [] and found.copy is None
     assert "Not finished: sampling" in render_page(found) and render_figures(found) == {}
 

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from linformer_cli.bench import speech
+from linformer_cli.bench import speech, speech_lengths
+from linformer_cli.bench.measure.ceilings import Ceilings
+from linformer_cli.bench.measure.fresh_process import PassFailed
 from linformer_cli.bench.published import find_published_speech
 from linformer_cli.bench.speech import METHODS, SpeechBench, parse_methods
 from linformer_cli.bench.speech_lengths import LengthMeasurement, StepSetup, measure
 from linformer_cli.bench.speech_rows import SeedResult, SpeechReport, SpeechRow, SpeechSettings, describe_findings
+from linformer_cli.bench.speech_training import Trainee
+from linformer_cli.bench.variants import Variant
 from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.speech.corpus import Corpus, Recording
 from linformer_cli.speech.encoder import PRESETS, EncoderSettings
@@ -148,6 +152,33 @@ def test_without_epochs_the_budget_decides(corpus: Corpus, monkeypatch: pytest.M
     assert 2 <= len(rates) < 60 and rates[-1] < 0.3 * max(rates)
 
 
+def test_ctrl_c_while_the_memory_is_measured_leaves_no_row_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C also ends the fresh process, which then has no result."""
+    stop = StopRequest()
+
+    def interrupt(*arguments: object) -> dict[str, Any]:
+        stop.signal_number = signal.SIGINT
+        raise PassFailed("failed: KeyboardInterrupt: ")
+
+    monkeypatch.setattr(speech_lengths, "run_fresh", interrupt)
+    setup = StepSetup("linear", {}, TINY, 3, 60, 1, "cpu")
+    measurement = LengthMeasurement("linear", setup, 1_000, Ceilings("cpu"), stop.raise_if_set)
+    with pytest.raises(Interrupted):
+        measurement.prepare()
+    assert measurement.left_out is None
+
+
+def test_an_error_while_encoders_are_built_is_not_hidden(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(variant: Variant, *arguments: Any) -> Trainee:
+        if variant.attention == "softmax":
+            raise MemoryError
+        return Trainee(variant, *arguments)
+
+    monkeypatch.setattr(speech, "Trainee", build)
+    with pytest.raises(MemoryError):
+        run(corpus, ["linear", "softmax"])
+
+
 def test_methods_are_those_of_the_paper_by_default() -> None:
     assert METHODS == ("bi-lstm", "softmax", "lsh-4=lsh:rounds=4", "linear")
     assert [one.label for one in parse_methods(["linear", " bi-lstm ", "r=linear:feature_map=relu"])] == [
@@ -191,3 +222,5 @@ def test_findings_compare_linear_with_softmax_here_and_in_the_paper() -> None:
         "time: an epoch of linear takes 50% of softmax's. In the paper: 30%",
     ]
     assert describe_findings(rows[:1]) == []
+    rows[1] = dataclasses.replace(rows[1], seeds=rows[1].seeds[1:])  # each seed holds out other speakers
+    assert "linear makes more in 0 of 2 seeds" in describe_findings(rows)[0]

@@ -151,6 +151,8 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["sample", "--gif", "grid.png"], 2, "--gif writes a GIF, found 'grid.png'"),
         (["complete", "x.png", "-o", "x.jpeg"], 2, "-o writes a PNG"),
         (["complete", "x.png", "--gif", "x.webp"], 2, "--gif writes a GIF"),
+        (["complete", "x.png", "-o", "-"], 2, "-o cannot write to stdout; give it the name of a file"),
+        (["sample", "--gif", "-"], 2, "--gif cannot write to stdout"),
         (["complete"], 2, "Missing argument"),
         (["complete", "x.png", "y.png", "--keep", "left:0.5"], 2, "only keep the top"),
         (["complete", "nosuch.png"], 1, "no image at 'nosuch.png'"),

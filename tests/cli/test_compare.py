@@ -99,6 +99,18 @@ def test_compare_continues_past_a_mechanism_that_needs_too_much_memory(lintx, tm
     assert whole["missing"] is None and whole["images_per_second"] > 0 and whole["samples"] is not None
 
 
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_compare_continues_past_a_damaged_run(lintx, tmp_path, file):
+    compare(lintx, tmp_path, "--attention", "linear")
+    (tmp_path / "linear" / "last" / file).write_text("{")
+    outcome = compare(lintx, tmp_path, "--attention", "linear,softmax", "--json")
+    assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr
+    damaged, whole = outcome.document["rows"]
+    assert file in damaged["missing"] and whole["missing"] is None
+    shown = compare(lintx, tmp_path, "--attention", "linear", "--no-train", "--json")
+    assert shown.code == 1 and file in shown.document["rows"][0]["missing"]
+
+
 def test_an_interrupted_compare_keeps_its_results(lintx, tmp_path, monkeypatch):
     train_step = Trainer.train_step
 

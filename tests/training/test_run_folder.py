@@ -256,6 +256,14 @@ def test_the_newest_saves_are_kept(tmp_path: Path) -> None:
     assert len(list(folder.kept.iterdir())) == 3
 
 
+def test_a_step_with_more_digits_is_newer(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    for step in (9_999_800, 9_999_900, 10_000_000):
+        save(folder, step)
+        folder.keep(step, 2)
+    assert sorted(path.name for path in folder.kept.iterdir()) == ["step-10000000", "step-9999900"]
+
+
 def test_settings_with_a_name_that_is_not_utf8_are_refused_in_one_line(tmp_path, raises_one_line) -> None:
     config = configure(data={"name": "folder:/pictures/f\udcfcr"})
     with raises_one_line(UsageError, "not UTF-8", r'name = "folder:/pictures/f\udcfc', "rename it"):

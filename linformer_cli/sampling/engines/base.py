@@ -71,7 +71,7 @@ class Engine(ABC):
         """Read the next token int64 [B] and return head parameters [B, P]. The next step may overwrite the result."""
 
     def draw(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
-        """Draw values int64 [B] from the result of `step`, after `filters`, with uniforms float64 [B] on the CPU.
+        """Draw values int64 [B] from the result of `step`, after `filters`, with uniforms float64 [B].
 
         With guidance, `parameters` has 2 B rows; see `guide`. Without filters, no table of all values' probabilities
         is computed.
