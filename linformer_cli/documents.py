@@ -6,7 +6,7 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -125,8 +125,13 @@ def describe_validation_error(kind: type[BaseModel], error: ValidationError, whe
 
 def _fields_at(kind: type[BaseModel], parents: list[str]) -> list[str]:
     for parent in parents:
+        if parent.isdigit():  # the number of a table in a list
+            continue
         annotation = kind.model_fields[parent].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        # A table may be optional, or one of a list of tables.
+        kinds = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type)]
+        tables = [one for one in kinds if issubclass(one, BaseModel)]
+        if not tables:
             return []
-        kind = annotation
+        kind = tables[0]
     return list(kind.model_fields)

@@ -55,7 +55,7 @@ def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) ->
 
     The bytes are first written to a temporary file in the same folder, which is then renamed. A full disk or Ctrl-C
     leaves the old file or none, never a partial one. If `path` is a symbolic link, its target is replaced. A pipe or a
-    device such as /dev/stdout is written to directly. `flush` waits for the disk. Without `flush`, many small files
+    device is written to directly. `flush` waits for the disk. Without `flush`, many small files
     are written much faster, but a power cut may damage the last ones.
 
     Raises `LintxError` with the path and the reason if the system refuses, or if `path` is a pipe without a reader.
@@ -79,7 +79,13 @@ def open_atomically(path: Path, name: Callable[[], str] | None = None, flush: bo
                 waiting.seek(0)
                 shutil.copyfileobj(waiting, device)
             return
-        with _rename_later(target.parent, lambda: target.with_name(name()) if name else target, flush) as opened:
+
+        def choose() -> Path:
+            # `path` may be a link to a file with another name.
+            chosen = path.name if name is None else name()
+            return target if chosen == path.name else target.with_name(chosen)
+
+        with _rename_later(target.parent, choose, flush) as opened:
             yield opened
     except OSError as error:
         raise _explain(path, error) from None

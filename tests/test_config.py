@@ -43,6 +43,12 @@ def test_an_unknown_key_is_refused_with_a_suggestion_at_every_level(raises_one_l
         parse_config(RunConfig, changed(path, 1), "run")
 
 
+@pytest.mark.parametrize("table", [{"init_from": {"chekpoint": "a"}}, {"distill_from": [{"chekpoint": "a"}]}])
+def test_an_unknown_key_of_an_optional_table_is_refused_with_a_suggestion(raises_one_line, table) -> None:
+    with raises_one_line(UsageError, "'chekpoint'", "did you mean 'checkpoint'?"):
+        parse_config(RunConfig, {**RUN, **table}, "run")
+
+
 def test_an_unknown_key_without_a_similar_one_lists_the_known_keys(raises_one_line) -> None:
     with raises_one_line(UsageError, "'zzz'", "known: channels, data_dir, image_size, labels, length, name"):
         parse_config(DataConfig, {"zzz": 1}, "data")

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,12 +39,15 @@ def require_free_names(header: Header, folder: Path) -> None:
 
 
 def require_distinct_names(header: Header) -> None:
-    """Raise `UsageError` if two items would be the same file: macOS and Windows ignore the case of names."""
+    """Raise `UsageError` if two items would be the same file.
+
+    macOS and Windows ignore the case of names, and macOS also how their accents are encoded.
+    """
     if sys.platform not in ("darwin", "win32"):
         return
     seen: dict[str, str] = {}
     for item in header.contents.items:
-        other = seen.setdefault(item.name.casefold(), item.name)
+        other = seen.setdefault(unicodedata.normalize("NFC", item.name).casefold(), item.name)
         if other != item.name:
             raise UsageError(f"'{other}' and '{item.name}' are the same file on this system; decompress on Linux")
 
@@ -78,7 +82,7 @@ def _restore_file(part: Part, parts: Iterator[Part], folder: Path) -> tuple[int,
                 break
             part = next(parts)
     if lost and lost == count:
-        damaged.unlink()
+        damaged.unlink(missing_ok=True)
     return lost, count
 
 

@@ -36,12 +36,9 @@ def _feed(compressor: Any, chunks: Iterable[bytes]) -> int:
 
 
 def _run(program: str, chunks: Iterable[bytes]) -> int | None:
-    with tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryFile() as data, tempfile.TemporaryFile() as output:
+        data.writelines(chunks)
+        data.seek(0)
         command = [program, f"-{ZSTD_LEVEL}", "-q", "-c"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.DEVNULL) as process:
-            assert process.stdin is not None
-            for chunk in chunks:
-                process.stdin.write(chunk)
-            process.stdin.close()
-            code = process.wait()
-        return None if code else output.seek(0, 2)
+        done = subprocess.run(command, stdin=data, stdout=output, stderr=subprocess.DEVNULL)
+        return None if done.returncode else output.seek(0, 2)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from linformer_cli.config import ImageShape
-from linformer_cli.data.byte_windows import ByteWindows
 from linformer_cli.data.pictures import open_picture
 from linformer_cli.data.sequence import images_to_values, values_to_images
 from linformer_cli.errors import DataError
@@ -20,7 +19,7 @@ from .items import BANDS, Contents, Item, Pixels, Tiling
 
 # The most images or windows of a piece.
 _PIECE = 256
-_ORIENTATION = 0x0112
+_ORIENTATION, _BITS_PER_SAMPLE = 0x0112, 0x0102
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Source(Protocol):
 class ArraySource:
     """Images uint8 [N, H, W, C] of a data set, which get numbers as names."""
 
-    images: NDArray[np.uint8] | ByteWindows
+    images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None
     levels: int
 
@@ -60,9 +59,8 @@ class ArraySource:
     def read(self) -> Iterator[Piece]:
         for start in range(0, len(self.images), _PIECE):
             rows = slice(start, start + _PIECE)
-            images = np.asarray(self.images[rows])
             labels = None if self.labels is None else self.labels[rows]
-            yield Piece(_to_values(images, self.contents.tiling.shape, "the data set"), labels)
+            yield Piece(_to_values(self.images[rows], self.contents.tiling.shape, "the data set"), labels)
 
 
 @dataclass(frozen=True)
@@ -153,15 +151,33 @@ def _find_fault(picture: Image.Image) -> str | None:
     frames = getattr(picture, "n_frames", 1)
     if frames > 1:
         return f"has {frames} frames, and only single pictures are compressed"
-    # Pillow opens coloured PNGs of 16 bits with 8 bits, and only the raw mode tells.
-    raw = [str(tile[3]) for tile in getattr(picture, "tile", ()) if picture.format == "PNG"]
-    if picture.mode not in BANDS or any("16" in mode for mode in raw):
-        return f"is in mode {raw[0] if raw else picture.mode}, not in grey or RGB (with or without alpha) of 8 bits"
+    if picture.mode not in BANDS:
+        return f"is in mode {picture.mode}, not in grey or RGB (with or without alpha) of 8 bits"
+    if _may_be_deep(picture):
+        return "has, or may have, more than 8 bits per channel, which would be lost"
     if picture.mode in ("L", "RGB") and picture.has_transparency_data:
         return "has a transparent colour, which would be lost"
     if picture.getexif().get(_ORIENTATION, 1) != 1:
         return "is rotated by its EXIF data, which would be lost"
     return None
+
+
+def _may_be_deep(picture: Image.Image) -> bool:
+    """Whether the file of a picture may have more than 8 bits per channel, although Pillow opens it with 8 bits."""
+    tiles = [(tile[0], tile[3]) for tile in getattr(picture, "tile", ())]  # decoders and their arguments
+    match picture.format:
+        case "PNG" | "SGI":
+            return any("16" in f"{decoder} {arguments}" for decoder, arguments in tiles)
+        case "PPM":
+            return any(isinstance(arguments, tuple) and arguments[-1] > 255 for _, arguments in tiles)
+        case "TIFF":
+            depths: tuple[int, ...] = getattr(picture, "tag_v2", {}).get(_BITS_PER_SAMPLE, (1,))
+            return max(depths) > 8
+        case "JPEG2000":
+            return picture.mode != "L"
+        case "AVIF":
+            return True
+    return False
 
 
 def _to_values(images: Pixels, shape: ImageShape, name: str) -> NDArray[np.int64]:

@@ -70,8 +70,8 @@ def load_folder(
     every machine.
 
     Decoded images are cached in `cache` until a name, size or date in the folder changes. Raises `DataError` if the
-    folder is missing or has fewer than three readable images. Raises `UsageError` if `image_size` is too large for a
-    model.
+    folder is missing, has fewer than three image files, or has no readable image for a split. Raises `UsageError` if
+    `image_size` is too large for a model.
     """
     files, unread = _list_pictures(folder)
     side = image_size or DEFAULT_FOLDER_SIZE

@@ -35,7 +35,8 @@ class ImageSet:
     images: uint8 [N, H, W, C], N >= 1, C is 1 or 3; may be a read-only view of a file. Windows of bytes are images of
         one row
     labels: int64 [N], or None if the set has none
-    classes: number of classes in the whole set, numbered from 0; 0 if the set has no labels
+    classes: number of classes, numbered from 0; 0 if the set has no labels. For `array:DIR`, the largest label of the
+        loaded part decides
     notes: lines that the user should see, such as skipped files
     """
 
@@ -117,8 +118,8 @@ def load_images(
     fewer than 50,000. `train` is the other training images. `test` is the set's own test part. `data_dir` (default: the
     environment variable LINTX_DATA, then data/ in `user_cache()`) holds torchvision's sets. Missing sets are downloaded
     into it. `image_size`, in pixels, is for `glyphs` and `folder:PATH`. `channels` (1 grey, 3 RGB) is for
-    `folder:PATH`. `length` (default: 1,024) is the number of bytes in a window of `bytes:PATH`, whose splits
-    `load_byte_windows` explains.
+    `folder:PATH`. `length` (default: 1,024) is the number of bytes in a window of `bytes:PATH`. `load_folder` and
+    `load_byte_windows` explain the splits of `folder:PATH` and `bytes:PATH`.
 
     Raises `UsageError` for an unknown name or split or an impossible size, and `DataError` if images are missing,
     damaged or of the wrong form.

@@ -52,6 +52,7 @@ export function setUpDraw(engine, shape, frame) {
   // A new request waits until the last one has shown its first rows, so that they appear even while one draws.
   function ask(anyway = false) {
     if (busy) return void (wanted = true);
+    wanted = false;
     const { pixels, row } = fit(strokes, at, shape, frame);
     const kept = [];
     for (const brightness of pixels.slice(0, row * shape.width)) {
@@ -61,16 +62,16 @@ export function setUpDraw(engine, shape, frame) {
     if (key === sent && !anyway) return;
     sent = key;
     busy = true;
-    wanted = false;
     find("completions").ariaBusy = true;
     const began = performance.now();
     engine.run({ job: "complete", kept, seed, count: COUNT }, ({ images, known, done, rate }) => {
       images.forEach((image, n) => paintImage(canvases[n], shape, image, kept.length));
       if (busy) document.body.dataset.answer = Math.round(performance.now() - began);
-      find("draw-speed").textContent = done && kept.length < known ? `${rate.toFixed(1)} images/s in this browser` : "drawing …";
+      const speed = kept.length < known ? `${rate.toFixed(1)} images/s in this browser` : "";
+      find("draw-speed").textContent = done ? speed : "drawing …";
       busy = false;
+      if (done) find("completions").ariaBusy = false;
       if (wanted) ask();
-      else if (done) find("completions").ariaBusy = false;
     });
   }
   function change() {

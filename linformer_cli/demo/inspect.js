@@ -15,7 +15,7 @@ export function setUpInspect(engine, shape, model) {
     find("inside-each").textContent = "byte";
   }
   const choice = (id) => Number(find(id).value);
-  let seed = 0, playing = false, waiting = false, shown = null, before = null, bits = [];
+  let seed = 0, playing = false, waiting = false, shown = null, before = null;
   // Values per frame, from slow to fast. Below 1, a value takes several frames.
   const SPEEDS = [0.05, 0.25, 1, 4, 14, 56];
   let due = 0;
@@ -110,10 +110,10 @@ export function setUpInspect(engine, shape, model) {
     paintDots(find("inside-bits"), plane.height, plane.width, (row, column) => {
       const first = (row * plane.width + column) * shape.channels;
       let sum = 0;
-      for (let n = 0; n < shape.channels; n++) sum += bits[first + n] ?? 0;
+      for (let n = 0; n < shape.channels; n++) sum += shown.bits[first + n] ?? 0;
       return heat(Math.min(1, sum / (8 * shape.channels)));
     });
-    find("bits").textContent = Math.round(bits.reduce((sum, x) => sum + x, 0));
+    find("bits").textContent = Math.round(shown.bits.reduce((sum, x) => sum + x, 0));
     paintStates();
     paintNext();
     find("play").textContent = playing ? "Pause" : shown.done ? "Again" : "Play";
@@ -124,7 +124,6 @@ export function setUpInspect(engine, shape, model) {
   function receive(message) {
     waiting = false;
     [before, shown] = [shown, message];
-    bits.push(...message.bits);
     if (message.done) playing = false;
     paint();
   }
@@ -135,8 +134,9 @@ export function setUpInspect(engine, shape, model) {
   }
   function restart(other) {
     seed += other;
-    [before, shown, bits, due, waiting] = [null, null, [], 0, true];
-    engine.run({ job: "inspect", seed, label: null }, receive);
+    [before, shown, due, waiting] = [null, null, 0, true];
+    const label = shape.classes && !model.optional_class ? seed % shape.classes : null; // the classes in turn
+    engine.run({ job: "inspect", seed, label }, receive);
   }
   function frame() {
     if (!playing) return;

@@ -26,6 +26,7 @@ class Engine {
   }
 
   run(job, receive) {
+    find("error").hidden = true;
     this.receive = receive;
     this.worker.postMessage({ id: ++this.id, ...job });
   }
@@ -93,10 +94,9 @@ try {
   const engine = new Engine();
   engine.run({ job: "load", engine: parts[0], files }, (shape) => {
     const views = {};
-    if (!model.text) {
-      views.draw = setUpDraw(engine, shape, model.frame);
-      views.sample = setUpSample(engine, shape, model);
-    }
+    // A completion needs the class of the drawing, unless classes are optional.
+    if (!model.text && (model.optional_class || !shape.classes)) views.draw = setUpDraw(engine, shape, model.frame);
+    if (!model.text) views.sample = setUpSample(engine, shape, model);
     views.inspect = setUpInspect(engine, shape, model);
     if (model.rival && !model.text) views.race = setUpRace(engine, shape, model);
     for (const name of ["draw", "sample", "race"].filter((name) => !views[name])) {

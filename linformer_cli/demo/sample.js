@@ -17,22 +17,22 @@ export function setUpSample(engine, shape, model) {
     if ([seed, temperature].some((input) => !input.reportValidity())) return;
     find("save").disabled = true;
     const label = find("class").value === "" ? null : Number(find("class").value);
-    const options = [`-n ${COUNT} --seed ${seed.value}`, "--precision int8"];
+    const options = [`-n ${COUNT} --seed ${seed.valueAsNumber}`, "--precision int8"];
     if (label !== null) options.push(`--class ${label}`);
     if (Number(temperature.value) !== 1) options.push(`--temperature ${temperature.value}`);
     const guidance = label !== null && model.optional_class ? model.guidance : 1;
-    const job = { job: "sample", seed: seed.value, count: COUNT, label, guidance, temperature: Number(temperature.value) };
+    const job = { job: "sample", seed: seed.valueAsNumber, count: COUNT, label, guidance, temperature: Number(temperature.value) };
     engine.run(job, ({ images, done, rate }) => {
       images.forEach((image, n) => paintImage(canvases[n], shape, image));
       shown = images;
       const same = done ? ` · the same images as lintx sample ${model.name} ${options.join(" ")}` : "";
       find("sample-speed").textContent = `${rate.toFixed(1)} images/s${same}`;
       find("save").disabled = !done;
-      grid.dataset.done = done ? seed.value : "";
+      grid.dataset.done = done ? seed.valueAsNumber : "";
     });
   }
   find("sample-go").onclick = () => {
-    seed.value = BigInt(seed.value || 0) + 1n;
+    seed.value = (seed.valueAsNumber || 0) + 1;
     draw();
   };
   seed.onchange = temperature.onchange = find("class").onchange = draw;
@@ -47,10 +47,10 @@ export function setUpSample(engine, shape, model) {
     context.drawImage(small, 0, 0, large.width, large.height);
     large.toBlob((blob) => {
       const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob) });
-      link.download = `${model.name.split("/").pop()}-seed-${seed.value}-temperature-${temperature.value}.png`;
+      link.download = `${model.name.split("/").pop()}-seed-${seed.valueAsNumber}-temperature-${temperature.value}.png`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
     });
   };
-  return { show: () => shown.length || draw() };
+  return { show: () => find("save").disabled && draw() }; // the last images may be half drawn
 }

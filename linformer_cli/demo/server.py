@@ -9,6 +9,7 @@ from typing import ClassVar
 from .site import File
 
 ADDRESS = "127.0.0.1"
+_HTTP_PORT = 80
 # The page may load only its own files, and may send nothing to other hosts. index.html has the same policy.
 POLICY = (
     "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; object-src 'none'; base-uri 'none'; form-action 'none'"
@@ -54,8 +55,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bool) -> None:
         port = self.server.server_port
+        end = "" if port == _HTTP_PORT else f":{port}"  # browsers leave out the usual port
         # A page of another site could have its host name point to this machine, and then read the answers.
-        if self.headers.get_all("Host") not in ([f"{ADDRESS}:{port}"], [f"localhost:{port}"]):
+        if self.headers.get_all("Host") not in ([ADDRESS + end], ["localhost" + end]):
             return self.send_error(HTTPStatus.FORBIDDEN)
         file = self.server.site.get(self.path.partition("?")[0])
         if file is None:

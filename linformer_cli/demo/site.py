@@ -60,29 +60,32 @@ def build_site(checkpoint: "Checkpoint") -> dict[str, File]:
     """The files of the demo by name. Raises `LintxError` if the model cannot become a program."""
     import torch
 
-    from linformer_cli.bench.models import with_softmax
+    from linformer_cli.bench.models import BenchModel, with_softmax
     from linformer_cli.checkpoint import load_weights
+    from linformer_cli.model.blocks import InnerBlock
     from linformer_cli.sampling.engines.native import encode_step
 
     model = load_weights(checkpoint)
-    with seeded(0):  # the rival has the same random weights in every site
-        models = with_softmax(checkpoint.name, model)
     info, network = checkpoint.info, model.config
+    text = info.data.words is WINDOWS
+    with seeded(0):  # the rival has the same random weights in every site
+        models = [BenchModel(checkpoint.name, model)] if text else with_softmax(checkpoint.name, model)
+    shape = model.blocks[0].inner.shape if isinstance(model.blocks[0], InnerBlock) else None
     description = Description(
         name=checkpoint.name,
         attention=network.attention,
         layers=network.layers,
-        heads=network.heads,
-        head_width=network.head_width,
+        heads=shape.heads if shape else 1,
+        head_width=shape.value_width if shape else network.width,
         parameters=model.parameter_count(),
         bits_per_dim=info.training.validation_bits_per_dim,
         bits_unit=info.data.words.bits,
-        text=info.data.words is WINDOWS,
+        text=text,
         weights_sha256=checkpoint.digest,
         optional_class=network.optional_class,
         guidance=CLASS_GUIDANCE,
         frame=info.data.frame.model_dump() if info.data.frame else None,
-        states=("s", "z") if network.attention == "linear" else (),
+        states=("s", "z") if network.attention == "linear" and not network.short_convolution else (),
         rival=models[1].name if len(models) > 1 else None,
     )
     site = {name: File(kind, (FOLDER / name).read_bytes()) for name, kind in PAGES.items()}

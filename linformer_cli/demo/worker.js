@@ -6,6 +6,7 @@ const SLICE = 12; // milliseconds of work before the worker looks for a new job
 const files = {}; // program files by name
 const runners = new Map();
 let engine, current;
+let bits = []; // of the values that `step` has drawn
 
 // A runner keeps a copy of its weights, so it is used again.
 function runnerFor(use, batch = 1, file = "model") {
@@ -38,14 +39,15 @@ const JOBS = {
   // Begins the image whose values `step` draws one by one.
   *inspect({ seed, label }) {
     runnerFor("inspect").start(seed, 0, label);
+    bits = [];
     yield* JOBS.step({ count: 0 });
   },
 
-  // Draws `count` values. `bits` are the information of each, and `probabilities` those of the next one.
+  // Draws `count` values. `bits` are the information of all values so far, and `probabilities` those of the next one.
   *step({ count }) {
     const runner = runnerFor("inspect");
-    const bits = [];
-    while (bits.length < count && runner.known < runner.values) {
+    const end = Math.min(runner.known + count, runner.values);
+    while (runner.known < end) {
       const probabilities = runner.probabilities();
       runner.draw();
       bits.push(-Math.log2(probabilities[runner.lastValue()]));
@@ -88,10 +90,10 @@ const JOBS = {
 
 function* drawAll(runner, { began, from }) {
   let shown = 0;
-  while (runner.known < runner.values) {
-    runner.draw();
+  for (let done = false; !done; ) {
+    if (runner.known < runner.values) runner.draw(); // if all values were given, there is nothing to draw
     const now = performance.now();
-    const done = runner.known === runner.values;
+    done = runner.known === runner.values;
     const drawn = (runner.images * (runner.known - from)) / runner.values;
     if (done || now - shown > 30) {
       shown = now;

@@ -31,7 +31,10 @@ class StopRequest:
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[StopRequest]:
-    """A context in which the first SIGINT or SIGTERM sets the request and the second ends the process at once."""
+    """A context in which the first SIGINT or SIGTERM sets the request and the second ends the process at once.
+
+    A signal that the process ignores, as background jobs of a script ignore Ctrl-C, stays ignored.
+    """
     request = StopRequest()
     previous: dict[int, Any] = {}
 
@@ -42,7 +45,8 @@ def catch_signals() -> Iterator[StopRequest]:
         request.signal_number = number
 
     for caught in (signal.SIGINT, signal.SIGTERM):
-        previous[caught] = signal.signal(caught, handle)
+        if signal.getsignal(caught) is not signal.SIG_IGN:
+            previous[caught] = signal.signal(caught, handle)
     try:
         yield request
     finally:

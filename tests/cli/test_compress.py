@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from machine import HAS_LIBRARY, NO_LIBRARY
 from PIL import Image
 
 from linformer_cli.checkpoint import load_model, save_checkpoint
+from linformer_cli.codec import rivals
 from linformer_cli.codec.header import encode_header
 from linformer_cli.codec.items import Contents, Tiling
 from linformer_cli.codec.unpack import PackedFile
@@ -260,6 +261,31 @@ def make_deep_colour(path: Path) -> None:
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
 
 
+def make_deep_tiff(path: Path) -> None:
+    """A TIFF with 16 bits per channel, which Pillow opens with 8 bits, like the next two."""
+    import struct
+
+    depths, pixels, short, long = 122, 128, 3, 4  # two offsets and two types
+    tags = [(256, long, 1, 8), (257, long, 1, 8), (258, short, 3, depths), (259, long, 1, 1), (262, long, 1, 2)]
+    tags += [(273, long, 1, pixels), (277, long, 1, 3), (278, long, 1, 8), (279, long, 1, 384)]
+    directory = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
+    header = b"II*\0" + struct.pack("<I", 8)
+    path.write_bytes(header + directory + struct.pack("<3H", 16, 16, 16) + bytes(range(128)) * 3)
+
+
+def make_deep_ppm(path: Path) -> None:
+    path.write_bytes(b"P6 8 8 65535\n" + bytes(range(128)) * 3)
+
+
+def make_deep_sgi(path: Path) -> None:
+    Image.new("L", (8, 8), 9).save(path, "SGI", bpc=2)
+
+
+def make_jpeg_2000(path: Path) -> None:
+    """Pillow does not tell how many bits a coloured JPEG 2000 has."""
+    Image.new("RGB", (8, 8), (1, 2, 3)).save(path, "JPEG2000")
+
+
 def make_rotated(path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -267,14 +293,43 @@ def make_rotated(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [make_palette, make_deep, make_transparent, make_animated, make_deep_colour, make_rotated]
+    "make",
+    [
+        *(make_palette, make_deep, make_transparent, make_animated, make_deep_colour, make_rotated),
+        *(make_deep_tiff, make_deep_ppm, make_deep_sgi, make_jpeg_2000),
+    ],
 )
 @pytest.mark.parametrize("tile", [(), ("--tile",)])
 def test_pictures_that_would_not_come_back_are_refused_by_name(lintx, grey, make, tile, tmp_path) -> None:
     make(tmp_path / "odd.png")
+    with Image.open(tmp_path / "odd.png") as picture:
+        picture.load()  # Pillow can read it
     found = lintx("compress", tmp_path / "odd.png", "-o", tmp_path / "x.lintx", "--checkpoint", grey, *tile)
     assert found.code == 1 and "'odd.png'" in found.stderr and found.stderr.count("Error") == 1
     assert not (tmp_path / "x.lintx").exists()
+
+
+def test_a_file_replaces_the_target_of_a_link(lintx, text, tmp_path) -> None:
+    (tmp_path / "a.txt").write_text("new")
+    assert lintx("compress", tmp_path / "a.txt", "-o", tmp_path / "x.lintx", "--checkpoint", text).code == 0
+    (tmp_path / "out").mkdir()
+    (tmp_path / "b.txt").write_text("old")
+    (tmp_path / "out" / "a.txt").symlink_to(tmp_path / "b.txt")
+    command = ("decompress", tmp_path / "x.lintx", "-o", tmp_path / "out", "--checkpoint", text, "--force")
+    assert lintx(*command).code == 0
+    assert (tmp_path / "b.txt").read_text() == "new" and (tmp_path / "out" / "a.txt").is_symlink()
+
+
+def test_a_compressor_that_fails_has_no_size(monkeypatch, tmp_path) -> None:
+    def find(name: str) -> ModuleType:
+        raise ImportError(name)
+
+    failing = tmp_path / "zstd"
+    failing.write_text("#!/bin/sh\nexit 1\n")
+    failing.chmod(0o700)
+    monkeypatch.setattr(rivals.importlib, "import_module", find)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert rivals.measure_zstd(lambda: [bytes(2**20)] * 2) is None
 
 
 def test_one_bad_picture_of_several_stops_the_work(lintx, grey, folder, tmp_path) -> None:

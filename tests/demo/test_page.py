@@ -29,7 +29,8 @@ SEVEN = [(0.3, 0.25), (0.5, 0.25), (0.7, 0.25), (0.62, 0.4), (0.54, 0.6), (0.46,
 PIXELS = """Array.from(document.querySelectorAll('%s canvas'), (canvas) => Array.from(
   canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data))"""
 COMPLETED = "document.getElementById('completions').ariaBusy === 'false'"
-COUNT_INK = "document.querySelector('%s').getContext('2d').getImageData(0, 0, 28, 28).data.filter((x) => x > 99).length"
+IS_RED = "(brightness, n) => n % 4 === 0 && brightness > 99"
+COUNT_INK = "document.querySelector('%s').getContext('2d').getImageData(0, 0, 28, 28).data.filter(%s).length"
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +114,29 @@ def test_the_line_and_the_pen_follow_the_keyboard(open_view) -> None:
     assert page.evaluate(now) == first + 1
     page.press("\ue010")  # end
     assert page.evaluate(now) == 28
+    page.wait(COMPLETED)
+    assert page.evaluate(COUNT_INK % ("#completions canvas", IS_RED)) == 0
     page.evaluate("document.getElementById('board').focus()")
     page.press(" " + "\ue015" * 6 + " ")
-    page.wait(f"{COUNT_INK % '#completions canvas'} > 30")
+    page.wait(f"{COUNT_INK % ('#completions canvas', IS_RED)} > 8")
+    page.wait(COMPLETED)
+    assert page.evaluate("document.getElementById('draw-speed').textContent") == ""  # the model drew nothing
+
+
+def test_a_change_of_the_tab_loses_no_value(open_view) -> None:
+    found = []
+    for leave in (False, True):
+        page = open_view("inspect")
+        page.evaluate("document.getElementById('speed').value = 5")
+        page.wait("document.body.dataset.known > 100")
+        if leave:
+            page.click("#tab-sample")
+            page.click("#tab-inspect")
+        page.wait("document.body.dataset.known == 784")
+        found.append(page.evaluate("document.getElementById('bits').textContent"))
+    assert found[0] == found[1]
+    page.click("#tab-sample")  # its images are half drawn
+    page.wait("!document.getElementById('save').disabled")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.8])
@@ -274,6 +295,7 @@ def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny
     with serve({**rest, **files}) as address:
         page = open_view("sample", address)
         assert page.evaluate("document.getElementById('tab-race').hidden")
+        assert page.evaluate("document.getElementById('tab-draw').hidden") == (not optional)  # it cannot name a class
         page.wait("document.getElementById('sample-speed').textContent.includes('--precision int8')")
         assert page.evaluate("document.getElementById('class').options[0].text") == ("any" if optional else "all")
         first = [[red for red, _, _ in image] for image in read_images(page, "#grid")]

@@ -8,6 +8,7 @@ from http.client import HTTPConnection, HTTPResponse
 
 import pytest
 
+from linformer_cli.demo import server as server_module
 from linformer_cli.demo.server import POLICY, DemoServer
 from linformer_cli.demo.site import FOLDER, MODULES, PAGES, File
 
@@ -71,6 +72,13 @@ def test_only_the_own_host_is_answered(server) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.0 403")
+
+
+def test_the_usual_port_is_left_out(server, monkeypatch) -> None:
+    monkeypatch.setattr(server_module, "_HTTP_PORT", server.server_port)
+    for host in ("127.0.0.1", "localhost"):
+        assert ask(server, "/", Host=host)[0].status == 200
+    assert ask(server, "/", Host="example.org")[0].status == 403
 
 
 def test_other_machines_are_not_answered(server) -> None:

@@ -31,6 +31,18 @@ def test_the_first_signal_only_sets_the_request(number) -> None:
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
+def test_an_ignored_signal_stays_ignored() -> None:
+    """A shell starts the background jobs of a script like this."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with catch_signals() as request:
+            signal.raise_signal(signal.SIGINT)
+            assert request.signal_number is None
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_the_handlers_are_restored_after_an_error_too() -> None:
     def mine(number: int, frame: object) -> None:
         raise AssertionError("not while signals are caught")
