@@ -41,9 +41,9 @@ class Memory(enum.StrEnum):
 class AttentionShape:
     """The sizes that a mechanism is built for.
 
-    `positions` is the number of positions T of a whole image, `row` is the number of values in an image row, and
-    `layer` is the index of the layer. Mechanisms with random blocks or features use `layer` to draw them separately for
-    each layer.
+    `positions` is the number of positions T of a whole image, `row` is the length of a row (see
+    `ImageShape.row_for_attention`), and `layer` is the index of the layer. Mechanisms with random blocks or features
+    use `layer` to draw them separately for each layer.
     """
 
     heads: int

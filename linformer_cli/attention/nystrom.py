@@ -113,7 +113,7 @@ class NystromAttention(Attention):
         dtype, count = accumulator_dtype(q.dtype), min(self.options.landmarks, q.shape[2])
         ends = torch.full((1,), q.shape[2], device=q.device) if lengths is None else lengths
         q, k, wide = q.to(dtype) * self.scale, k.to(dtype), v.to(dtype)
-        means = _segment_weights(ends, q.shape[2], count).to(dtype)
+        means = _segment_weights(ends, q.shape[2], count, dtype)
         queries, keys = means @ q, means @ k
         # A sequence shorter than `landmarks` has fewer segments. The rows and columns of missing landmarks are 0.
         missing = find_padding(ends, count)[:, None, None]
@@ -205,8 +205,8 @@ class NystromAttention(Attention):
         return parts if state.recent is None else [*parts, state.recent.ordered()]
 
 
-def _segment_weights(lengths: Tensor, positions: int, landmarks: int) -> Tensor:
-    """Weights [B, 1, landmarks, positions], in float64, that average each segment of sequences of `lengths` [B].
+def _segment_weights(lengths: Tensor, positions: int, landmarks: int, dtype: torch.dtype) -> Tensor:
+    """Weights [B, 1, landmarks, positions] of `dtype` that average each segment of sequences of `lengths` [B].
 
     A sequence of n positions has m = min(landmarks, n) segments, and position t belongs to segment t m / n, rounded
     down. The weights of other segments are 0.
@@ -215,4 +215,4 @@ def _segment_weights(lengths: Tensor, positions: int, landmarks: int) -> Tensor:
     place = torch.arange(positions, device=lengths.device)
     segment = torch.where(place < n, place * n.clamp(max=landmarks) // n, landmarks)
     members = (segment.unsqueeze(1) == torch.arange(landmarks, device=lengths.device).unsqueeze(1)).unsqueeze(1)
-    return members / members.sum(dim=-1, keepdim=True).clamp(min=1).double()
+    return members / members.sum(dim=-1, keepdim=True).clamp(min=1).to(dtype)

@@ -119,7 +119,9 @@ class ProbsparseAttention(Attention):
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
         ends = torch.full((len(q),), q.shape[2], device=q.device) if lengths is None else lengths
-        count = (self.options.factor * ends.double().log()).ceil().long().clamp(min=1).minimum(ends)
+        # Not every device has float64.
+        logs = ends.cpu().double().log()
+        count = (self.options.factor * logs).ceil().long().to(ends.device).clamp(min=1).minimum(ends)
         q, k, wide = q.to(dtype), k.to(dtype), v.to(dtype)
         with torch.no_grad():
             sampled = self._sample_lengths(ends)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])

@@ -23,6 +23,7 @@ int main(int count, char** words) {
     if (count != 4 && count != 5)
         return std::fprintf(stderr, "usage: draw PROGRAM SEED COUNT [TEMPERATURE] > images.pgm\n"), 2;
     std::ifstream file(words[1], std::ios::binary);
+    if (!file) return std::fprintf(stderr, "error: cannot read %s\n", words[1]), 1;
     const std::vector<char> data{std::istreambuf_iterator<char>(file), {}};
     const int64_t images = std::atoll(words[3]);
     lintx_runner* runner = lintx_open(data.data(), static_cast<int64_t>(data.size()), images);

@@ -14,7 +14,7 @@ void run(const Pass& pass, int64_t first, int64_t end) {
     for (int64_t index = first; index < end; index++) {
         const Operation& op = pass.program.operations[index];
         const Entry& entry = ENTRIES[op.code];
-        if (pass.mode != COMMIT || entry.has_state) entry.run(pass, op);
+        if (pass.mode != COMMIT || entry.commits) entry.run(pass, op);
     }
 }
 
@@ -67,7 +67,11 @@ void look_ahead(const Program& program, Drawing& drawing) {
     bool sure = true;
     for (int64_t r = 0; r < rows; r++) {
         const int64_t guess = next[r];  // undefined and unused in the last row
-        draw(drawing.head, 1, found.at<float>(drawing.output, r), stride, drawing.uniforms + known + r, next + r);
+        const float* own = found.at<float>(drawing.output, r);
+        // The caller checks the first row of a pass, so a row with NaN must be the first of the next pass.
+        for (int64_t image = 0; r && image < images; image++)
+            sure = sure && are_finite(drawing.head.parameters(), own + image * stride);
+        draw(drawing.head, 1, own, stride, drawing.uniforms + known + r, next + r);
         right += sure;
         sure = sure && next[r] == guess;
     }

@@ -18,13 +18,6 @@ namespace {
 constexpr double WHOLE = 2147483647;  // 2^31 - 1
 constexpr int64_t SUM = 1 << 24;
 
-// Whether all numbers are finite. The difference of a number and itself is 0 or NaN.
-bool are_finite(int64_t count, const float* numbers) {
-    float sum = 0;
-    for (int64_t i = 0; i < count; i++) sum += numbers[i] - numbers[i];
-    return sum == 0;
-}
-
 // Weights 0 .. 2^31 - 1 in proportion to softmax(logits); the largest is 2^31 - 1.
 void weigh_logits(int64_t count, const float* logits, int32_t* weights) {
     const float most = *std::max_element(logits, logits + count);
@@ -80,7 +73,7 @@ extern "C" {
 // the number of rows with NaN or infinity, whose frequencies are undefined.
 int64_t lintx_frequencies(const Head* head, int64_t threads, int64_t rows, const float* parameters, int64_t stride,
                           double* frequencies) {
-    const int64_t levels = head->levels, numbers = head->mixtures ? 3 * head->mixtures : levels;
+    const int64_t levels = head->levels, numbers = head->parameters();
     std::atomic<int64_t> damaged{0};
     spread(threads, rows, [&](int64_t row) {
         const float* own = parameters + row * stride;

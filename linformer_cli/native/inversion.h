@@ -19,12 +19,20 @@ struct Head {
     int64_t top_k = 0;  // 0: all values
     double top_p = 0;   // 0: all values
 
+    int64_t parameters() const { return mixtures ? 3 * mixtures : levels; }
     bool is_guided() const { return guidance != 1; }
     bool is_filtered() const { return is_guided() || temperature != 1 || top_k || top_p > 0; }
     double bound(double log_scale) const {
         return log_scale < lowest ? lowest : log_scale > highest ? highest : log_scale;
     }
 };
+
+// Whether all numbers are finite. The difference of a number and itself is 0 or NaN.
+inline bool are_finite(int64_t count, const float* numbers) {
+    float sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += numbers[i] - numbers[i];
+    return sum == 0;
+}
 
 // The index whose part of the sum of all shares contains `uniform` times the sum. The position within that part, from
 // 0 to 1, goes to `place` if it is not null.

@@ -126,6 +126,7 @@ void check_mamba(MixRules& m) {
 }
 
 void check_mesa(MixRules& m) {
+    m.need(m.positive(0) <= m.K);
     m.inputs(2);
     m.state(0, m.H * m.K * m.V);
     m.state(1, m.H * m.K * m.K);

@@ -106,13 +106,14 @@ void check_normalise(Rules& r) {
 
 void check_short_convolution(Rules& r) {
     const double kernel = r.integer(0), columns = r.integer(1);
-    r.need(kernel >= 2);
+    r.need(kernel >= 2 && columns >= 1);
     for (int64_t n = 0; n < 2; n++) r.scratch(n, columns + r.integer(2));
     r.state(2, (kernel - 1) * columns);
     r.constant(3, kernel * columns);
 }
 
 void check_lstm(Rules& r) {
+    r.need(r.file.window == 1);
     for (int64_t n = 0; n < 2; n++) r.scratch(n, 4 * r.integer(0));
     for (int64_t n = 2; n < 4; n++) r.state(n, r.integer(0));
 }

@@ -38,7 +38,7 @@ namespace {
 struct Entry {
     const char* name;
     void (*run)(const Pass&, const Operation&);
-    bool has_state;         // operations with a state also run in COMMIT
+    bool commits;           // whether it also runs in COMMIT, to update a state
     void (*check)(Rules&);  // the rule of a program file
 };
 
@@ -61,7 +61,7 @@ const Entry ENTRIES[] = {
     {"mix.convolution", mix_convolution, true, check_mix<check_convolution>},
     {"mix.deltanet", mix_deltanet, true, check_mix<check_deltanet>},
     {"mix.flash", in_format<mix_flash<bfloat16>, mix_flash<float>, 1>, true, check_mix<check_flash>},
-    {"mix.gau", in_format<mix_gau<bfloat16>, mix_gau<float>, 2>, true, check_mix<check_gau>},
+    {"mix.gau", in_format<mix_gau<bfloat16>, mix_gau<float>, 2>, false, check_mix<check_gau>},
     {"mix.gla", mix_gla, true, check_mix<check_gla>},
     {"mix.linear", mix_linear, true, check_mix<check_linear>},
     {"mix.linformer", in_format<mix_linformer<bfloat16>, mix_linformer<float>, 4>, true, check_mix<check_linformer>},
@@ -80,7 +80,7 @@ const Entry ENTRIES[] = {
     {"mix.rfa", mix_rfa, true, check_mix<check_rfa>},
     {"mix.rows", in_format<mix_rows<bfloat16>, mix_rows<float>, 5>, true, check_mix<check_rows>},
     {"mix.rwkv7", mix_rwkv7, true, check_mix<check_rwkv7>},
-    {"mix.single_head", in_format<mix_single_head<bfloat16>, mix_single_head<float>, 1>, true,
+    {"mix.single_head", in_format<mix_single_head<bfloat16>, mix_single_head<float>, 1>, false,
      check_mix<check_single_head>},
 };
 
@@ -101,8 +101,7 @@ inline bool fits(const FileProgram& file, int64_t index, Kind kind, Type type, i
 // Checks a file that `read_program` accepted, and finds the codes of its operations. Returns a message if a buffer or an
 // operation is not valid, else an empty text.
 inline Text check_program(FileProgram& file) {
-    const int64_t parameters = file.head.mixtures ? 3 * file.head.mixtures : file.levels;
-    bool named = fits(file, file.output, SCRATCH, Type::FLOAT32, parameters);
+    bool named = fits(file, file.output, SCRATCH, Type::FLOAT32, file.head.parameters());
     named = named && fits(file, file.recent, STATE, Type::INT16, 1) && file.buffers[file.recent].initial == 0;
     named = named && (file.classes ? fits(file, file.label, STATE, Type::INT64, 1) : file.label == -1);
     for (const std::vector<int64_t>& layer : file.states)

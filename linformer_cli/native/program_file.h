@@ -140,7 +140,8 @@ inline Text read_program(const char* data, int64_t bytes, FileProgram& program) 
         return Text("the file has ") << bytes << " bytes instead of " << size;
     if (sum != checksum(data + CHECKED_FROM, bytes - CHECKED_FROM)) return "the file is damaged: its checksum is wrong";
     const int64_t longest = 1 << 16, most_values = 1 << 24;
-    program.channels = words.integer(1, 4);
+    program.channels = words.integer(1, 3);
+    words.sound = words.sound && program.channels != 2;
     program.height = words.integer(1, longest);
     program.width = words.integer(1, longest);
     program.levels = program.head.levels = words.integer(2, 256);

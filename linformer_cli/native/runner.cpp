@@ -43,7 +43,8 @@ void fill(char* memory, int64_t count, double initial) {
 
 struct lintx_runner {
     FileProgram file;
-    Memory data;                   // of the whole file
+    Memory data;                   // the whole file
+    size_t bytes;                  // of the file
     std::vector<Memory> memories;  // of each buffer that is not shared
     std::vector<Buffer> buffers;
     std::vector<Operation> operations;
@@ -100,9 +101,7 @@ bool allocate_buffers(lintx_runner& runner) {
 
 // Whether row number `row` of a pass has finite parameters.
 bool is_finite(lintx_runner& runner, int64_t row) {
-    const int64_t count = runner.file.head.mixtures ? 3 * runner.file.head.mixtures : runner.file.levels;
-    const float* parameters = runner.parameters(row);
-    return std::all_of(parameters, parameters + count, [](float x) { return std::isfinite(x); });
+    return are_finite(runner.file.head.parameters(), runner.parameters(row));
 }
 
 // Computes the parameters of the next value of every image, unless that is done already. Returns 0 or -1.
@@ -162,7 +161,8 @@ lintx_runner* lintx_open(const void* file, int64_t bytes, int64_t batch) {
     std::unique_ptr<lintx_runner> runner(new lintx_runner{});
     runner->data = allocate(bytes);
     if (!runner->data) return refuse("there is not enough memory");
-    if (bytes) std::memcpy(runner->data.get(), file, static_cast<size_t>(bytes));
+    runner->bytes = static_cast<size_t>(bytes);
+    if (bytes) std::memcpy(runner->data.get(), file, runner->bytes);
     Text reason = read_program(runner->data.get(), bytes, runner->file);
     if (reason.empty()) reason = check_program(runner->file);
     if (!reason.empty()) return refuse(reason);
@@ -211,10 +211,11 @@ int64_t lintx_guide(lintx_runner* runner, double weight) {
 int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const int64_t* labels) {
     const FileProgram& file = runner->file;
     const bool optional = file.is_class_optional();
-    runner->file.head.guidance = runner->guidance;
-    for (int64_t image = 0; labels && file.classes && image < runner->images(); image++)
+    const int64_t images = runner->guidance == 1 ? runner->batch() : runner->batch() / 2;
+    for (int64_t image = 0; labels && file.classes && image < images; image++)
         if (labels[image] < 0 || labels[image] >= file.classes + optional)
             return fail(Text("classes are 0 to ") << file.classes - 1);
+    runner->file.head.guidance = runner->guidance;
     for (size_t n = 0; n < file.buffers.size(); n++) {
         const FileBuffer& buffer = file.buffers[n];
         if (buffer.kind != STATE) continue;
@@ -229,7 +230,7 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
     }
     for (int64_t image = 0; file.classes && image < runner->batch(); image++)
         *runner->memory<int64_t>(file.label, image) =
-            labels && image < runner->images() ? labels[image]
+            labels && image < images ? labels[image]
             : optional                         ? file.classes
                                                : static_cast<int64_t>((first + image) % file.classes);
     runner->seed = seed;
@@ -243,12 +244,10 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
 }
 
 int64_t lintx_continue(lintx_runner* runner, const lintx_runner* other) {
-    const auto differ = [](const Buffer& a, const Buffer& b) { return a.kind != b.kind || a.stride != b.stride; };
     if (runner->file.head.is_guided() != other->file.head.is_guided())
         return fail("one runner has guidance and the other has none");
-    bool same = runner->count() == other->count() && runner->buffers.size() == other->buffers.size();
-    for (size_t n = 0; same && n < runner->buffers.size(); n++) same = !differ(runner->buffers[n], other->buffers[n]);
-    if (!same) return fail("the runners have different programs");
+    if (runner->bytes != other->bytes || std::memcmp(runner->data.get(), other->data.get(), runner->bytes))
+        return fail("the runners have different programs");
     for (int64_t image = 0; image < runner->batch(); image++) {
         const int64_t source = image < runner->images() ? 0 : other->images();
         for (size_t n = 0; n < runner->buffers.size(); n++)

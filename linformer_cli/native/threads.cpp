@@ -26,7 +26,7 @@ public:
         this->context.store(context, std::memory_order_relaxed);
         wanted.store(threads - 1, std::memory_order_relaxed);
         finished.store(0, std::memory_order_relaxed);
-        const uint64_t turn = (claimed.load(std::memory_order_relaxed) >> 32) + 1;
+        const uint64_t turn = static_cast<uint32_t>((claimed.load(std::memory_order_relaxed) >> 32) + 1);
         claimed.store(turn << 32 | static_cast<uint64_t>(pieces) << 16, std::memory_order_seq_cst);
         if (asleep.load(std::memory_order_seq_cst)) {
             pthread_mutex_lock(&mutex);

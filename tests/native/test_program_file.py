@@ -3,6 +3,7 @@ found.
 """
 
 import ctypes
+import dataclasses
 import math
 import re
 import struct
@@ -24,10 +25,11 @@ from linformer_cli.config import ImageShape
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.program import encode_model
+from linformer_cli.native import program_file
 from linformer_cli.native.build import PACKAGE, find_system_compiler
 from linformer_cli.native.constants import definitions
 from linformer_cli.native.library import load_library
-from linformer_cli.native.program import NoProgram
+from linformer_cli.native.program import NoProgram, Operation
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
@@ -291,6 +293,18 @@ def test_guidance_begins_with_the_next_image(open_program, build_tiny_model) -> 
     assert np.array_equal(first, second) and first[0] == 5
 
 
+def test_a_refused_start_changes_nothing(open_program, build_tiny_model) -> None:
+    model = build_tiny_model(classes=2, optional_class=True)
+    runner, expected = open_program(model, 2), open_program(model, 2)
+    for each in (runner, expected):
+        each.start(labels=[0, 1])
+        each.draw()
+    runner.guide(2.0)
+    with pytest.raises(Refused, match="classes are 0 to 1"):
+        runner.start(labels=[-1, 0])
+    assert np.array_equal(runner.finish(), expected.finish())
+
+
 def test_wrong_guidance_is_refused(open_program, build_tiny_model) -> None:
     runner = open_program(build_tiny_model(classes=3, optional_class=True), 3)
     with pytest.raises(Refused, match="the batch is twice the number of images"):
@@ -372,8 +386,9 @@ def test_images_continue_a_beginning_that_another_runner_read(open_program, buil
         probabilities = prefix.probabilities(0)
     assert np.array_equal(continued.probabilities(batch - 1), probabilities)
     assert np.array_equal(continued.finish(), expected.finish())
-    with pytest.raises(Refused, match="different programs"):
-        continued.continue_from(open_program(build_tiny_model(head=changes)))
+    for other in (build_tiny_model(head=changes), build_tiny_model(1, head=changes, classes=2)):
+        with pytest.raises(Refused, match="different programs"):
+            continued.continue_from(open_program(other))
 
 
 def test_wrong_calls_are_refused(open_program, build_tiny_model) -> None:
@@ -440,6 +455,31 @@ def test_unknown_and_unsound_operations_are_refused(open_program, build_tiny_mod
     heads = (2).to_bytes(8, "little") + (8).to_bytes(8, "little") * 2
     with pytest.raises(Refused, match=r"operation 'mix\.linear' leaves its buffers"):
         open_program(model, data=replace(heads, (3).to_bytes(8, "little") + heads[8:]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "place", "value"),
+    [
+        ({"attention": "mesa"}, "mix.mesa", -1, 9),  # iterations of a head of width 8
+        ({"short_convolution": 3}, "short_convolution", 1, 0),  # columns
+    ],
+)
+def test_integers_without_meaning_are_refused(
+    open_program, build_tiny_model, monkeypatch, changes, name, place, value
+) -> None:
+    encode = program_file._encode_operation
+
+    def change(operation: Operation) -> bytes:
+        integers = list(operation.integers)
+        if operation.name == name:
+            integers[place] = value
+        return encode(dataclasses.replace(operation, integers=tuple(integers)))
+
+    model = build_tiny_model(**changes)
+    open_program(model)
+    monkeypatch.setattr(program_file, "_encode_operation", change)
+    with pytest.raises(Refused, match=f"operation '{name}' leaves its buffers"):
+        open_program(model)
 
 
 def compile_executable(target: Path, *arguments: str) -> None:

@@ -168,6 +168,21 @@ def test_nan_is_reported(build_tiny_model, raises_one_line) -> None:
 
 
 @pytest.mark.parametrize("look_ahead", [True, False])
+def test_nan_in_the_middle_of_a_pass_is_reported(build_tiny_model, raises_one_line, look_ahead) -> None:
+    """All values are 15, so all guesses are right. In the last pass, the last four of seven predictions are NaN."""
+    model = build_tiny_model(image=ImageShape(height=16, width=4, levels=16))
+    model.head.projection.bias.data[15] = 1e4
+    model.embedding.row.weight.data[15] = torch.nan
+    engine = NativeEngine(model, 1, look_ahead=look_ahead)
+    with raises_one_line(LintxError, "damaged"):
+        engine.draw_values(engine.step(model.start_tokens(1)), UniformStreams(0, [0]), Filters(), 64)
+    model.embedding.row.weight.data[15] = 0
+    engine = NativeEngine(model, 1, look_ahead=look_ahead)
+    values = engine.draw_values(engine.step(model.start_tokens(1)), UniformStreams(0, [0]), Filters(), 64)
+    assert values.eq(15).all() and engine.look_aheads == (8 if look_ahead else 0)
+
+
+@pytest.mark.parametrize("look_ahead", [True, False])
 def test_look_ahead_can_be_turned_off(build_tiny_model, look_ahead) -> None:
     model = build_tiny_model()
     assert choose_engine("auto", model).value == "native"

@@ -18,7 +18,6 @@ namespace {
 
 template <class Number>
 void mix_gau(const Pass& pass, const Operation& op) {
-    if (pass.mode == COMMIT) return;
     const Mix mix{pass, op};
     const int64_t K = mix.key_width, V = mix.value_width, capacity = mix.integer(0);
     const auto keys = [&](int64_t row) { return mix.own<Number>(0, row, 0, 0); };

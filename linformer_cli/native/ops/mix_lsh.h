@@ -66,7 +66,8 @@ void mix_lsh(const Pass& pass, const Operation& op) {
         for (int64_t round = 0; round < rounds; round++) {
             int32_t* ring = rings + (round * buckets + find_bucket(half, products + round * half)) * window;
             for (int64_t n = 0; n < window; n++) {
-                if (ring[n] < 0 || marks[ring[n]]) continue;
+                // Only a file that lets two operations share a ring has positions above the capacity.
+                if (ring[n] < 0 || ring[n] >= capacity || marks[ring[n]]) continue;
                 marks[ring[n]] = 1;
                 found[count++] = ring[n];
                 __builtin_prefetch(keys + ring[n] * K);

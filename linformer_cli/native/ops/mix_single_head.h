@@ -15,7 +15,6 @@ namespace {
 
 template <class Number>
 void mix_single_head(const Pass& pass, const Operation& op) {
-    if (pass.mode == COMMIT) return;
     const Mix mix{pass, op};
     const int64_t K = mix.key_width;
     const auto memory = [&](int64_t row) { return mix.own<Number>(0, row, 0, 0); };
