@@ -244,10 +244,10 @@ class TrainConfig(Config):
 
     steps: Count | None = Field(None, description="Optimizer steps.")
     epochs: Positive | None = Field(
-        None, description=f"Passes over the training images; {DEFAULT_EPOCHS:g} if no length is given."
+        None, description=f"Passes over the training images; {DEFAULT_EPOCHS:g} unless another length is given."
     )
     max_time: Seconds | None = Field(
-        None, description="Training time, such as 10m or 1h30m; includes the time before a --resume."
+        None, description="Training time, such as 10m or 1h30m; includes the time before an interruption."
     )
     batch: Images = Field(16, description="Images in a batch.")
     accumulation: Images = Field(1, description="Batches whose gradients are summed for one step.")

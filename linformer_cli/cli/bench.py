@@ -16,7 +16,7 @@ from . import (
 )
 
 app = typer.Typer(
-    help="""Measure speed, memory, learning and approximation.
+    help="""Measure speed, memory and quality.
 
     Speeds come with their spread and a description of the machine. A mechanism whose parallel and step forms disagree
     is not timed.

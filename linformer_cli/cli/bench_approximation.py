@@ -51,7 +51,7 @@ def approximation(
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
-    """Measure how well random features approximate softmax.
+    """Measure the errors of random features.
 
     Reports mean squared errors of performer attention relative to causal softmax attention in float64, by number of
     features and norm of the inputs. The random directions are orthogonal or independent; features are positive,

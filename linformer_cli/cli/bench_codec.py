@@ -39,7 +39,7 @@ def codec(
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
-    """Measure the size of compressed images, and the speed both ways.
+    """Measure size and speed of compression.
 
     The same images are stored as by `lintx compress`, as optimised PNGs, as lossless WebP and JPEG XL (if its plugin
     is installed), and all together with gzip, xz and zstd. Every format must give the same pixels back. Speeds are

@@ -26,7 +26,7 @@ def gpu(
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
-    """Check and measure everything that runs on a GPU.
+    """Check and measure a GPU.
 
     First compares, on the device, kernels with plain torch in float64, the sampling engine with the model's own step,
     and the parallel and step forms of every mechanism. Then measures images/s of sampling and training with the

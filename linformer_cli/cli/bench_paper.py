@@ -29,7 +29,7 @@ def paper(
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
-    """Repeat the measurements of Katharopoulos 2020.
+    """Repeat the figures of Katharopoulos 2020.
 
     Measures the paper's methods in its two networks. The methods are softmax (re-run and with a cache), LSH with 1 and
     4 rounds, and linear attention. The results are images/s and seconds per image of sampling, images/s of training,

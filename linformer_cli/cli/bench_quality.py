@@ -59,7 +59,7 @@ def quality(
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
-    """Measure the quality of samples beside bits/dim.
+    """Compare samples with test images.
 
     Samples, test images and training images are compared in the same way. A judge, which is a small classifier of the
     data set's images, is trained first (a minute or two for MNIST) and cached. Distances in the judge's features are

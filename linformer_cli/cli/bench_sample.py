@@ -67,7 +67,7 @@ def sample(
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
-    """Measure images/s of sampling, by attention, batch size and network.
+    """Measure images/s of sampling.
 
     By default, times the checkpoint's model and a softmax model of the same size. With --runs alone, times the models
     of the runs. With --attention or --preset, times untrained models of the checkpoint's or the preset's size. Softmax

@@ -27,8 +27,8 @@ TrainingEngines = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="Engines, separated by commas. 'auto' computes as lintx train does, with compiled kernels for linear "
-        "attention on a CPU. 'textbook' is plain torch.",
+        help="Engines, separated by commas. 'auto' computes as lintx train does, with compiled kernels where the "
+        "attention has them. 'textbook' is plain torch.",
         metavar="LIST",
     ),
 ]

@@ -31,12 +31,12 @@ def check(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Measure how closely the parallel and the step form of a model agree.
+    """Measure how closely two forms agree.
 
     Samples images from the model step by step, then compares the predictions of the steps with those of the parallel
-    form, in float64 and in float32. Also checks in float64 that the parallel form gives the same predictions when it
-    reads an image in blocks, and that later values do not change earlier predictions. The exit code is 1 if an error
-    exceeds its tolerance.
+    form, which predicts all positions at once, in float64 and in float32. Also checks in float64 that the parallel form
+    gives the same predictions when it reads an image in blocks, and that later values do not change earlier
+    predictions. The exit code is 1 if an error exceeds its tolerance.
 
     Examples:
 

@@ -135,7 +135,7 @@ def compare(
         dict[str, Any], Fields(TrainConfig, "Training", only=("max_time", "seed", "device", "precision"))
     ],
 ) -> None:
-    """Train and compare mechanisms under the same conditions.
+    """Train and compare mechanisms.
 
     All runs have the same network except for the attention, the same images in the same order, and the same settings.
     Each run has its own folder. Run the command again to continue: finished work is not repeated. The table shows final

@@ -79,7 +79,7 @@ def compress(
     ] = None,
     batch: Batch = 500,
     verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Decode the file and compare before it gets its name.")
+        bool, typer.Option("--verify/--no-verify", help="Decode the new file and compare it with the input.")
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE if it exists.")] = False,
     quiet: options.Quiet = False,
@@ -94,7 +94,8 @@ def compress(
 
     A model of bytes compresses any files.
 
-    This pays for images like those that the model was trained on. Other images may take more bytes than as PNGs.
+    Files become small if the images are like those that the model was trained on. Other images may take more bytes
+    than as PNGs. The command needs the packages of `pip install '.[compress]'`.
 
     Examples:
 

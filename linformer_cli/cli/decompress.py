@@ -48,11 +48,11 @@ def decompress(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Write the pictures or files of a compressed file to a folder.
+    """Unpack a compressed file.
 
-    Needs the model that the file was compressed with. A damaged block is lost alone: everything else is written, what
-    is lost is named, and the exit code is 1. If only a part of an item is lost, the item gets the name damaged-NAME and
-    has zeros in place of the lost part.
+    Writes its pictures or files to a folder. Needs the model that the file was compressed with. A damaged block is lost
+    alone: everything else is written, what is lost is named, and the exit code is 1. If only a part of an item is lost,
+    the item gets the name damaged-NAME and has zeros in place of the lost part.
 
     Examples:
 

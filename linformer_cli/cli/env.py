@@ -5,7 +5,7 @@ from .output import print_facts, print_json
 
 
 def env(json: options.Json = False) -> None:
-    """Show the machine and versions that results depend on.
+    """Describe the machine and the versions.
 
     Lists versions, processor, threads, GPUs, and the device and training precision that `auto` selects.
 

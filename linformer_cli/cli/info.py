@@ -8,7 +8,9 @@ def info(
     checkpoint: options.CheckpointArgument = None,
     json: options.Json = False,
 ) -> None:
-    """Show the model, data, training and sizes of a checkpoint.
+    """Describe a checkpoint.
+
+    Shows its model, data, training and sizes.
 
     Examples:
 

@@ -94,9 +94,9 @@ SamplingPrecision = Annotated[
     typer.Option(
         "--precision",
         help="Precision of weights and activations; sums are float32. int8 is for the native engine; auto selects it "
-        "there unless fp32 is more than 5 % faster. With the native engine, images do not depend on --batch. In int8, "
-        "they do not depend on the processor either. With other engines, --batch changes a few images, and more of "
-        "them in bf16.",
+        "there unless fp32 is more than 5 % faster. With the native engine, images do not depend on --batch. In int8 "
+        "with linear attention, they do not depend on the processor either. With other engines, --batch changes a few "
+        "images, and more of them in bf16.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings on stderr.", callback=_hush)]

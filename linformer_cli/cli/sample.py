@@ -100,7 +100,7 @@ def sample(
     """Draw images or text from a model.
 
     A model of bytes prints text on stdout while it draws: safe characters in a terminal, and the bytes themselves in a
-    pipe. With --json, it prints one document at the end. Options about images do not apply to it.
+    pipe. With --json, it prints one document at the end. It takes no options about images.
 
     The model draws one value after another; with linear attention, its memory does not grow with the image. Filters
     apply in this order: temperature, top-k, top-p. Without filters and with --guidance 1, images are drawn from the

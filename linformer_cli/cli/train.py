@@ -65,7 +65,8 @@ def train(
         str | None,
         typer.Option(
             "--init-from",
-            help="Start from the weights, network and data set of a run, checkpoint or shipped model.",
+            help="Start from the weights, network and data set of a run, checkpoint or shipped model. Network options "
+            "and --hide-class then default to those of the source.",
             metavar="CHECKPOINT",
         ),
     ] = None,
@@ -116,7 +117,8 @@ def train(
     immediately.
 
     `torchrun --nproc-per-node N -m linformer_cli train ...` divides every batch among N processes. A run can be resumed
-    with any number of processes. With the same number, the result is bit for bit the same as without the interruption.
+    with any number of processes. On a CPU, with --steps or --epochs and the same numbers of processes and threads, the
+    result is bit for bit the same as without the interruption.
 
     Examples:
 
