@@ -12,4 +12,4 @@ def import_extra(package: str, extra: str) -> Any:
         return importlib.import_module(package)
     except (ImportError, OSError) as error:  # soundfile raises OSError if libsndfile is missing
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise LintxError(f"{package} does not load ({reason}); pip install 'lintx[{extra}]'") from None
+        raise LintxError(f"{package} does not load ({reason}); in a clone of lintx: pip install '.[{extra}]'") from None

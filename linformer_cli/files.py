@@ -55,8 +55,8 @@ def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) ->
 
     The bytes are first written to a temporary file in the same folder, which is then renamed. A full disk or Ctrl-C
     leaves the old file or none, never a partial one. If `path` is a symbolic link, its target is replaced. A pipe or a
-    device is written to directly. `flush` waits for the disk. Without `flush`, many small files
-    are written much faster, but a power cut may damage the last ones.
+    device is written to directly. `flush` waits for the disk. Without `flush`, many small files are written much
+    faster, but a power cut may damage the last ones.
 
     Raises `LintxError` with the path and the reason if the system refuses, or if `path` is a pipe without a reader.
     """
@@ -65,10 +65,11 @@ def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) ->
 
 
 @contextlib.contextmanager
-def open_atomically(path: Path, name: Callable[[], str] | None = None, flush: bool = True) -> Iterator[BinaryIO]:
+def open_atomically(path: Path, name: Callable[[], str | None] | None = None, flush: bool = True) -> Iterator[BinaryIO]:
     """A context that writes and reads a new file, which replaces `path` if the context ends without an exception.
 
-    `name`, if given, is called at the end and may choose another name in the same folder. Missing folders are created.
+    `name`, if given, is called at the end and may return another name for the new file, which then replaces nothing at
+    `path`. It is beside `path` or, if `path` is a symbolic link, beside its target. Missing folders are created.
     `write_file` explains the rest, and what is raised if the system refuses.
     """
     target = Path(os.path.realpath(path))
@@ -79,13 +80,9 @@ def open_atomically(path: Path, name: Callable[[], str] | None = None, flush: bo
                 waiting.seek(0)
                 shutil.copyfileobj(waiting, device)
             return
-
-        def choose() -> Path:
-            # `path` may be a link to a file with another name.
-            chosen = path.name if name is None else name()
-            return target if chosen == path.name else target.with_name(chosen)
-
-        with _rename_later(target.parent, choose, flush) as opened:
+        with _rename_later(
+            target.parent, lambda: target.with_name(other) if name and (other := name()) else target, flush
+        ) as opened:
             yield opened
     except OSError as error:
         raise _explain(path, error) from None

@@ -115,6 +115,14 @@ def tiny_checkpoint(
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Each process of the tests remembers its own measured speeds, so the choice of a precision cannot change."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LINTX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def raises_one_line() -> Callable[..., AbstractContextManager[pytest.ExceptionInfo[Any]]]:
     """Like `pytest.raises`, but checks that the message is one line of limited length that contains all `parts`."""

@@ -177,10 +177,7 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
         if self.memory is None:
             self._require_fit()
             self.check()
-            try:
-                self.memory = self._measure_memory()
-            finally:
-                self.check()  # Ctrl-C also ends the fresh process, so a failure may be an interruption
+            self.memory = self.measure_apart(self._measure_memory)
         work = build_pass(self._setup, self._inputs)
         work()
         return work

@@ -17,6 +17,7 @@ from .rows import AnyRow, compare_with_softmax
 Ending = Literal["finished", "interrupted"]
 # The work that a measurement times.
 Work = TypeVar("Work")
+Found = TypeVar("Found")
 
 
 class Measurement(ABC, Generic[AnyRow, Work]):
@@ -60,6 +61,16 @@ class Measurement(ABC, Generic[AnyRow, Work]):
             assert self.work is not None, "make_ready comes first"
             with self._end_if_it_fails():
                 self.samples.append(self.time_sample(self.work))
+
+    def measure_apart(self, measure: Callable[[], Found]) -> Found:
+        """Return what `measure` finds in a fresh process.
+
+        Ctrl-C also ends that process, so its failure may be an interruption. `check` then raises.
+        """
+        try:
+            return measure()
+        finally:
+            self.check()
 
     def end(self, reason: str) -> None:
         """Take no more samples. If there are none, the measurement is left out for `reason`."""

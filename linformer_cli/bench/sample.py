@@ -175,8 +175,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
             self._look_ahead,
         )
         with contextlib.suppress(PassFailed):
-            self._peak_memory_bytes = measure_sampling_memory(setup, limit_seconds)
-        self.check()  # Ctrl-C also ends the fresh process, so a failure may be an interruption
+            self._peak_memory_bytes = self.measure_apart(lambda: measure_sampling_memory(setup, limit_seconds))
 
     def row(self) -> SamplingRow:
         timed, model, batch = self._timed, self._model, self._batch

@@ -64,8 +64,8 @@ def parse_methods(entries: Sequence[str]) -> list[Variant]:
 class SpeechBench:
     """Trains all mechanisms in turn, epoch by epoch, and measures training steps at several lengths in between.
 
-    `report` is called with the row of every mechanism after each epoch.
-    `save` is called with the report about every two minutes and at the end. If `stop` is set, the benchmark ends early.
+    `report` is called with the row of every mechanism after each epoch. `save` is called with the report about every
+    two minutes and at the end. If `stop` is set, the benchmark ends early.
     """
 
     def __init__(

@@ -50,10 +50,7 @@ class LengthMeasurement(Measurement[LengthRow, Learner]):
     def prepare(self) -> Learner:
         self.check()
         if self._peak_bytes is None:
-            try:
-                self._peak_bytes = self._measure_memory()
-            finally:
-                self.check()  # Ctrl-C also ends the fresh process, so a failure may be an interruption
+            self._peak_bytes = self.measure_apart(self._measure_memory)
         learner = build_learner(self._setup)
         try:
             learner.update(self._batch)

@@ -34,7 +34,14 @@ def evaluate(
     limit: options.Limit = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 64,
     device: options.Device = "auto",
-    precision: options.SamplingPrecision = "fp32",
+    precision: Annotated[
+        SamplingPrecision,
+        typer.Option(
+            "--precision",
+            help="Precision of weights and activations. int8 needs --engine native. auto is fp32 or, with --engine, "
+            "what lintx sample would choose.",
+        ),
+    ] = "fp32",
     engine: Annotated[
         str | None,
         typer.Option(

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from PIL import Image
-
+from linformer_cli.data.pictures import list_endings
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.files import STREAM, is_special
 
@@ -114,7 +113,7 @@ def open_pictures(
 
 def _list_folder(folder: Path, is_bytes: bool) -> list[str]:
     """The names of the files below `folder`, sorted, relative to it. Links to folders are not followed."""
-    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    endings = list_endings()
 
     def fail(error: OSError) -> None:
         raise DataError(f"cannot read the folder {error.filename} ({error.strerror or error})")

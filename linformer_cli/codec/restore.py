@@ -1,6 +1,7 @@
 """Writes the items of a compressed file to a folder. What damaged blocks held is lost, and the rest is written."""
 
 import io
+import os
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -71,7 +72,7 @@ def _restore_file(part: Part, parts: Iterator[Part], folder: Path) -> tuple[int,
     """Write the file that begins with `part`, window by window. Return how many windows are lost, and of how many."""
     left, lost, count = part.item.width, 0, 0
     whole, damaged = _choose_paths(folder, part.item.name)
-    with open_atomically(whole, lambda: damaged.name if lost else whole.name, flush=False) as file:
+    with open_atomically(whole, lambda: damaged.name if lost else None, flush=False) as file:
         while True:
             data = part.tiles.tobytes()[:left]
             file.write(data)
@@ -82,7 +83,7 @@ def _restore_file(part: Part, parts: Iterator[Part], folder: Path) -> tuple[int,
                 break
             part = next(parts)
     if lost and lost == count:
-        damaged.unlink(missing_ok=True)
+        Path(os.path.realpath(whole)).with_name(damaged.name).unlink()
     return lost, count
 
 

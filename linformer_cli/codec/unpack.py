@@ -161,8 +161,10 @@ def iter_parts(header: Header, blocks: Iterator[Restored]) -> Iterator[Part]:
 
 
 def digest_values(blocks: Iterator[Restored]) -> bytes:
-    """The SHA-256 of the values of all blocks."""
+    """The SHA-256 of the values of all blocks. Raises `DataError` if a block is lost."""
     digest = hashlib.sha256()
     for block in blocks:
+        if block.fault is not None:
+            raise DataError(f"block {block.index} is lost: {block.fault}")
         digest.update(encode_values(block.values))
     return digest.digest()

@@ -15,14 +15,13 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from linformer_cli.config import ImageShape
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import DataError
 
 from . import SPLITS, Split
-from .pictures import load_picture
+from .pictures import list_endings, load_picture
 
 DEFAULT_FOLDER_SIZE = 32
 # One image in ten is for testing, and one in ten for validation.
@@ -107,7 +106,7 @@ def _list_pictures(folder: Path) -> tuple[list[str], list[str]]:
     Paths use `/`, and both lists are sorted. Image files are recognised by their extension. Hidden files and folders
     are left out. Raises `DataError` if `folder` itself cannot be read.
     """
-    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    endings = list_endings()
     found, unread = [], []
     # Each folder is read once. Folders come before links, so that a folder is read under its own name, and the order
     # does not depend on the file system.

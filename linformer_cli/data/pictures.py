@@ -33,6 +33,11 @@ class Picture:
     unframed: NDArray[np.uint8] | None = None
 
 
+def list_endings() -> set[str]:
+    """The endings of the names of pictures that Pillow can read, such as `.png`."""
+    return {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+
+
 @contextlib.contextmanager
 def open_picture(file: Path | bytes, name: str) -> Iterator[Image.Image]:
     """A context with the open picture of a file or its data. `name` is its name in messages.

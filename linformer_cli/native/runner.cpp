@@ -59,7 +59,8 @@ struct lintx_runner {
 
     int64_t batch() const { return program.batch; }
     // The number of different images: with guidance, the second half of the batch repeats the first without classes.
-    int64_t images() const { return file.head.is_guided() ? batch() / 2 : batch(); }
+    int64_t images() const { return images_with(file.head.guidance); }
+    int64_t images_with(double weight) const { return weight == 1 ? batch() : batch() / 2; }
     int64_t count() const { return file.values(); }
     int64_t* values_of(int64_t image) const { return reinterpret_cast<int64_t*>(values.get()) + image * count(); }
     double* numbers() const { return reinterpret_cast<double*>(uniforms.get()); }
@@ -211,7 +212,7 @@ int64_t lintx_guide(lintx_runner* runner, double weight) {
 int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const int64_t* labels) {
     const FileProgram& file = runner->file;
     const bool optional = file.is_class_optional();
-    const int64_t images = runner->guidance == 1 ? runner->batch() : runner->batch() / 2;
+    const int64_t images = runner->images_with(runner->guidance);
     for (int64_t image = 0; labels && file.classes && image < images; image++)
         if (labels[image] < 0 || labels[image] >= file.classes + optional)
             return fail(Text("classes are 0 to ") << file.classes - 1);

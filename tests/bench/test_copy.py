@@ -129,6 +129,16 @@ def test_training_is_repeatable_and_independent_of_the_other_mechanisms() -> Non
         )  # initial predictions are almost uniform
 
 
+def test_the_loss_is_of_the_next_symbol(monkeypatch) -> None:
+    learner = Learner(VARIANTS[0], CopySettings(12, 16), FixedCeilings())
+    sequences, copied = draw_batch(12, 0, 0)
+    scale = torch.tensor(50.0, requires_grad=True)
+    following = torch.nn.functional.one_hot(sequences.roll(-1, 1), SYMBOLS + 1)
+    monkeypatch.setattr(learner.model, "forward", lambda given: scale * following)
+    loss, accuracy = learner.update(sequences, copied, 0)
+    assert loss < 1e-6 and accuracy == 1
+
+
 def test_a_model_learns_from_its_updates() -> None:
     """The loss falls within 40 updates. Learning to copy would take longer."""
     report = run_copy_task(VARIANTS[:1], CopySettings(8, 32, updates=40, points_every=10), FixedCeilings())

@@ -183,7 +183,7 @@ def test_a_missing_package_says_how_to_install_it(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "jiwer", None)
     outcome = command()
     assert outcome.code == 1
-    assert "jiwer does not load" in outcome.stderr and "pip install 'lintx[speech]'" in outcome.stderr
+    assert "jiwer does not load" in outcome.stderr and "pip install '.[speech]'" in outcome.stderr
     assert len(outcome.stderr.splitlines()) == 1
 
 

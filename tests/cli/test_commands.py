@@ -189,6 +189,26 @@ def test_sample_starts_counting_at_the_number_given_by_first(lintx, run_folder, 
     assert lintx("sample", run_folder, "-n", 2, "--first", -1, "-o", out).code == 2
 
 
+@pytest.mark.parametrize("given", [("--top-k", 1), ("--top-p", 1e-9), ("--temperature", 1e-9)], ids=str)
+def test_filters_and_the_seed_reach_the_images(lintx, run_folder, tmp_path, given):
+    def draw(name, *options):
+        files = tmp_path / name
+        lintx("sample", run_folder, "-n", 3, *options, "-o", tmp_path / "x.png", "--files", files)
+        return [Image.open(path).tobytes() for path in sorted(files.iterdir())]
+
+    images = draw("all")
+    assert len(set(images)) == 3 and len(set(draw("few", *given))) == 1
+    assert draw("other", "--seed", 1) != images
+    Image.new("L", (10, 10)).save(tmp_path / "p.png")
+
+    def complete(*options):
+        command = ("complete", tmp_path / "p.png", "--checkpoint", run_folder, "-n", 3, "-o", tmp_path / "c.png")
+        return lintx(*command, *options, "--json").document["rows"][0]["completed_bits_per_dim"]
+
+    assert len(set(complete(*given))) == 1
+    assert complete("--seed", 1) != complete()
+
+
 def test_sample_to_stdout_writes_only_a_png(run_folder):
     arguments = [sys.executable, "-m", "linformer_cli", "sample", str(run_folder), "-n", "1", "-o", "-"]
     finished = subprocess.run(arguments, capture_output=True, check=True)

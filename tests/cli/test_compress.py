@@ -18,6 +18,7 @@ from PIL import Image
 
 from linformer_cli.checkpoint import load_model, save_checkpoint
 from linformer_cli.codec import rivals
+from linformer_cli.codec.coder import Coder
 from linformer_cli.codec.header import encode_header
 from linformer_cli.codec.items import Contents, Tiling
 from linformer_cli.codec.unpack import PackedFile
@@ -110,7 +111,12 @@ def test_a_data_set_comes_back_in_order(lintx, build_checkpoint, tmp_path) -> No
         np.save(tmp_path / f"{name}-images.npy", images)
         np.save(tmp_path / f"{name}-labels.npy", labels)
     options = ("--data", f"array:{tmp_path}", "--block", 4, "--batch", 8, "--limit", 10, "--checkpoint", model)
-    assert lintx("compress", *options, "-o", tmp_path / "x.lintx", "--json").document["deflated_blocks"] == 0
+    result = lintx("compress", *options, "-o", tmp_path / "x.lintx", "--json").document
+    assert result["deflated_blocks"] == 0
+    alone = ("eval", model, "--data", f"array:{tmp_path}", "--split", "test", "--limit", 10, "--engine", "native")
+    own = lintx(*alone, "--precision", "int8", "--json").document["bits_per_dim_with_class"]
+    assert result["model_bits_per_dim"] == pytest.approx(own, abs=1e-5)
+    assert result["overhead_percent"] == pytest.approx(100 * (result["bits_per_dim"] / own - 1), abs=1e-2)
     decompress = ("decompress", tmp_path / "x.lintx", "--checkpoint", model, "--batch")
     for batch in (1, 100):
         out = tmp_path / str(batch)
@@ -185,9 +191,10 @@ def run_process(*arguments: object, data: bytes = b"") -> subprocess.CompletedPr
     return subprocess.run(command, input=data, capture_output=True, timeout=100)
 
 
+@pytest.mark.parametrize("names", [("Read", "read"), ("cafe\u0301", "caf\u00e9")], ids=["case", "accents"])
 @pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
-def test_names_that_differ_only_in_case_are_refused_where_case_is_ignored(lintx, text, system, tmp_path, monkeypatch):
-    for name in ("Read", "read"):
+def test_names_that_are_the_same_on_some_systems_are_refused_there(lintx, text, system, names, tmp_path, monkeypatch):
+    for name in names:
         (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_bytes(name.encode())
     lintx("compress", tmp_path / "in", "--checkpoint", text, "-o", tmp_path / "x.lintx")
@@ -195,9 +202,9 @@ def test_names_that_differ_only_in_case_are_refused_where_case_is_ignored(lintx,
     command = ("decompress", tmp_path / "x.lintx", "--checkpoint", text, "-o", tmp_path / "out", "--force")
     result = lintx(*command)
     if system == "linux":
-        assert [(tmp_path / "out" / name).read_bytes() for name in ("Read", "read")] == [b"Read", b"read"]
+        assert [(tmp_path / "out" / name).read_bytes() for name in names] == [name.encode() for name in names]
     else:
-        assert result.code == 2 and "'Read' and 'read' are the same file" in result.stderr
+        assert result.code == 2 and f"'{names[0]}' and '{names[1]}' are the same file" in result.stderr
 
 
 def test_data_go_through_stdin_and_stdout(text) -> None:
@@ -330,6 +337,25 @@ def test_a_compressor_that_fails_has_no_size(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(rivals.importlib, "import_module", find)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert rivals.measure_zstd(lambda: [bytes(2**20)] * 2) is None
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_file_that_does_not_decode_is_not_kept(lintx, grey, tmp_path, monkeypatch, lost) -> None:
+    """If a block is lost, its values are 0, like those of this picture."""
+    Image.new("L", (8, 8)).save(tmp_path / "black.png")
+    decode = Coder.decode
+
+    def damage(self, *given):
+        if lost:
+            raise DataError("it does not decode")
+        return decode(self, *given) ^ 1
+
+    monkeypatch.setattr(Coder, "decode", damage)
+    monkeypatch.setattr("linformer_cli.codec.pack.zlib", SimpleNamespace(compress=lambda *given: bytes(10**4)))
+    command = ("compress", tmp_path / "black.png", "-o", tmp_path / "x.lintx", "--checkpoint", grey)
+    found = lintx(*command)
+    assert found.code == 1 and "does not decode to the same values" in found.stderr
+    assert not (tmp_path / "x.lintx").exists() and lintx(*command, "--no-verify").code == 0
 
 
 def test_one_bad_picture_of_several_stops_the_work(lintx, grey, folder, tmp_path) -> None:

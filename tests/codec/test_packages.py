@@ -18,5 +18,5 @@ def test_the_checksum_is_crc32c() -> None:
 @pytest.mark.parametrize("package", ["constriction", "crc32c"])
 def test_a_missing_package_is_named(package, monkeypatch, build_tiny_model, raises_one_line) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with raises_one_line(LintxError, f"{package} does not load", "pip install 'lintx[compress]'"):
+    with raises_one_line(LintxError, f"{package} does not load", "pip install '.[compress]'"):
         Coder(build_tiny_model()) if package == "constriction" else compute_checksum(b"")

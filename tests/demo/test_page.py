@@ -29,8 +29,8 @@ SEVEN = [(0.3, 0.25), (0.5, 0.25), (0.7, 0.25), (0.62, 0.4), (0.54, 0.6), (0.46,
 PIXELS = """Array.from(document.querySelectorAll('%s canvas'), (canvas) => Array.from(
   canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data))"""
 COMPLETED = "document.getElementById('completions').ariaBusy === 'false'"
-IS_RED = "(brightness, n) => n % 4 === 0 && brightness > 99"
-COUNT_INK = "document.querySelector('%s').getContext('2d').getImageData(0, 0, 28, 28).data.filter(%s).length"
+COUNT_INK = """document.querySelector('#completions canvas').getContext('2d').getImageData(0, 0, 28, 28).data.filter(
+  (brightness, n) => n % 4 === 0 && brightness > 99).length"""
 
 
 @pytest.fixture(scope="module")
@@ -115,10 +115,10 @@ def test_the_line_and_the_pen_follow_the_keyboard(open_view) -> None:
     page.press("\ue010")  # end
     assert page.evaluate(now) == 28
     page.wait(COMPLETED)
-    assert page.evaluate(COUNT_INK % ("#completions canvas", IS_RED)) == 0
+    assert page.evaluate(COUNT_INK) == 0
     page.evaluate("document.getElementById('board').focus()")
     page.press(" " + "\ue015" * 6 + " ")
-    page.wait(f"{COUNT_INK % ('#completions canvas', IS_RED)} > 8")
+    page.wait(f"{COUNT_INK} > 8")
     page.wait(COMPLETED)
     assert page.evaluate("document.getElementById('draw-speed').textContent") == ""  # the model drew nothing
 

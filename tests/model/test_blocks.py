@@ -182,6 +182,7 @@ def test_dropout_acts_on_both_branches_and_only_in_training(build_config: BuildC
         first, second = block.attend(x, None)[0], block.attend(x, None)[0]
         assert (first - second).abs().max() > 1e-3
         silent.load_state_dict(kept)
+    assert_the_residual_stream_is_kept(block, x)
 
 
 def test_feed_forward_acts_on_each_position_separately(build_config: BuildConfig) -> None:
@@ -243,6 +244,15 @@ def test_dropout_acts_on_the_only_branch(build_config: BuildConfig, attention: s
     assert torch.equal(block.attend(x, None)[0], plain.attend(x, None)[0])
     block.train()
     assert (block.attend(x, None)[0] - block.attend(x, None)[0]).abs().max() > 1e-3
+    assert_the_residual_stream_is_kept(block, x)
+
+
+def assert_the_residual_stream_is_kept(block: Block, x: Tensor) -> None:
+    """With all branches set to zero, dropout changes nothing."""
+    for end in block.branch_ends():
+        nn.init.zeros_(end.weight)
+        nn.init.zeros_(end.bias)
+    assert torch.equal(block.attend(x, None)[0], block.attend(x, None)[0])
 
 
 # The recurrent baseline.

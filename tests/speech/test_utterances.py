@@ -11,6 +11,7 @@ from linformer_cli.errors import DataError
 from linformer_cli.speech.batches import group_by_length, make_batches
 from linformer_cli.speech.corpus import Corpus, load_corpus, split_speakers
 from linformer_cli.speech.features import BANDS
+from linformer_cli.speech.folds import Fold
 from linformer_cli.speech.lexicon import LEXICON
 from linformer_cli.speech.utterances import StringSettings, Utterance, draw_strings, require_room, take_recordings
 
@@ -24,6 +25,13 @@ def corpus(digits: Path) -> Corpus:
 
 def make_utterance(frames: int, symbols: list[int], name: str = "one.wav") -> Utterance:
     return Utterance(name, "ann", torch.full((frames, BANDS), float(frames)), torch.tensor(symbols))
+
+
+def test_no_speaker_is_in_training_and_in_validation(corpus: Corpus, tones: Path) -> None:
+    for one in (corpus, load_corpus(f"speech:{tones}")):
+        fold = Fold(one, 0, (6, 4))
+        said = [{each.speaker for each in part} for part in (fold.draw_training(0, 3), fold.draw_validation(3))]
+        assert said == [set(fold.speakers), set(fold.held_out)] and not said[0] & said[1]
 
 
 def test_a_string_has_whole_digits_of_one_speaker_and_fits_its_frames(corpus: Corpus) -> None:

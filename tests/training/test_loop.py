@@ -25,6 +25,7 @@ from linformer_cli.training import learner as learner_module
 from linformer_cli.training import loop as loop_module
 from linformer_cli.training.learner import build_model
 from linformer_cli.training.progress import LossTrend, Progress
+from linformer_cli.training.schedule import learning_rate_at
 
 # The order of events
 
@@ -88,14 +89,42 @@ def test_training_lowers_the_loss(configure, tmp_path) -> None:
     assert watcher.rows[-1].train_bits_per_dim < watcher.rows[0].train_bits_per_dim
 
 
-def test_a_grid_shows_the_samples_of_the_seed(configure, tmp_path) -> None:
-    trainer = begin(configure(steps=1, seed=3), tmp_path / "run")
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_a_grid_shows_the_samples_of_the_seed(configure, tmp_path, ema) -> None:
+    trainer = begin(configure(steps=3, seed=3, ema=ema), tmp_path / "run")
     train(trainer)
-    path = trainer.folder.samples / "step-0000001.png"
-    assert read_png_metadata(path) == {"step": 1, "images_seen": 4}
+    path = trainer.folder.samples / "step-0000003.png"
+    assert read_png_metadata(path) == {"step": 3, "images_seen": 12}
     expected = render_grid(sample_images(load_model(trainer.folder.last), 2, seed=3))
     with Image.open(path) as grid:
         assert grid.tobytes() == expected.tobytes()
+
+
+def test_every_step_has_the_learning_rate_of_the_schedule(configure, tmp_path, monkeypatch) -> None:
+    """With Muon, a mixture head has a tenth of it."""
+    config = configure(model={"head": "mixture"}, optimizer="muon", steps=8, log_every=1, sample_every=0)
+    trainer, used = begin(config, tmp_path / "run"), []
+    step = trainer.optimizer.step
+
+    def record() -> None:
+        used.append([(group["lr"], group.get("lr_share", 1.0)) for group in trainer.optimizer.param_groups])
+        step()
+
+    monkeypatch.setattr(trainer.optimizer, "step", record)
+    rows = train(trainer).rows
+    expected = [learning_rate_at(trainer.config.train, number, number / 8) for number in range(8)]
+    assert [row.learning_rate for row in rows] == pytest.approx(expected) and len(set(expected)) > 4
+    for groups, rate in zip(used, expected, strict=True):
+        assert {share for _, share in groups} == {0.1, 1.0}
+        assert all(found == pytest.approx(rate * share) for found, share in groups)
+
+
+@pytest.mark.parametrize("clip", [0.01, 0.0])
+def test_gradients_are_clipped_and_0_turns_it_off(configure, tmp_path, clip) -> None:
+    trainer = begin(configure(clip=clip), tmp_path / "run")
+    _, norm = trainer.train_step(trainer.progress, 0.0)
+    gradients = [weight.grad.norm() for weight in trainer.model.parameters() if weight.grad is not None]
+    assert norm > 0.02 and float(torch.stack(gradients).norm()) == pytest.approx(clip or norm, rel=1e-3)
 
 
 def test_logged_rows_are_means_over_the_interval(configure, tmp_path, monkeypatch) -> None:
@@ -170,8 +199,9 @@ def test_a_save_names_the_number_of_validation_images_used(configure, tmp_path) 
     assert read_checkpoint(trainer.folder.last).info.training.validation_images == VALIDATION_IMAGES
 
 
-def test_the_saved_weights_are_the_evaluated_weights(configure, tmp_path) -> None:
-    trainer = begin(configure(), tmp_path / "run")
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_the_saved_weights_are_the_evaluated_weights(configure, tmp_path, ema) -> None:
+    trainer = begin(configure(ema=ema), tmp_path / "run")
     train(trainer)
     for folder in (trainer.folder.best, trainer.folder.last):
         bits = measure_nats(load_model(folder), VALIDATION.images).describe()
@@ -232,9 +262,10 @@ def test_elapsed_time_excludes_the_time_between_stop_and_resume(configure, tmp_p
 def test_the_speed_of_a_resumed_run_counts_only_the_steps_since_it_was_resumed(
     configure, tmp_path, monkeypatch
 ) -> None:
-    config = configure(sample_every=0, evaluate_every=100)
+    config = configure(sample_every=0, evaluate_every=100, accumulation=2)
     monkeypatch.setattr(loop_module, "time", Clock(0.0))
     whole = train(begin(config, tmp_path / "whole"))
+    assert {row.images_per_second for row in whole.rows} == {8.0}  # a step of two batches of four takes a second
     fastest = max(row.images_per_second for row in whole.rows)
     first = begin(config, tmp_path / "run")
     with pytest.raises(Interrupted):
