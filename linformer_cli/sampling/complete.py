@@ -1,4 +1,4 @@
-"""Completes an image: the known values are read in one parallel pass, and the rest is drawn value by value."""
+"""Completes an image: the known values are read once, and the rest is drawn value by value."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -73,24 +73,22 @@ def complete_values(
 ) -> Completion:
     """Return `count` completions of `original` int64 [T] from its first `known` values. `label` is its class, if any.
 
-    The known values are read once, in parallel, for all completions. As in sampling, the random numbers of completion i
-    depend only on (seed, i). `work_in_batches` explains `on_halve`. Bits/dim are those of the model without guidance.
+    The known values are read once for all completions. As in sampling, the random numbers of completion i depend only
+    on (seed, i). `work_in_batches` explains `on_halve`. Bits/dim are those of the model without guidance.
     Raises what `check_guidance` raises.
     """
-    model, positions = sampler.model, sampler.model.config.image.positions
+    model = sampler.model
     check_guidance(model, sampler.filters.guidance, label is not None)
     labels = None if label is None else torch.tensor([label])
     starts = sampler.start_tokens(1, labels).unsqueeze(1)
     tokens = torch.cat([starts, original[:known].to(model.device).expand(len(starts), -1)], dim=1)
-    parameters, state = model.attend(tokens, model.init_state(len(starts), positions))
 
     def draw(indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the completions with these indices, [n, T], and the bits of their values."""
         copies = len(indices)
-        with sampler.engines.start(copies * len(starts), state) as engine:
-            first = parameters[:, -1].repeat_interleave(copies, dim=0)
+        with sampler.engines.start(copies * len(starts)) as engine:
             streams = UniformStreams(sampler.seed, indices)
-            rest = engine.draw_values(first, streams, sampler.filters, positions - known).long()
+            rest = engine.draw_values(engine.read(tokens), streams, sampler.filters, len(original) - known).long()
         completed = torch.cat([original[:known].expand(copies, -1), rest], dim=1)
         return completed, _bits(model, completed, labels)
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from linformer_cli.errors import UsageError
-from linformer_cli.model.pixel_model import PixelModel, PixelState
 
 from .choose import UniformStreams
 from .decode import Sampler
@@ -46,10 +45,9 @@ class Stream:
         if left == 0:
             return
         streams = UniformStreams(self.sampler.seed, [index])
-        parameters, state = _read_prompt(model, self.prompt) if len(self.prompt) else (None, None)
-        with self.sampler.engines.start(1, state) as engine:
-            if parameters is None:
-                parameters = engine.step(model.start_tokens(1))
+        tokens = torch.cat([model.start_tokens(1), self.prompt.to(model.device)]).unsqueeze(0)
+        with self.sampler.engines.start(1) as engine:
+            parameters = engine.read(tokens)
             while left is None or left > 0:
                 count = _VALUES if left is None else min(_VALUES, left)
                 values = engine.draw_values(parameters, streams, self.sampler.filters, count)
@@ -57,12 +55,3 @@ class Stream:
                 left = None if left is None else left - count
                 if left != 0:
                     parameters = engine.step(values[:, -1].to(model.device, torch.int64))
-
-
-def _read_prompt(model: PixelModel, prompt: Tensor) -> tuple[Tensor, PixelState]:
-    """Head parameters [1, P] after `prompt`, and the state. Blocks of T values keep the memory bounded."""
-    tokens = torch.cat([model.start_tokens(1), prompt.to(model.device)]).unsqueeze(0)
-    state = model.init_state(1)
-    for block in tokens.split(model.config.image.positions, dim=1):
-        parameters, state = model.attend(block, state)
-    return parameters[:, -1], state

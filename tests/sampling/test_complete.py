@@ -1,4 +1,4 @@
-"""Tests of completing images: the known part is unchanged and read in one pass, and bits are counted per part."""
+"""Tests of completing images: the known part is unchanged and read once, and bits are counted per part."""
 
 import math
 
@@ -12,7 +12,8 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.complete import complete_values, parse_keep
 from linformer_cli.sampling.decode import Sampler
-from linformer_cli.sampling.engines import TextbookEngine
+from linformer_cli.sampling.engines import NATIVE, TextbookEngine
+from linformer_cli.sampling.engines.native import NativeEngine
 
 GREY = ImageShape(height=28, width=28)
 COLOUR = ImageShape(height=32, width=20, channels=3)
@@ -149,8 +150,26 @@ def test_the_known_values_are_read_once_for_all_completions(build_tiny_model, or
         return attend(self, tokens, state)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PixelModel, "attend", watched)
-    complete_values(Sampler(model), original, 24, 5)
+    complete_values(Sampler(model, engine="textbook"), original, 24, 5)
     assert shapes[0] == (1, 25)
+
+
+@pytest.mark.parametrize("guidance", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_int8_completions_are_the_same_with_every_instruction_set(
+    build_tiny_model, original, instruction_set, monkeypatch, attention, count, guidance
+) -> None:
+    model = build_tiny_model(attention=attention, classes=3, optional_class=True)
+    sampler = Sampler(model, 2, Filters(guidance=guidance), NATIVE, torch.int8)
+    completion = complete_values(sampler, original, 24, count, label=1)
+    monkeypatch.undo()
+    starts = sampler.start_tokens(count, torch.full((count,), 1))
+    engine = NativeEngine(model, len(starts), products=torch.int8)
+    for tokens in [starts, *original[:24, None].expand(-1, len(starts))]:
+        parameters = engine.step(tokens)
+    expected = engine.draw_values(parameters, UniformStreams(2, range(count)), sampler.filters, 40)
+    assert torch.equal(completion.values[:, 24:], expected.long())
 
 
 def test_completing_without_known_values_equals_sampling(model, original) -> None:

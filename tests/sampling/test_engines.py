@@ -342,19 +342,16 @@ SERVED = ["textbook", pytest.param("native", marks=needs_library)]
 @pytest.mark.parametrize("name", SERVED)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_restarted_engine_draws_the_images_of_a_new_one(build_tiny_model, name, batch) -> None:
-    """The engine restarts at the start of an image and from a given state. The same engine must be reused."""
+    """The engine restarts at the start of an image and after given values. The same engine must be reused."""
     model = build_tiny_model(context="hashed", classes=3)
-    tokens = draw_tokens(model, 1)
-    with torch.no_grad():
-        parameters, state = model.attend(tokens[:, :20])
+    start, given = model.start_tokens(1), draw_tokens(model, 1)[:, :20]
     engines, seen = EngineCache(name, model), []
-    for known in (None, state, None, state):
-        new = build_engine(name, model, batch, known)
-        drawn = []
-        with engines.start(batch, known) as reused:
+    for tokens in (start.unsqueeze(1), given, start.unsqueeze(1), given):
+        new = build_engine(name, model, batch)
+        drawn, count = [], 65 - tokens.shape[1]
+        with engines.start(batch) as reused:
             for engine in (reused, new):
-                first = parameters[:, -1].expand(batch, -1) if known else engine.step(model.start_tokens(batch)).clone()
-                count = 64 - 19 if known else 64
+                first = engine.read(tokens)
                 drawn.append(engine.draw_values(first, UniformStreams(1, range(batch)), Filters(), count))
         assert torch.equal(*drawn)
         assert reused.look_aheads == new.look_aheads and reused.state_bytes == new.state_bytes

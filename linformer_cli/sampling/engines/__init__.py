@@ -49,8 +49,8 @@ class EngineCache:
         self._engine: Engine | None = None
 
     @contextmanager
-    def start(self, batch: int, state: PixelState | None = None) -> Iterator[Engine]:
-        """Yield an engine that has started `batch` images from `state`, as `Engine.start` does.
+    def start(self, batch: int) -> Iterator[Engine]:
+        """Yield an engine that has started `batch` images.
 
         The engine is dropped if the work in this context fails, because memory may have run out. Raises what
         `choose_engine` raises.
@@ -58,9 +58,9 @@ class EngineCache:
         try:
             if self._engine is None or self._engine.batch != batch:
                 self._engine = None  # free its memory before the next engine is built
-                self._engine = build_engine(self._wanted, self.model, batch, state, products=self._products)
+                self._engine = build_engine(self._wanted, self.model, batch, products=self._products)
             else:
-                self._engine.start(state)
+                self._engine.start()
             yield self._engine
         except BaseException:
             self._engine = None

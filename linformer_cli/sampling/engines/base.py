@@ -66,6 +66,19 @@ class Engine(ABC):
         new images.
         """
 
+    @torch.no_grad()
+    def read(self, tokens: Tensor) -> Tensor:
+        """Begin `batch` new images with given tokens int64 [n, t], and return the head parameters [B, P] after them.
+
+        Each of the n rows is continued by `batch` / n adjacent images. The tokens are read in parallel, in blocks of
+        T, so that the memory stays bounded.
+        """
+        state = self.model.init_state(len(tokens))
+        for block in tokens.split(self.model.config.image.positions, dim=1):
+            parameters, state = self.model.attend(block, state)
+        self.start(state)
+        return parameters[:, -1].repeat_interleave(self.batch // len(tokens), dim=0)
+
     @abstractmethod
     def step(self, tokens_t: Tensor) -> Tensor:
         """Read the next token int64 [B] and return head parameters [B, P]. The next step may overwrite the result."""

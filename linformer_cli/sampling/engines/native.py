@@ -104,13 +104,27 @@ class NativeEngine(Engine):
         position = self._position
         if self._is_bounded and position == self.model.config.image.positions:
             raise ValueError(f"all {position} values of the image have already been drawn")
+        rows = len(tokens_t)
         if position:
-            self._recent[:, (position - 1) % self._recent.shape[1]] = tokens_t
+            self._recent[:rows, (position - 1) % self._recent.shape[1]] = tokens_t
         elif self.program.label >= 0:
-            self._memory.tensors[self.program.label][:, 0] = tokens_t
+            self._memory.tensors[self.program.label][:rows, 0] = tokens_t
         self._kernels.lintx_step(self._memory.address, position)
         self._position += 1
-        return self._output[: self.batch]
+        return self._output[:rows]
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor) -> Tensor:
+        """Do what `Engine.read` does, but in steps: with int8, the results have the same bits on every processor."""
+        rows = len(tokens)
+        self.start()
+        self._memory.use_rows(rows)
+        for tokens_t in tokens.unbind(dim=1):
+            parameters = self.step(tokens_t)
+        self._memory.use_rows(self.batch)
+        for state in self.states:
+            fork_into(state, state[:rows].clone())
+        return parameters.repeat_interleave(self.batch // rows, dim=0)
 
     @torch.no_grad()
     def draw_values(

@@ -124,7 +124,13 @@ class Memory:
 
     def use_threads(self, threads: int) -> None:
         """Let `threads` threads work on every pass."""
-        self._bound.threads, self._bound.divided = threads, self.batch > FEW * threads > FEW
+        self._bound.threads = threads
+        self.use_rows(self.batch)
+
+    def use_rows(self, rows: int) -> None:
+        """Let every pass work on the first `rows` images only."""
+        threads = self._bound.threads
+        self._bound.batch, self._bound.divided = rows, rows > FEW * threads > FEW
 
     def start(self) -> None:
         """Give every state its initial value."""
