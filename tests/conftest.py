@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from machine import HAS_LIBRARY, pin_threads, prepare_triton
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from linformer_cli.checkpoint import TrainingState, save_checkpoint
 from linformer_cli.config import ImageShape, ModelConfig, TrainConfig
@@ -37,6 +38,22 @@ def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
         pytest.skip(f"there is no library for {name}, or this processor does not support it")
     monkeypatch.setenv(VARIABLE, name)
     return name
+
+
+@pytest.fixture
+def record_rates() -> Callable[[Callable[[], object]], list[float]]:
+    """Provides `record_rates(work)`, which does the work and returns the learning rates of all optimizer steps."""
+
+    def record(work: Callable[[], object]) -> list[float]:
+        rates: list[float] = []
+        hook = register_optimizer_step_pre_hook(lambda optimizer, *rest: rates.append(optimizer.param_groups[0]["lr"]))
+        try:
+            work()
+        finally:
+            hook.remove()
+        return rates
+
+    return record
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from linformer_cli.bench import codec
 from linformer_cli.bench.codec import CodecSettings, Format, list_formats, run_codec_bench
 from linformer_cli.bench.published import PUBLISHED_SIZES
 from linformer_cli.config import ImageShape
-from linformer_cli.errors import Interrupted
+from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.report.codec import render_bits
 from linformer_cli.sampling.decode import Sampler
 
@@ -39,6 +39,26 @@ def test_the_rows_have_sizes_and_speeds(build_tiny_model) -> None:
     for row in report.rows:
         assert (row.bytes is None) == (row.left_out is not None)
         assert row.name == "lintx" or row.encoding_share is None
+
+
+def test_speeds_are_medians_in_images_per_second(monkeypatch) -> None:
+    """The made-up clock is read before and after encoding, and after decoding."""
+    times = iter([0, 2, 3, 10, 14, 22, 30, 31, 32])
+    monkeypatch.setattr(codec.time, "perf_counter", lambda: next(times))
+    images = np.zeros((4, 2, 2, 1), dtype=np.uint8)
+    kind = Format("none", lambda images: [images.tobytes()], lambda files, shape: images)
+    for _ in range(3):
+        kind.measure(images)
+    row = kind.row(images, [1.0, 1.0, 1.0])
+    assert (row.bytes, row.encoded_per_second, row.decoded_per_second) == (16, 4 / 2, 4 / 1)
+    assert (row.encoding_share, row.decoding_share) == (2, 4)
+
+
+def test_a_format_that_changes_a_pixel_is_an_error() -> None:
+    images = np.zeros((4, 2, 2, 1), dtype=np.uint8)
+    kind = Format("none", lambda images: [b""], lambda files, shape: images + np.eye(2, dtype=np.uint8)[:, :, None])
+    with pytest.raises(DisagreementError, match="none does not give the same pixels back"):
+        kind.measure(images)
 
 
 def test_an_interruption_keeps_the_rounds_so_far(build_tiny_model, monkeypatch) -> None:

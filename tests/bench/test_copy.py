@@ -65,8 +65,12 @@ def test_every_mechanism_works_in_the_model_and_sees_only_the_past(variant) -> N
     assert (before[:, 7:] - after[:, 7:]).abs().max() > 1e-4
 
 
-def test_the_learning_rate_falls_after_3000_updates() -> None:
+def test_the_learning_rate_falls_after_3000_updates(record_rates) -> None:
     assert [learning_rate_at(update) for update in (0, 2_999, 3_000, 9_999)] == [1e-3, 1e-3, 1e-4, 1e-4]
+    learner = Learner(VARIANTS[0], CopySettings(12, 16), FixedCeilings())
+    batch = draw_batch(12, 0, 0)
+    rates = record_rates(lambda: [learner.update(*batch, number) for number in (0, 2_999, 3_000)])
+    assert rates == [1e-3, 1e-3, 1e-4]
 
 
 @pytest.mark.parametrize(

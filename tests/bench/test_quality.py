@@ -99,6 +99,13 @@ def test_the_judge_is_trained_once_unless_its_file_is_damaged(cache) -> None:
     assert len(updates) == 60 and len(list(cache.iterdir())) == 2
 
 
+def test_the_learning_rate_of_the_judge_rises_for_a_tenth_and_falls_to_0(cache, record_rates) -> None:
+    train = draw_set("train")
+    rates = record_rates(lambda: load_judge(train.images, train.labels, 3, RECIPE, lambda update: None))
+    rising, falling = (number / 6 for number in range(1, 6)), (left / 54 for left in range(55, 0, -1))
+    assert rates == pytest.approx([0.01 * min(1, share) for share in (*rising, *falling)])
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(cache) -> None:
     cache.write_text("a file where a folder should be")
     train = draw_set("train")

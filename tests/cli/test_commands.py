@@ -23,6 +23,7 @@ from linformer_cli.data import pictures
 from linformer_cli.errors import LintxError
 from linformer_cli.metrics import COLUMNS
 from linformer_cli.report.grids import read_png_metadata
+from linformer_cli.sampling.decode import Sampler
 
 SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny")  # 10 x 10 images
 
@@ -129,6 +130,15 @@ def test_a_run_whose_weights_cannot_be_copied_leaves_no_folder(lintx, run_folder
     assert lintx("train", "--resume", run_folder, "--init-from", run_folder).code == 2
 
 
+def test_the_values_per_pass_are_the_mean_over_all_images(lintx, run_folder, tmp_path):
+    outcome = lintx(
+        "sample", run_folder, "-n", 3, "--batch", 1, "-o", tmp_path / "grid.png", "--precision", "fp32", "--json"
+    )
+    sampler = Sampler(load_model(run_folder))
+    passes = [sampler.sample([index]).passes for index in range(3)]
+    assert outcome.document["values_per_pass"] == pytest.approx(3 * sampler.model.config.image.positions / sum(passes))
+
+
 def test_sample_writes_a_grid_with_its_settings(lintx, run_folder, tmp_path):
     out, files = tmp_path / "grid.png", tmp_path / "files"
     outcome = lintx("sample", run_folder, "-n", 5, "--batch", 2, "-o", out, "--files", files, "--seed", 7, "--json")
@@ -141,7 +151,8 @@ def test_sample_writes_a_grid_with_its_settings(lintx, run_folder, tmp_path):
     assert [path.name for path in sorted(files.iterdir())] == [f"{index:05d}.png" for index in range(5)]
     # Image 3 does not depend on the batch.
     other = tmp_path / "other"
-    lintx("sample", run_folder, "-n", 4, "--batch", 4, "-o", out, "--files", other, "--seed", 7)
+    outcome = lintx("sample", run_folder, "-n", 4, "--batch", 4, "-o", out, "--files", other, "--seed", 7, "--json")
+    assert outcome.document["values_per_pass"] == 1
     assert np.array_equal(Image.open(files / "00003.png"), Image.open(other / "00003.png"))
 
 

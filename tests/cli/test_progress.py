@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from linformer_cli.cli import output
+from linformer_cli.cli import output, progress
 from linformer_cli.cli.progress import TrainingDisplay
 from linformer_cli.metrics import MetricsRow
 
@@ -52,6 +52,17 @@ def test_the_live_line_fits_the_terminal_and_drops_the_least_important_facts(wid
 
 def test_without_a_terminal_a_line_is_printed_every_few_seconds() -> None:
     assert show(40, terminal=False, steps=5) == (" 50%  step 12345  1.235 bits/dim  ? left  1234.5 images/s  3 GiB\n")
+
+
+def test_the_time_left_depends_on_the_speed_of_this_process_only(monkeypatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    console = Console(file=io.StringIO(), force_terminal=False, width=200, color_system=None)
+    with TrainingDisplay(console) as display:
+        for now, share in ((0.0, 0.5), (60.0, 0.6), (120.0, 0.8)):  # noqa: B007
+            display.on_step(ROW, share)
+    left = re.findall(r"  (\S[^ ]*(?: \S+)*) left", console.file.getvalue())  # type: ignore[attr-defined]
+    assert left == ["?", "4 min 0 s", "1 min 20 s"]
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "full"), ValueError("closed file")])

@@ -86,8 +86,28 @@ def test_training_stops_at_a_loss_that_is_not_a_number() -> None:
         learner.train([batch], lambda: 0.0)
 
 
-def test_the_learning_rate_rises_and_falls_to_0() -> None:
+def test_the_learning_rate_rises_and_falls_to_0(record_rates) -> None:
     settings = TrainingSettings(learning_rate=1.0, warm_up_updates=10)
     assert [learning_rate_at(settings, update, 0.0) for update in (0, 4, 9, 50)] == [0.1, 0.5, 1.0, 1.0]
     assert learning_rate_at(settings, 50, 0.5) == pytest.approx(0.5)
     assert learning_rate_at(settings, 50, 1.0) == learning_rate_at(settings, 50, 1.5) == 0
+    learner, progress = Learner(build_encoder("linear", {}, TINY, 4), settings, seed=0), iter((0.0, 0.25, 1.0))
+    rates = record_rates(lambda: learner.train([make_batch()] * 3, lambda: next(progress)))
+    assert rates == [learning_rate_at(settings, update, done) for update, done in enumerate((0.0, 0.25, 1.0))]
+
+
+def test_errors_are_counted_without_dropout() -> None:
+    torch.manual_seed(0)
+    encoder = build_encoder("linear", {}, dataclasses.replace(TINY, dropout=0.5), 4).train()
+    learner = Learner(encoder, TrainingSettings(), seed=0)
+    once, again = learner.recognise(make_batch()), learner.recognise(make_batch())
+    assert all(torch.equal(*pair) for pair in zip(once, again, strict=True))
+
+
+def test_errors_are_counted_greedily_or_with_a_beam(monkeypatch) -> None:
+    """In both positions, the blank is more likely than symbol 1, but only one of four pairs gives no symbol."""
+    learner = Learner(build_encoder("linear", {}, TINY, 1), TrainingSettings(), seed=0)
+    monkeypatch.setattr(learner, "recognise", lambda batch: [torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log()])
+    batch = Batch(draw_features(1, 6), torch.tensor([6]), torch.tensor([[1]]), torch.tensor([1]))
+    assert learner.measure_errors([batch]).rate == 1
+    assert learner.measure_errors([batch], beam=4).rate == 0
