@@ -44,7 +44,7 @@ def codec(
     The same images are stored as by `lintx compress`, as optimised PNGs, as lossless WebP and JPEG XL (if its plugin
     is installed), and all together with gzip, xz and zstd. Every format must give the same pixels back. Speeds are
     medians over interleaved rounds; those of lintx are also shown relative to drawing images with the same engine and
-    batch size. Published figures for the same data set follow.
+    batch size. Published figures for the same data set follow. Needs the packages of `pip install '.[compress]'`.
 
     Examples:
 

@@ -105,8 +105,8 @@ def speech(
     Each seed holds out other speakers, and PER is theirs. Training steps are also timed at several lengths.
 
     All encoders train on the same strings, one epoch each in turn. The output lists all sizes that are smaller than
-    the paper's. Results are written about every two minutes, at the end,
-    and after Ctrl-C.
+    the paper's. Results are written about every two minutes, at the end, and after Ctrl-C. Needs the packages of
+    `pip install '.[speech]'`.
 
     Examples:
 

@@ -50,9 +50,10 @@ def decompress(
 ) -> None:
     """Unpack a compressed file.
 
-    Writes its pictures or files to a folder. Needs the model that the file was compressed with. A damaged block is lost
-    alone: everything else is written, what is lost is named, and the exit code is 1. If only a part of an item is lost,
-    the item gets the name damaged-NAME and has zeros in place of the lost part.
+    Writes its pictures or files to a folder. Needs the model that the file was compressed with, and the packages of
+    `pip install '.[compress]'`. A damaged block is lost alone: everything else is written, what is lost is named, and
+    the exit code is 1. If only a part of an item is lost, the item gets the name damaged-NAME and has zeros in place of
+    the lost part.
 
     Examples:
 
