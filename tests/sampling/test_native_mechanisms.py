@@ -132,6 +132,20 @@ def test_outputs_have_the_same_bits_in_any_batch(build, variant: str) -> None:
 
 
 @every_variant
+def test_given_values_are_read_once_for_adjacent_images(build, variant: str) -> None:
+    """Two sequences are continued by three images each, with the bits of images that read them themselves."""
+    model = build(variant)
+    tokens, rest = draw_tokens(model, 2, POSITIONS)[:, :25], draw_tokens(model, 6, POSITIONS)[:, 25:40]
+    reader, stepper = (NativeEngine(model, 6, products=torch.int8) for _ in range(2))
+    parameters = reader.read(tokens)
+    for token in tokens.repeat_interleave(3, dim=0).unbind(dim=1):
+        expected = stepper.step(token)
+    assert torch.equal(parameters, expected)
+    for token in rest.unbind(dim=1):
+        assert torch.equal(reader.step(token), stepper.step(token))
+
+
+@every_variant
 def test_a_restarted_engine_has_forgotten_its_last_images(build, variant: str) -> None:
     """The test also compares the size of the state with what the engine and the model report."""
     model = build(variant)
