@@ -14,7 +14,7 @@ from linformer_cli.native.program import MixInputs
 from .base import AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .bidirectional.joined import join_globals
 from .bidirectional.lists import list_blocks, weigh_lists
-from .parts.caches import CachedAttention, KeyValueCache, Span, extend_cache, push_in_place, stack_spans
+from .parts.caches import CachedAttention, KeyValueCache, Span, attend_masked, extend_cache, push_in_place, stack_spans
 
 BigbirdState = KeyValueCache
 
@@ -108,7 +108,7 @@ class BigbirdAttention(CachedAttention):
         filled = (last - first + 1) * self.block
         queries = functional.pad(q.to(wide), (0, 0, offset, filled - offset - length))
         queries = queries.reshape(-1, last - first + 1, self.block, q.shape[-1])
-        y = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=self._mask(span, q.device))
+        y = attend_masked(queries, keys, values, self._mask(span, q.device))
         y = y.reshape(*q.shape[:2], filled, v.shape[-1])
         return y[:, :, offset : offset + length], cache
 

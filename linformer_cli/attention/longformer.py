@@ -16,7 +16,7 @@ from linformer_cli.units import parse_count
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .bidirectional.joined import join_globals
 from .bidirectional.lists import SHORTEST_BLOCK, list_windows, weigh_lists
-from .parts.caches import CacheLayout, add_cache, emit_rows, init_cache, stack_spans
+from .parts.caches import CacheLayout, add_cache, attend_masked, emit_rows, init_cache, stack_spans
 
 
 class LongformerOptions(AttentionOptions):
@@ -209,7 +209,7 @@ class LongformerAttention(Attention):
             return torch.cat([known.expand(-1, dilation, blocks, -1, -1), tails, own], dim=3).flatten(1, 2)
 
         mask = self._mask(start, dilation, blocks, block, q.device).flatten(0, 1).unsqueeze(0)
-        y = functional.scaled_dot_product_attention(cut(q).flatten(1, 2), gather(keys), gather(values), attn_mask=mask)
+        y = attend_masked(cut(q).flatten(1, 2), gather(keys), gather(values), mask)
         y = y.reshape(len(y), dilation, blocks, block, y.shape[-1]).permute(0, 2, 3, 1, 4)
         return y.reshape(*q.shape[:2], -1, y.shape[-1])[:, :, :length]
 
