@@ -60,7 +60,8 @@ void visit_elements(const Dropout& mask, int64_t first, int64_t last, F visit) {
 
 template <class E>
 void add(const Dropout& mask, int64_t first, int64_t last, const float* x, const E* branch, float* sum) {
-    visit_elements(mask, first, last, [=](int64_t i, float scale) { sum[i] = x[i] + static_cast<float>(branch[i]) * scale; });
+    visit_elements(mask, first, last,
+                   [=](int64_t i, float scale) { sum[i] = x[i] + static_cast<float>(branch[i]) * scale; });
 }
 
 template <class E>
@@ -111,7 +112,8 @@ void add_gradients(int64_t width, const float* of_y, const bfloat16* of_rounded,
     if (of_y && of_rounded)
         for (int64_t i = 0; i < width; i++) gradient[i] = of_y[i] + static_cast<float>(of_rounded[i]);
     else
-        for (int64_t i = 0; i < width; i++) gradient[i] = of_y ? of_y[i] : of_rounded ? static_cast<float>(of_rounded[i]) : 0;
+        for (int64_t i = 0; i < width; i++)
+            gradient[i] = of_y ? of_y[i] : of_rounded ? static_cast<float>(of_rounded[i]) : 0;
 }
 
 // Writes the gradient of the sum, and adds to the gradients of weight and bias, which are adjacent.
@@ -127,15 +129,16 @@ void differentiate_norm(const Norm& norm, int64_t t, float* of_weight, float* of
     for (int64_t i = 0; i < width; i++) row[i] = scale * (gradient[i] - level - unit[i] * slope);
 }
 
-// Calls visit(piece, first row, last row, scratch) for groups of rows that stay in the cache. The pieces do not depend on
-// the number of threads, so neither do sums over rows.
+// Calls visit(piece, first row, last row, scratch) for groups of rows that stay in the cache. The pieces do not depend
+// on the number of threads, so neither do sums over rows.
 template <class F>
 void visit_rows(const Dropout& mask, const Norm& norm, F visit) {
     const int64_t rows = mask.count / norm.width, group = std::max<int64_t>(1, SHARING / norm.width);
     spread(mask.count > 65536 ? mask.threads : 1, norm.pieces, [=](int64_t piece) {
         Scratch scratch(norm.width);
         const int64_t end = (piece + 1) * rows / norm.pieces;
-        for (int64_t t = piece * rows / norm.pieces; t < end; t += group) visit(piece, t, std::min(end, t + group), scratch);
+        for (int64_t t = piece * rows / norm.pieces; t < end; t += group)
+            visit(piece, t, std::min(end, t + group), scratch);
     });
 }
 
@@ -158,9 +161,8 @@ void differentiate_both(const Dropout& mask, const Norm& norm, float* of_x, E* o
 
 template <class F>
 void for_blocks(const Dropout& mask, F visit) {
-    spread(mask.count > 65536 ? mask.threads : 1, (mask.count + SHARING - 1) / SHARING, [=](int64_t block) {
-        visit(block * SHARING, std::min(mask.count, (block + 1) * SHARING));
-    });
+    spread(mask.count > 65536 ? mask.threads : 1, (mask.count + SHARING - 1) / SHARING,
+           [=](int64_t block) { visit(block * SHARING, std::min(mask.count, (block + 1) * SHARING)); });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// An example of runner.h: `draw PROGRAM SEED COUNT [TEMPERATURE] > images.pgm` draws images and writes them one below the
-// other.
+// An example of runner.h: `draw PROGRAM SEED COUNT [TEMPERATURE] > images.pgm` draws images and writes them one below
+// the other.
 
 #include <cstdio>
 #include <cstdlib>

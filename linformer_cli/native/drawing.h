@@ -97,8 +97,8 @@ inline int64_t draw_filtered(const Head& head, const float* parameters, const fl
     return find_share(head.levels, shares, uniform, nullptr);
 }
 
-// Draws values [rows] from parameters [rows, stride], with uniforms [rows] in [0, 1). With guidance, another `rows` rows
-// of parameters follow, for the same images without their classes.
+// Draws values [rows] from parameters [rows, stride], with uniforms [rows] in [0, 1). With guidance, another `rows`
+// rows of parameters follow, for the same images without their classes.
 inline void draw(const Head& head, int64_t rows, const float* parameters, int64_t stride, const double* uniforms,
                  int64_t* values) {
     for (int64_t row = 0; row < rows; row++) {

@@ -26,8 +26,7 @@ struct Registers {
 
 Registers ask(uint32_t leaf) {
     Registers found{};
-    if (__get_cpuid_max(leaf & 0x80000000, nullptr) >= leaf)
-        __cpuid_count(leaf, 0, found.a, found.b, found.c, found.d);
+    if (__get_cpuid_max(leaf & 0x80000000, nullptr) >= leaf) __cpuid_count(leaf, 0, found.a, found.b, found.c, found.d);
     return found;
 }
 
@@ -39,8 +38,8 @@ bool saves(uint32_t mask) {
 }
 
 bool supports_v3() {
-    return has(ask(1).c, 0, 9, 12, 13, 19, 20) &&                      // SSE3, SSSE3, FMA, CMPXCHG16B, SSE4.1, SSE4.2
-           has(ask(1).c, 22, 23, 27, 28, 29) &&                        // MOVBE, POPCNT, OSXSAVE, AVX, F16C
+    return has(ask(1).c, 0, 9, 12, 13, 19, 20) &&                     // SSE3, SSSE3, FMA, CMPXCHG16B, SSE4.1, SSE4.2
+           has(ask(1).c, 22, 23, 27, 28, 29) &&                       // MOVBE, POPCNT, OSXSAVE, AVX, F16C
            has(ask(7).b, 3, 5, 8) && has(ask(0x80000001).c, 0, 5) &&  // BMI1, AVX2, BMI2; LAHF, LZCNT
            saves(0x06);
 }

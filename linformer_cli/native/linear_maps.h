@@ -16,13 +16,13 @@ enum Mode { CAUSAL, ADD, READ };
 
 struct Call {
     int64_t threads, B, H, T, C, V, map, K, mode;
-    View q, k, v, y;                    // y: the output, or its gradient
+    View q, k, v, y;  // y: the output, or its gradient
     View grad_q, grad_k, grad_v;
-    void *s, *z;                        // before the positions (or null): [B, H, C, V], [B, H, C]
-    void *total_s, *total_z;            // after the positions, or their gradients
-    void *grad_s, *grad_z;              // gradients of s and z
-    void *weights, *grad_weights;       // w_t = phi(q_t) . z_t [B, H, T], and its gradient
-    void *columns, *maxima;             // EXPONENTIAL_MAP: W [K, C] and c [B, H, C]
+    void *s, *z;                   // before the positions (or null): [B, H, C, V], [B, H, C]
+    void *total_s, *total_z;       // after the positions, or their gradients
+    void *grad_s, *grad_z;         // gradients of s and z
+    void *weights, *grad_weights;  // w_t = phi(q_t) . z_t [B, H, T], and its gradient
+    void *columns, *maxima;        // EXPONENTIAL_MAP: W [K, C] and c [B, H, C]
 };
 
 // A dense row (null: zeros), padded with zeros to whole vectors.

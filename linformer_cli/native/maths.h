@@ -120,9 +120,7 @@ LINTX_INLINE float log_one_plus(float x) {
     return 2 * (sum * square * r + r);
 }
 
-LINTX_INLINE float log_sigmoid(float x) {
-    return (x < 0 ? x : 0) - log_one_plus(exponential(-std::fabs(x)));
-}
+LINTX_INLINE float log_sigmoid(float x) { return (x < 0 ? x : 0) - log_one_plus(exponential(-std::fabs(x))); }
 
 LINTX_INLINE float softplus(float x) { return -log_sigmoid(-x); }
 

@@ -1,5 +1,5 @@
-// The rule of each operation: what it needs from its buffers and integers, which ops/ explains. mix_rules.h has the rules
-// of mechanisms.
+// The rule of each operation: what it needs from its buffers and integers, which ops/ explains. mix_rules.h has the
+// rules of mechanisms.
 #pragma once
 
 #include <cmath>

@@ -98,8 +98,8 @@ inline bool fits(const FileProgram& file, int64_t index, Kind kind, Type type, i
     return found.kind == kind && found.type == type && found.width >= width;
 }
 
-// Checks a file that `read_program` accepted, and finds the codes of its operations. Returns a message if a buffer or an
-// operation is not valid, else an empty text.
+// Checks a file that `read_program` accepted, and finds the codes of its operations. Returns a message if a buffer or
+// an operation is not valid, else an empty text.
 inline Text check_program(FileProgram& file) {
     bool named = fits(file, file.output, SCRATCH, Type::FLOAT32, file.head.parameters());
     named = named && fits(file, file.recent, STATE, Type::INT16, 1) && file.buffers[file.recent].initial == 0;
@@ -117,8 +117,7 @@ inline Text check_program(FileProgram& file) {
         Rules rules(file, operation.arguments, n < file.blocks ? file.values() / file.channels : file.values());
         rules.distinct(operation.name == "join");
         ENTRIES[code].check(rules);
-        if (!rules.kept)
-            return Text("the file is damaged: an operation '") << operation.name << "' leaves its buffers";
+        if (!rules.kept) return Text("the file is damaged: an operation '") << operation.name << "' leaves its buffers";
     }
     return "";
 }

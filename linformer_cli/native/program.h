@@ -42,8 +42,8 @@ struct Program {
 // state. COMMIT repeats the first of these positions and changes the state.
 enum Mode { STEP, TRY, COMMIT };
 
-// Rows `first` .. `first + rows - 1` of scratch memory, for one pass through a program. In STEP, they are images, and the
-// same rows of the state; else they are positions of the image `image`.
+// Rows `first` .. `first + rows - 1` of scratch memory, for one pass through a program. In STEP, they are images, and
+// the same rows of the state; else they are positions of the image `image`.
 struct Pass {
     const Program& program;
     int64_t position, first, rows;

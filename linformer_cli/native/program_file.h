@@ -136,8 +136,7 @@ inline Text read_program(const char* data, int64_t bytes, FileProgram& program) 
     const int64_t format = words.take<int64_t>(), size = words.take<int64_t>(), sum = words.take<int64_t>();
     if (format < 1 || format > FILE_FORMATS)
         return Text("the file has format ") << format << ", this program reads 1 to " << FILE_FORMATS;
-    if (size != bytes)
-        return Text("the file has ") << bytes << " bytes instead of " << size;
+    if (size != bytes) return Text("the file has ") << bytes << " bytes instead of " << size;
     if (sum != checksum(data + CHECKED_FROM, bytes - CHECKED_FROM)) return "the file is damaged: its checksum is wrong";
     const int64_t longest = 1 << 16, most_values = 1 << 24;
     program.channels = words.integer(1, 3);

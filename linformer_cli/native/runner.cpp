@@ -50,8 +50,8 @@ struct lintx_runner {
     std::vector<Operation> operations;
     Program program;
     Drawing drawing;
-    Memory values;    // int64 [batch, T]
-    Memory uniforms;  // float64 [T] of the first image, from the first unknown value on
+    Memory values;        // int64 [batch, T]
+    Memory uniforms;      // float64 [T] of the first image, from the first unknown value on
     double guidance = 1;  // of the next images
     uint64_t seed, first;
     int64_t known, drawn;  // values of each image, and how many of them were drawn
@@ -180,8 +180,8 @@ lintx_runner* lintx_open(const void* file, int64_t bytes, int64_t batch) {
 
 lintx_description lintx_describe(const lintx_runner* runner) {
     const FileProgram& file = runner->file;
-    return {file.channels, file.height, file.width, file.levels, file.classes, file.values(), runner->batch(),
-            static_cast<int64_t>(file.states.size())};
+    return {file.channels, file.height,   file.width,      file.levels,
+            file.classes,  file.values(), runner->batch(), static_cast<int64_t>(file.states.size())};
 }
 
 void lintx_use_threads(lintx_runner* runner, int64_t threads) {
@@ -230,17 +230,27 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
         if (buffer.type == Type::INT64) fill<int64_t>(memory, numbers, buffer.initial);
     }
     for (int64_t image = 0; file.classes && image < runner->batch(); image++)
-        *runner->memory<int64_t>(file.label, image) =
-            labels && image < images ? labels[image]
-            : optional                         ? file.classes
-                                               : static_cast<int64_t>((first + image) % file.classes);
+        *runner->memory<int64_t>(file.label, image) = labels && image < images ? labels[image]
+                                                      : optional ? file.classes
+                                                                 : static_cast<int64_t>((first + image) % file.classes);
     runner->seed = seed;
     runner->first = first;
     runner->known = runner->drawn = 0;
     runner->predicted = false;
     const int64_t reach = file.buffers[file.recent].width;
-    runner->drawing = {file.head, file.recent, reach, file.output, file.channels * file.width, runner->numbers(),
-                       runner->values_of(0), file.values(), 0, 0, 1, file.window, 0};
+    runner->drawing = {file.head,
+                       file.recent,
+                       reach,
+                       file.output,
+                       file.channels * file.width,
+                       runner->numbers(),
+                       runner->values_of(0),
+                       file.values(),
+                       0,
+                       0,
+                       1,
+                       file.window,
+                       0};
     return 0;
 }
 
@@ -300,9 +310,7 @@ int64_t lintx_probabilities(lintx_runner* runner, int64_t image, double* probabi
     return 0;
 }
 
-const int64_t* lintx_values(const lintx_runner* runner, int64_t image) {
-    return runner->values_of(image);
-}
+const int64_t* lintx_values(const lintx_runner* runner, int64_t image) { return runner->values_of(image); }
 
 void lintx_pixels(const lintx_runner* runner, int64_t image, uint8_t* pixels) {
     const int64_t most = runner->file.levels - 1, *values = lintx_values(runner, image);

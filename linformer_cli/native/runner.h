@@ -38,9 +38,9 @@ void lintx_use_threads(lintx_runner* runner, int64_t threads);
  * `lintx sample` do. At first they are 1, 0 and 0, which change nothing. Returns 0. */
 int64_t lintx_filter(lintx_runner* runner, double temperature, int64_t top_k, double top_p);
 
-/* Sets the guidance from the next `lintx_start` on, as --guidance of `lintx sample` does; 1 turns it off. With guidance,
- * the batch holds each image twice: the first half with their classes, the second half without. The second half repeats
- * the values of the first, so only the first half of `labels` and of given values is read. Returns 0. */
+/* Sets the guidance from the next `lintx_start` on, as --guidance of `lintx sample` does; 1 turns it off. With
+ * guidance, the batch holds each image twice: the first half with their classes, the second half without. The second
+ * half repeats the values of the first, so only the first half of `labels` and of given values is read. Returns 0. */
 int64_t lintx_guide(lintx_runner* runner, double weight);
 
 /* Begins images number first, first + 1 and so on. `labels` [batch] holds their classes. If the class is optional, the

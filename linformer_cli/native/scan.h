@@ -14,8 +14,8 @@
 
 namespace {
 
-// The address of a tensor [B, H, T, width] whose last dimension is contiguous, and its strides. Its elements have type A,
-// or bfloat16 if it is narrow.
+// The address of a tensor [B, H, T, width] whose last dimension is contiguous, and its strides. Its elements have type
+// A, or bfloat16 if it is narrow.
 struct View {
     void* data;
     int64_t image, head, position, is_narrow;
@@ -112,11 +112,12 @@ constexpr int64_t BLOCK = 32;
 // apart, with its rows in the lanes of vectors.
 template <class A>
 struct Sum {
-    int64_t N, M, whole;       // `whole` columns are in `rows`
-    std::vector<A> rows, last; // [N, pad(whole)], [pad(N)]
+    int64_t N, M, whole;        // `whole` columns are in `rows`
+    std::vector<A> rows, last;  // [N, pad(whole)], [pad(N)]
 
     Sum(int64_t N, int64_t M, bool apart = true)
-        : N(N), M(M), whole(apart && M % Lanes<A>::count == 1 ? M - 1 : M), rows(N * stride()), last(Lanes<A>::pad(N)) {}
+        : N(N), M(M), whole(apart && M % Lanes<A>::count == 1 ? M - 1 : M), rows(N * stride()), last(Lanes<A>::pad(N)) {
+    }
     int64_t stride() const { return Lanes<A>::pad(whole); }
     A& at(int64_t n, int64_t m) { return m < whole ? rows[n * stride() + m] : last[n]; }
 
@@ -252,8 +253,7 @@ void scan(int64_t count, const Positions<A, WRITES, READS>& x, Sum<A>& S, bool r
     const int64_t step = reverse ? -1 : 1;
     int64_t done = 0;
     // Four positions share one load and store of S.
-    for (; done + 4 <= count; done += 4)
-        scan_positions<A, D, 4>(x, reverse ? count - 1 - done : done, step, S);
+    for (; done + 4 <= count; done += 4) scan_positions<A, D, 4>(x, reverse ? count - 1 - done : done, step, S);
     for (; done < count; done++) scan_positions<A, D, 1>(x, reverse ? count - 1 - done : done, step, S);
 }
 

@@ -29,13 +29,14 @@ struct Pass {
 //     load()                          sets `state` to the state before all positions
 //     clear()                         sets `state` to zero
 //     visit(first, count, outputs)    updates `state`, and writes the results of the positions if `outputs`
-//     follow(before)                  sets `state`, which began at zero, to what it would be if it had begun at `before`
-//     leave()                         writes the state after all positions
+//     follow(before)                  sets `state`, which began at zero, to what it would be if it had begun at
+//     `before` leave()                         writes the state after all positions
 //
 // A head whose positions are divided among threads is cut into groups. The states after all groups but the last are
 // computed first, at the same time: the first group from its real state and with outputs, the others from zero without
 // outputs. `follow` then makes each of them the state after all groups up to its own, and the remaining groups are
-// visited again. Visits without outputs take about half as long, so the first group has half the positions of the others.
+// visited again. Visits without outputs take about half as long, so the first group has half the positions of the
+// others.
 template <class Pass, class Call>
 void sweep(const Call& call, bool reverse) {
     const int64_t T = call.T, heads = call.B * call.H, blocks = (T + BLOCK - 1) / BLOCK;

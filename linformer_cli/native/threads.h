@@ -36,11 +36,14 @@ inline void spread(int64_t threads, int64_t count, Body body) {
         int64_t pieces, count;
         Body& body;
     } work{pieces, count, body};
-    lintx::share(threads, pieces, [](void* context, int64_t piece) {
-        Work& work = *static_cast<Work*>(context);
-        const int64_t end = (piece + 1) * work.count / work.pieces;
-        for (int64_t index = piece * work.count / work.pieces; index < end; index++) work.body(index);
-    }, &work);
+    lintx::share(
+        threads, pieces,
+        [](void* context, int64_t piece) {
+            Work& work = *static_cast<Work*>(context);
+            const int64_t end = (piece + 1) * work.count / work.pieces;
+            for (int64_t index = piece * work.count / work.pieces; index < end; index++) work.body(index);
+        },
+        &work);
 }
 
 #endif

@@ -11,10 +11,11 @@
 namespace {
 
 struct Call {
-    int64_t threads, B, H, T, C, V, decays;  // decays: the numbers of a_t, 1 or C
+    int64_t threads, B, H, T, C, V, decays;      // decays: the numbers of a_t, 1 or C
     View q, k, v, d, y, error, beta, log_decay;  // d: null for k; y: the output, or its gradient; error: e
     View grad_q, grad_k, grad_v, grad_d, grad_beta, grad_log_decay;
-    void *carried, *total, *grad_carried;  // [B, H, C, V] before and after the positions; total: the sum or its gradient
+    void *carried, *total,
+        *grad_carried;  // [B, H, C, V] before and after the positions; total: the sum or its gradient
 };
 
 // Arrays with a row of whole vectors, or one decay, per position.
@@ -40,7 +41,7 @@ void solve_columns(int64_t count, const Rule<A>& x, int64_t m, Sum<A>& S) {
             held[i] += x.reads[t * width_n + n] * L::load(&S.rows[n * width_m + m + i * L::count]);
     for (int64_t done = 0; done < count; done++, t += step) {
         const A *q = x.q + t * width_n, *write = x.writes + t * width_n;
-        const A *next = x.reads + (done + 1 < count ? t + step : t) * width_n;
+        const A* next = x.reads + (done + 1 < count ? t + step : t) * width_n;
         const A *decay = x.decay + (t + BACKWARD) * width_d, single = *decay;
         typename L::type added[TILES], other[TILES], sums[TILES] = {};
         for (int i = 0; i < TILES; i++) {
@@ -125,7 +126,8 @@ void forward(const Call& call) {
                 const int64_t count = std::min(BLOCK, T - first);
                 x.load(b, h, first, count, BLOCK);
                 read(Rows<A>(call.v, b, h, BLOCK), first, count, V, x.v.data());
-                const Rule<A> rule{x.q.data(), x.readers(count), x.w.data(), x.v.data(), nullptr, x.decay.data(), x.error.data(), x.y.data()};
+                const Rule<A> rule{x.q.data(), x.readers(count), x.w.data(),     x.v.data(),
+                                   nullptr,    x.decay.data(),   x.error.data(), x.y.data()};
                 solve<false, D>(count, rule, S);
                 write(x.y.data(), first, count, V, Rows<A>(call.y, b, h));
                 write(x.error.data(), first, count, V, Rows<A>(call.error, b, h));
@@ -152,14 +154,16 @@ void backward(const Call& call) {
         using L = Lanes<A>;
         Block<A> x(call);
         const int64_t Cp = x.Cp, Vp = x.Vp;
-        std::vector<A> target(BLOCK * Vp), grad_q(BLOCK * Cp), grad_w(BLOCK * Cp), grad_d(BLOCK * Cp), r((T + BLOCK) * Vp);
+        std::vector<A> target(BLOCK * Vp), grad_q(BLOCK * Cp), grad_w(BLOCK * Cp), grad_d(BLOCK * Cp),
+            r((T + BLOCK) * Vp);
         std::vector<double> sums(decays);
         constexpr Decay TURNED = D == ALL ? ALL : COLUMNS;
         Sum<A> G(C, V, false), G_turned(V, C), S(V, C);
         for (int64_t index = next(); index < heads; index = next()) {
             const int64_t b = index / call.H, h = index % call.H;
             const A* grad_total = part<A>(call.total, index, C * V);
-            const Rows<A> to_q(call.grad_q, b, h), to_k(call.grad_k, b, h), to_v(call.grad_v, b, h), to_d(call.grad_d, b, h);
+            const Rows<A> to_q(call.grad_q, b, h), to_k(call.grad_k, b, h), to_v(call.grad_v, b, h),
+                to_d(call.grad_d, b, h);
             const Rows<A> to_beta(call.grad_beta, b, h), to_decay(call.grad_log_decay, b, h);
             G.load(grad_total);
             G_turned.load(grad_total, true);
@@ -172,7 +176,8 @@ void backward(const Call& call) {
                     const A product = dot(C, &x.w[t * Cp], &x.q[t * Cp]);
                     for (int64_t j = 0; j < Vp; j++) target[t * Vp + j] = -product * x.y[t * Vp + j];
                 }
-                const Rule<A> rule{x.q.data(), x.readers(count, true), x.erase(), target.data(), x.y.data(), x.decay.data(), minus_r, nullptr};
+                const Rule<A> rule{x.q.data(), x.readers(count, true), x.erase(), target.data(),
+                                   x.y.data(), x.decay.data(),         minus_r,   nullptr};
                 solve<true, D>(count, rule, G);
                 const Positions<A, 2, 1> positions{
                     {x.y.data(), minus_r}, {x.q.data(), x.erase()}, {x.error.data()}, {grad_w.data()}, x.decay.data()};
@@ -193,8 +198,11 @@ void backward(const Call& call) {
                 x.load(b, h, first, count, BLOCK);
                 x.load_gradients(b, h, first, count, BLOCK);
                 read(to_k, first, count, C, grad_w.data());
-                const Positions<A, 1, 2> positions{
-                    {x.error.data()}, {x.w.data()}, {x.y.data(), minus_r}, {grad_q.data(), grad_d.data()}, x.decay.data()};
+                const Positions<A, 1, 2> positions{{x.error.data()},
+                                                   {x.w.data()},
+                                                   {x.y.data(), minus_r},
+                                                   {grad_q.data(), grad_d.data()},
+                                                   x.decay.data()};
                 scan<TURNED>(count, positions, S);
                 for (int64_t t = 0; t < count; t++) {
                     const A product = dot(V, &x.error[t * Vp], minus_r + t * Vp);
@@ -218,7 +226,8 @@ void backward(const Call& call) {
                 if (call.d.data) write(grad_d.data(), first, count, C, to_d);
             }
             std::fill(sums.begin(), sums.end(), 0.0);
-            for (int64_t i = 0; grad_total && i < C * V; i++) sums[D == ALL ? 0 : i / V] += grad_total[i] * S.at(i % V, i / V);
+            for (int64_t i = 0; grad_total && i < C * V; i++)
+                sums[D == ALL ? 0 : i / V] += grad_total[i] * S.at(i % V, i / V);
             for (int64_t t = T - 1; t >= 0; t--)
                 for (int64_t i = 0; i < decays; i++) to_decay.at(t)[i] = static_cast<A>(sums[i] += to_decay.at(t)[i]);
         }

@@ -38,8 +38,8 @@ struct Forward : Pass<Call> {
     std::vector<A> q, k, v, out;
 
     explicit Forward(const Call& call)
-        : Pass(call), state{Sum<A>(call.C, call.V), std::vector<A>(Lanes<A>::pad(call.C))}, C(call.C), V(call.V), map(call),
-          q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), out(BLOCK * Vp) {}
+        : Pass(call), state{Sum<A>(call.C, call.V), std::vector<A>(Lanes<A>::pad(call.C))}, C(call.C), V(call.V),
+          map(call), q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), out(BLOCK * Vp) {}
     void load() {
         state.S.load(part<A>(call.s, head, C * V));
         load_row(part<A>(call.z, head, C), C, state.z);
@@ -53,7 +53,8 @@ struct Forward : Pass<Call> {
             read(rows<A>(call.v), first, count, V, v.data());
         }
         if (outputs) map.read_queries(*this, first, count, q.data());
-        scan<KEEP>(count, Positions<A>{{k.data()}, {v.data()}, {q.data()}, {out.data()}, nullptr}, state.S, false, outputs);
+        scan<KEEP>(count, Positions<A>{{k.data()}, {v.data()}, {q.data()}, {out.data()}, nullptr}, state.S, false,
+                   outputs);
         A* weights = part<A>(call.weights, head, call.T);
         for (int64_t t = 0; t < count; t++) {
             const A weight = add_and_read(Cp, &k[t * Cp], &q[t * Cp], state.z.data());
@@ -95,8 +96,8 @@ struct OfQueries : Pass<Call> {
     std::vector<A> q, k, v, g, out;
 
     explicit OfQueries(const Call& call)
-        : Pass(call), state{Sum<A>(call.V, call.C), std::vector<A>(Lanes<A>::pad(call.C))}, C(call.C), V(call.V), map(call),
-          q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), g(BLOCK * Vp), out(BLOCK * Cp) {}
+        : Pass(call), state{Sum<A>(call.V, call.C), std::vector<A>(Lanes<A>::pad(call.C))}, C(call.C), V(call.V),
+          map(call), q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), g(BLOCK * Vp), out(BLOCK * Cp) {}
     void load() {
         state.S.load(part<A>(call.s, head, C * V), true);
         load_row(part<A>(call.z, head, C), C, state.z);
@@ -112,7 +113,8 @@ struct OfQueries : Pass<Call> {
             map.read_queries(*this, first, count, q.data());
             read_gradients(*this, first, count, g.data());
         }
-        scan<KEEP>(count, Positions<A>{{v.data()}, {k.data()}, {g.data()}, {out.data()}, nullptr}, state.S, false, outputs);
+        scan<KEEP>(count, Positions<A>{{v.data()}, {k.data()}, {g.data()}, {out.data()}, nullptr}, state.S, false,
+                   outputs);
         const A* weights = part<A>(call.weights, head, call.T);
         for (int64_t t = 0; t < count; t++) {
             const A share = outputs ? dot(Cp, &q[t * Cp], &out[t * Cp]) : 0;
@@ -136,8 +138,8 @@ struct OfKeys : Pass<Call> {
     std::vector<A> q, k, v, g, out, grad_v;
 
     explicit OfKeys(const Call& call)
-        : Pass(call), state{Sum<A>(call.C, call.V), Sum<A>(call.V, call.C), std::vector<A>(Lanes<A>::pad(call.C))}, C(call.C),
-          V(call.V), map(call), q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), g(BLOCK * Vp), out(BLOCK * Cp),
+        : Pass(call), state{Sum<A>(call.C, call.V), Sum<A>(call.V, call.C), std::vector<A>(Lanes<A>::pad(call.C))},
+          C(call.C), V(call.V), map(call), q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), g(BLOCK * Vp), out(BLOCK * Cp),
           grad_v(BLOCK * Vp) {}
     void load() {
         state.R.load(part<A>(call.total_s, head, C * V));

@@ -65,7 +65,8 @@ struct Solver {
         for (int64_t i = 0; i < P; i += L::count) L::store(to + i, term(i));
     }
 
-    // x <- near (h + Lambda)^-1 right. `product` holds h right at first. mesa.py has the same formulas and explains them.
+    // x <- near (h + Lambda)^-1 right. `product` holds h right at first. mesa.py has the same formulas and explains
+    // them.
     void solve(const A* h, const A* penalty, const A* right, A* product, A* x) {
         A *residual = this->residual.data(), *along = this->along.data(), *change = this->change.data();
         const auto get = [](const A* from) { return L::load(from); };
@@ -104,7 +105,8 @@ void solve_all(const Call& call) {
     share(call.threads, heads, [&](auto next) {
         Solver<A> solver(call);
         Sum<A> h(K, K, false);
-        std::vector<A> right(BLOCK * P), keys(BLOCK * P), written(BLOCK * P), x(BLOCK * P), decay(BLOCK), penalty(P), product(P);
+        std::vector<A> right(BLOCK * P), keys(BLOCK * P), written(BLOCK * P), x(BLOCK * P), decay(BLOCK), penalty(P),
+            product(P);
         for (int64_t index = next(); index < heads; index = next()) {
             const int64_t b = index / call.H, head = index % call.H;
             h.load(part<A>(call.carried, index, K * K));

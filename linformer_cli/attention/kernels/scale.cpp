@@ -1,4 +1,5 @@
-// Sums divided by their root mean square, times the SiLU of a gate, forward and backward, for the CPU; called by scale.py.
+// Sums divided by their root mean square, times the SiLU of a gate, forward and backward, for the CPU; called by
+// scale.py.
 //
 // Axes: B images, H heads, T positions, V value width. Everything has type A, double or float. If A is float, the gate,
 // the output and their gradients may be bfloat16.
@@ -12,8 +13,8 @@ namespace {
 
 struct Call {
     int64_t threads, B, H, T, V;
-    double epsilon;                       // added to the mean square
-    View sums, gate, y;                   // y: the output, or its gradient
+    double epsilon;      // added to the mean square
+    View sums, gate, y;  // y: the output, or its gradient
     View grad_sums, grad_gate;
 };
 
@@ -68,7 +69,11 @@ void backward(const Call& call) {
 
 extern "C" {
 
-void lintx_scale_forward(const Call* call, int64_t is_double) { is_double ? forward<double>(*call) : forward<float>(*call); }
+void lintx_scale_forward(const Call* call, int64_t is_double) {
+    is_double ? forward<double>(*call) : forward<float>(*call);
+}
 
-void lintx_scale_backward(const Call* call, int64_t is_double) { is_double ? backward<double>(*call) : backward<float>(*call); }
+void lintx_scale_backward(const Call* call, int64_t is_double) {
+    is_double ? backward<double>(*call) : backward<float>(*call);
+}
 }

@@ -12,10 +12,11 @@ namespace {
 struct Call {
     int64_t threads, B, H, T, C, V, decays;  // decays: 0, 1 or C numbers per position
     double scale;
-    View q, k, v, y, log_decay;              // y: the output, or its gradient
+    View q, k, v, y, log_decay;  // y: the output, or its gradient
     View grad_q, grad_k, grad_v, grad_log_decay;
-    void *carried, *total, *grad_carried;  // [B, H, C, V] before and after the positions; total: the sum or its gradient
-    void* ends;                            // [B, H, C]: s_T times its gradient, summed over V
+    void *carried, *total,
+        *grad_carried;  // [B, H, C, V] before and after the positions; total: the sum or its gradient
+    void* ends;         // [B, H, C]: s_T times its gradient, summed over V
 };
 
 // The arrays of a block of positions.
@@ -54,7 +55,8 @@ struct Block : Pass<Call> {
         for (int64_t t = 0; t < count; t++, features += Cp, gradient += Cp) {
             A* row = to.at(first + t);
             if (call.decays == 1) *row = (sign < 0 ? *row : 0) + sign * dot(Cp, features, gradient);
-            for (int64_t i = 0; call.decays > 1 && i < C; i++) row[i] = (sign < 0 ? row[i] : 0) + sign * features[i] * gradient[i];
+            for (int64_t i = 0; call.decays > 1 && i < C; i++)
+                row[i] = (sign < 0 ? row[i] : 0) + sign * features[i] * gradient[i];
         }
     }
 };
@@ -130,7 +132,8 @@ struct OfQueries : Block<A> {
         A* ends = part<A>(call.ends, this->head, call.C);
         for (int64_t i = 0; ends && i < call.C; i++) {
             double sum = 0;
-            for (int64_t j = 0; grad_total && j < call.V; j++) sum += state.sums[0].at(j, i) * grad_total[i * call.V + j];
+            for (int64_t j = 0; grad_total && j < call.V; j++)
+                sum += state.sums[0].at(j, i) * grad_total[i * call.V + j];
             ends[i] = static_cast<A>(sum);
         }
     }
@@ -166,7 +169,8 @@ struct OfKeys : Block<A> {
             this->read_values(first, count);
         }
         A *q = this->q.data(), *y = this->y.data(), *decay = this->decay.data();
-        scan<TURNED>(count, Positions<A>{{y}, {q}, {this->v.data()}, {grad_k.data()}, decay}, state.sums[1], true, outputs);
+        scan<TURNED>(count, Positions<A>{{y}, {q}, {this->v.data()}, {grad_k.data()}, decay}, state.sums[1], true,
+                     outputs);
         scan<D>(count, Positions<A>{{q}, {y}, {this->k.data()}, {grad_v.data()}, decay}, state.sums[0], true, outputs);
         if (!outputs) return this->keep(1, count, state.kept);
         if (call.grad_log_decay.data) this->add_product(-1, this->k.data(), grad_k.data(), first, count);

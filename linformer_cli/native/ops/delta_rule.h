@@ -14,10 +14,10 @@ namespace {
 //
 // With a second key, `value` belongs to that key instead: u = -beta erase^T p, and s <- p + key u^T + second value^T.
 struct DeltaStep {
-    const float *query, *erase;  // [K]; for ROWS, both are already times a
-    const float *key, *value;    // [K], [V]
-    const float* a;              // the factors of the rows of s; see `Decay` of sums.h
-    float beta, overlap;         // overlap: query . key, where the query is not times a
+    const float *query, *erase;     // [K]; for ROWS, both are already times a
+    const float *key, *value;       // [K], [V]
+    const float* a;                 // the factors of the rows of s; see `Decay` of sums.h
+    float beta, overlap;            // overlap: query . key, where the query is not times a
     const float* second = nullptr;  // [K]
     float second_overlap = 0;
 };

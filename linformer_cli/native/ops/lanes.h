@@ -23,6 +23,7 @@ struct Vector {
     static constexpr int64_t PART = Lanes<A>::count, PARTS = LANES / PART;
     part parts[PARTS];
 
+    // clang-format off: it would write `OP## =`
 #define LINTX_OPERATOR(OP)                                                         \
     friend Vector operator OP(Vector a, const Vector& b) {                         \
         for (int64_t n = 0; n < PARTS; n++) a.parts[n] = a.parts[n] OP b.parts[n]; \
@@ -40,6 +41,7 @@ struct Vector {
     Vector& operator OP##=(const B& other) {                                       \
         return *this = *this OP other;                                             \
     }
+    // clang-format on
     LINTX_OPERATOR(+)
     LINTX_OPERATOR(-)
     LINTX_OPERATOR(*)

@@ -15,8 +15,8 @@ namespace {
 // out [heads, width] <- LayerNorm over all of x [heads, width]. Heads of `out` are `stride` apart; gain and shift are
 // [heads, widest]. Where squares could overflow, x is scaled down; this does not change a LayerNorm.
 template <class Number>
-inline void norm_heads(int64_t heads, int64_t width, const float* x, const float* gain, const float* shift, int64_t widest,
-                       Number* out, int64_t stride) {
+inline void norm_heads(int64_t heads, int64_t width, const float* x, const float* gain, const float* shift,
+                       int64_t widest, Number* out, int64_t stride) {
     const int64_t count = heads * width;
     const float factor = shrink_factor(count, x);
     const float mean = sum_of(count, [&](int64_t i) { return x[i] * factor; }) / count;
@@ -24,8 +24,8 @@ inline void norm_heads(int64_t heads, int64_t width, const float* x, const float
     const float inverse = 1 / std::sqrt(squares / count + 1e-5f);
     for (int64_t head = 0; head < heads; head++)
         for (int64_t i = 0; i < width; i++)
-            out[head * stride + i] = Number(
-                (x[head * width + i] * factor - mean) * inverse * gain[head * widest + i] + shift[head * widest + i]);
+            out[head * stride + i] = Number((x[head * width + i] * factor - mean) * inverse * gain[head * widest + i] +
+                                            shift[head * widest + i]);
 }
 
 // Copies q and normalises k and v to the output [q, k, v]. Shared: gain and shift. Integers: widest.

@@ -41,11 +41,12 @@ inline void add_chunk(const Mix& mix, int64_t row, int64_t chunk, int64_t first,
     const float *scale = mix.own<float>(3, row, 0, 0) + 6 * K, *offset = scale + K;
     float* keys = workspace<Mix>(chunk);
     for (int64_t i = 0; i < K; i++)
-        for_parts<Number>(mix, row, chunk, [&](int64_t, int64_t count, const auto* z, int64_t z_stride,
-                                               const auto* values, int64_t value_stride) {
-            for (int64_t n = 0; n < count; n++) keys[n] = z[n * z_stride + i] * scale[i] + offset[i];
-            add_rows(count, width, keys, values + first, value_stride, s + i * stride);
-        });
+        for_parts<Number>(
+            mix, row, chunk,
+            [&](int64_t, int64_t count, const auto* z, int64_t z_stride, const auto* values, int64_t value_stride) {
+                for (int64_t n = 0; n < count; n++) keys[n] = z[n * z_stride + i] * scale[i] + offset[i];
+                add_rows(count, width, keys, values + first, value_stride, s + i * stride);
+            });
 }
 
 template <class Number>
@@ -70,11 +71,12 @@ void mix_flash(const Pass& pass, const Operation& op) {
             const float start = dot(K, query, constants + 3 * K);
             for (int64_t i = 0; i < K; i++) query[i] *= constants[2 * K + i];
             const float* bias = mix.own<float>(4, row, 0, 0) + chunk - 1 - place;
-            for_parts<Number>(mix, row, chunk, [&](int64_t index, int64_t count, const auto* keys, int64_t stride,
-                                                   const auto*, int64_t) {
-                weigh_keys(count, K, query, keys, stride, start, bias + index, false, static_cast<float>(op.real[0]),
-                           weights + index);
-            });
+            for_parts<Number>(
+                mix, row, chunk,
+                [&](int64_t index, int64_t count, const auto* keys, int64_t stride, const auto*, int64_t) {
+                    weigh_keys(count, K, query, keys, stride, start, bias + index, false,
+                               static_cast<float>(op.real[0]), weights + index);
+                });
         });
     // Chunks that end in this pass change s. TRY changes a copy.
     const bool finishes = pass.position % chunk + (pass.mode == STEP ? 1 : pass.rows) >= chunk;
@@ -93,10 +95,11 @@ void mix_flash(const Pass& pass, const Operation& op) {
             if (pass.mode != COMMIT) {
                 float *y = mix.output(row, 0) + first, *weights = mix.own<float>(5, row, 0, 0);
                 std::memset(y, 0, width * sizeof(float));
-                for_parts<Number>(mix, row, chunk, [&](int64_t index, int64_t count, const auto*, int64_t,
-                                                       const auto* values, int64_t value_stride) {
-                    add_rows(count, width, weights + index, values + first, value_stride, y);
-                });
+                for_parts<Number>(
+                    mix, row, chunk,
+                    [&](int64_t index, int64_t count, const auto*, int64_t, const auto* values, int64_t value_stride) {
+                        add_rows(count, width, weights + index, values + first, value_stride, y);
+                    });
                 add_rows(K, width, mix.own<float>(6, row, 0, 0), s, stride, y);
             }
             if ((pass.position_of(row) + 1) % chunk == 0) add_chunk<Number>(mix, row, chunk, first, width, s, stride);

@@ -21,14 +21,12 @@ void mix_gla(const Pass& pass, const Operation& op) {
     for_heads(mix, parts, K * V, [&](int64_t row, int64_t head, float** state) {
         float *query = workspace<Mix>(2 * K), *decay = query + K, *y = mix.output(row, head);
         const float *q = mix.query(row, head), *k = mix.key(row, head), *value = mix.value(row, head);
-        const float *logits = mix.extra(row, head, gated ? gates + V : gates);
-        const float *start = mix.own<float>(1, row, head, gates);
+        const float* logits = mix.extra(row, head, gated ? gates + V : gates);
+        const float* start = mix.own<float>(1, row, head, gates);
         for (int64_t i = 0; i < K; i++) query[i] = q[i] * scale;
         for (int64_t i = 0; i < gates; i++) decay[i] = exponential(log_sigmoid(logits[i] + start[i]) * power);
-        if (gates == 1)
-            update_and_read<ALL>(K, V, query, k, value, decay, state[0], y);
-        else
-            update_and_read<ROWS>(K, V, query, k, value, decay, state[0], y);
+        if (gates == 1) update_and_read<ALL>(K, V, query, k, value, decay, state[0], y);
+        else update_and_read<ROWS>(K, V, query, k, value, decay, state[0], y);
         scale_output(V, 1e-6f, gated ? logits + gates : nullptr, y);
     });
 }

@@ -32,8 +32,8 @@ void mix_linformer(const Pass& pass, const Operation& op) {
     const int64_t K = mix.key_width, V = mix.value_width, capacity = mix.integer(0), rank = mix.integer(1);
     const int64_t block = mix.integer(2), projections = mix.integer(3);
     const auto advance = [&](int64_t row, int64_t head) {
-        Number *keys = mix.own<Number>(0, row, head, capacity * K);
-        Number *values = mix.own<Number>(1, row, head, capacity * V);
+        Number* keys = mix.own<Number>(0, row, head, capacity * K);
+        Number* values = mix.own<Number>(1, row, head, capacity * V);
         const int64_t inside = pass.position_of(row) % block, first = pass.position_of(row) / block * rank;
         const int64_t last = first + inside, projection = projections > 1 ? head : 0;
         copy_numbers(K, mix.key(row, head), keys + last * K);
@@ -52,8 +52,8 @@ void mix_linformer(const Pass& pass, const Operation& op) {
     pass.for_each(mix.heads, work, [&](int64_t head) {
         // If the guesses are wrong, the unfinished block is still needed. All rows that may be overwritten are
         // restored.
-        Number *keys = mix.own<Number>(0, 0, head, capacity * K) + first * K;
-        Number *values = mix.own<Number>(1, 0, head, capacity * V) + first * V;
+        Number* keys = mix.own<Number>(0, 0, head, capacity * K) + first * K;
+        Number* values = mix.own<Number>(1, 0, head, capacity * V) + first * V;
         Number* kept = reinterpret_cast<Number*>(workspace<Pass>(inside * (K + V)));
         const bool restore = pass.mode == TRY && inside + pass.rows >= block;
         if (restore) {

@@ -1,9 +1,9 @@
 // Log-linear attention over linear attention, a scalar decay (Mamba-2) or the gated delta rule.
 //
 // State: s [G, K, V] of each head, where bucket b is valid if bit b of the position is 1; and z [G, K] over linear
-// attention, or over Mamba-2 a factor [G] of each bucket, which decays in place of the bucket. Buffers: over Mamba-2 the
-// bias of dt and the rate of each head; over the delta rule the bias of each head's gate. Integers: the base mechanism,
-// G, and the number of levels with a weight of their own.
+// attention, or over Mamba-2 a factor [G] of each bucket, which decays in place of the bucket. Buffers: over Mamba-2
+// the bias of dt and the rate of each head; over the delta rule the bias of each head's gate. Integers: the base
+// mechanism, G, and the number of levels with a weight of their own.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +63,8 @@ void mix_log_linear(const Pass& pass, const Operation& op) {
         const float* extra = mix.extra(row, head, over + last + 1);
         const LevelStep step = prepare_step(mix, row, head, over, extra);
         const auto weight = [&](int64_t level) { return softplus(extra[over + (level < last ? level : last)]); };
-        float *weights = workspace<Mix>(K + 2 * V), *read = weights + K, *nothing = read + V, *y = mix.output(row, head);
+        float *weights = workspace<Mix>(K + 2 * V), *read = weights + K, *nothing = read + V,
+              *y = mix.output(row, head);
         for (int64_t j = 0; j < V; j++) nothing[j] = 0;
         const float own = weight(0) * step.overlap;
         float total = own;
@@ -77,10 +78,8 @@ void mix_log_linear(const Pass& pass, const Operation& op) {
                 for (int64_t j = 0; j < V; j++) y[j] += scale * read[j];
                 continue;
             }
-            if (over == OVER_LINEAR)
-                total += scale * dot(K, step.query, state[1] + b * K);
-            else
-                scale *= state[1][b] *= step.decay;
+            if (over == OVER_LINEAR) total += scale * dot(K, step.query, state[1] + b * K);
+            else scale *= state[1][b] *= step.decay;
             for (int64_t i = 0; i < K; i++) weights[i] = scale * step.query[i];
             add_rows(K, V, weights, s, V, y);
         }

@@ -47,8 +47,8 @@ void mix_lsh(const Pass& pass, const Operation& op) {
     for_heads(mix, parts, rounds * (buckets * K + window * (K + V)), [&](int64_t row, int64_t head, float** state) {
         const int64_t position = pass.position_of(row);
         int32_t *rings = reinterpret_cast<int32_t*>(state[0]), *marks = mix.own<int32_t>(5, row, head, capacity);
-        Number *keys = mix.own<Number>(0, row, head, capacity * K);
-        Number *values = mix.own<Number>(1, row, head, capacity * V);
+        Number* keys = mix.own<Number>(0, row, head, capacity * K);
+        Number* values = mix.own<Number>(1, row, head, capacity * V);
         float *query = workspace<Mix>(K), *y = mix.output(row, head);
         const float *q = mix.key(row, head), *value = mix.value(row, head), factor = shrink_factor(K, q);
         for (int64_t i = 0; i < K; i++) query[i] = q[i] * factor;

@@ -1,8 +1,8 @@
-// Mamba. State: s [K, V], the angles [R] in turns, and the key [K], value [V] and weight of the newest position, of each
-// head. Without angles or the trapezoidal rule, these buffers are absent. Buffers: three constants of each head (the
-// bias of the step size, the skip factor, the rate of decay), and the gain and the bias [K] of each head's queries, then
-// of its keys (absent without normalisation). Integers: R, whether the rule is trapezoidal, whether the rate of decay is
-// computed from the input.
+// Mamba. State: s [K, V], the angles [R] in turns, and the key [K], value [V] and weight of the newest position, of
+// each head. Without angles or the trapezoidal rule, these buffers are absent. Buffers: three constants of each head
+// (the bias of the step size, the skip factor, the rate of decay), and the gain and the bias [K] of each head's
+// queries, then of its keys (absent without normalisation). Integers: R, whether the rule is trapezoidal, whether the
+// rate of decay is computed from the input.
 #pragma once
 
 #include <cmath>
@@ -36,8 +36,8 @@ void mix_mamba(const Pass& pass, const Operation& op) {
     const int64_t K = mix.key_width, V = mix.value_width, R = mix.integer(0);
     const bool trapezoidal = mix.integer(1), input_rate = mix.integer(2), normalised = mix.buffer(6) >= 0;
     const auto part = [](int64_t index, int64_t width) { return width ? Part{index, width} : Part{0, 0}; };
-    const Part parts[] = {{0, K * V}, part(1, R), part(2, trapezoidal * K), part(3, trapezoidal * V),
-                          part(4, trapezoidal)};
+    const Part parts[] = {
+        {0, K * V}, part(1, R), part(2, trapezoidal * K), part(3, trapezoidal * V), part(4, trapezoidal)};
     for_heads(mix, parts, K * V, [&](int64_t row, int64_t head, float** state) {
         const float *extra = mix.extra(row, head, 1 + input_rate + trapezoidal + R), *v = mix.value(row, head);
         const float* constants = mix.own<float>(5, row, head, 3);

@@ -27,8 +27,8 @@ void mix_mlstm(const Pass& pass, const Operation& op) {
         m = faded > m ? faded : m;
         const float decay = exponential(faded - m), weight = exponential(gates[0] - m) * scale;
         for (int64_t i = 0; i < K; i++) key[i] = k[i] * weight;
-        const float found = std::fabs(update_and_read<ALL>(K, V, mix.query(row, head), key, mix.value(row, head),
-                                                                 &decay, state[0], state[1], y));
+        const float found = std::fabs(
+            update_and_read<ALL>(K, V, mix.query(row, head), key, mix.value(row, head), &decay, state[0], state[1], y));
         const float least = exponential(m < most ? -m : -most);
         divide(V, found < least ? least : found, y);
         if (mix.integer(1)) scale_output(V, 1e-5f, nullptr, y);

@@ -1,9 +1,9 @@
 // ProbSparse attention: a query whose measure reaches the threshold of its block attends to all positions so far. The
 // output of any other query is the mean of the values so far.
 //
-// State of each head: keys [capacity, K] and values [capacity, V]; the sum of all values [V]; the measures of the current
-// block [block]; the threshold. Table: sampled positions, int32 [blocks, samples]. Integers: capacity, block, u (a
-// threshold is the u-th largest measure of a block), samples, the format of the cache. Positions beyond the end of a
+// State of each head: keys [capacity, K] and values [capacity, V]; the sum of all values [V]; the measures of the
+// current block [block]; the threshold. Table: sampled positions, int32 [blocks, samples]. Integers: capacity, block, u
+// (a threshold is the u-th largest measure of a block), samples, the format of the cache. Positions beyond the end of a
 // cache are not read, so TRY may write there.
 #pragma once
 
@@ -51,8 +51,8 @@ void mix_probsparse(const Pass& pass, const Operation& op) {
     for_heads(mix, parts, (K + V) * (pass.position + 1) / 2, [&](int64_t row, int64_t head, float** state) {
         const int64_t position = pass.position_of(row);
         float *total = state[0], *measures = state[1], *threshold = state[2], *y = mix.output(row, head);
-        Number *keys = mix.own<Number>(0, row, head, capacity * K);
-        Number *values = mix.own<Number>(1, row, head, capacity * V);
+        Number* keys = mix.own<Number>(0, row, head, capacity * K);
+        Number* values = mix.own<Number>(1, row, head, capacity * V);
         const float *query = mix.query(row, head), *value = mix.value(row, head);
         const int32_t* sampled = mix.own<int32_t>(5, row, 0, 0) + position / block * samples;
         copy_numbers(K, mix.key(row, head), keys + position * K);
@@ -61,8 +61,7 @@ void mix_probsparse(const Pass& pass, const Operation& op) {
         const float measure = measure_query(K, query, keys, position, sampled, samples);
         if (pass.mode != COMMIT) {
             const Span all{0, 1, static_cast<int32_t>(position + 1)};
-            if (measure >= *threshold)
-                attend_spans(K, V, query, keys, values, &all, 1, y);
+            if (measure >= *threshold) attend_spans(K, V, query, keys, values, &all, 1, y);
             else
                 for (int64_t j = 0; j < V; j++) y[j] = total[j] / static_cast<float>(position + 1);
         }

@@ -26,10 +26,8 @@ void mix_retention(const Pass& pass, const Operation& op) {
             for (int64_t i = 0; i < K; i++) query[f * K + i] = q[i] * scale * factors[f];
             for (int64_t i = 0; i < K; i++) key[f * K + i] = k[i] * factors[f];
         }
-        if (column == 0)
-            update_and_read<ALL>(C, V, query, key, value, mix.own<float>(1, row, head, 1), state[0], y);
-        else
-            update_and_read<KEEP>(C, V, query, key, value, nullptr, state[0], y);
+        if (column == 0) update_and_read<ALL>(C, V, query, key, value, mix.own<float>(1, row, head, 1), state[0], y);
+        else update_and_read<KEEP>(C, V, query, key, value, nullptr, state[0], y);
         scale_output(V, 1e-6f, mix.integer(2) ? mix.extra(row, head, V) : nullptr, y);
     });
 }

@@ -34,8 +34,8 @@ void mix_rows(const Pass& pass, const Operation& op) {
     };
     const auto attend = [&](int64_t row, int64_t head) {
         copy(find(row, head), mix.key(row, head), mix.value(row, head));
-        const Number *keys = mix.own<Number>(0, row, head, capacity * K);
-        const Number *values = mix.own<Number>(1, row, head, capacity * V);
+        const Number* keys = mix.own<Number>(0, row, head, capacity * K);
+        const Number* values = mix.own<Number>(1, row, head, capacity * V);
         const int64_t position = pass.position_of(row);
         const Span all{0, 1, static_cast<int32_t>(position + 1)};
         const Span* seen = table_heads ? find_spans(position, table_heads > 1 ? head : 0) : &all;
@@ -49,7 +49,8 @@ void mix_rows(const Pass& pass, const Operation& op) {
                              [&](int64_t index) { attend(index / mix.heads, index % mix.heads); });
     pass.for_each(mix.heads, work, [&](int64_t head) {
         if (pass.mode == COMMIT) {
-            for (int64_t row = 0; row < pass.rows; row++) copy(find(row, head), mix.key(row, head), mix.value(row, head));
+            for (int64_t row = 0; row < pass.rows; row++)
+                copy(find(row, head), mix.key(row, head), mix.value(row, head));
             return;
         }
         // If the guesses are wrong, the old rows of the ring are still needed. All overwritten rows are restored.

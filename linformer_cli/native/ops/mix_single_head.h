@@ -1,8 +1,8 @@
 // Single-head attention. Keys are also the values: the vectors m of all positions so far.
 //
-// State: m [capacity, K]. Constants: gain and shift [K] of the LayerNorm of queries, with the gates of queries and keys;
-// the gate of values [K]. Integers: capacity, the format of the cache. Positions beyond the end of a cache are not read,
-// so TRY may write there and COMMIT has nothing to do.
+// State: m [capacity, K]. Constants: gain and shift [K] of the LayerNorm of queries, with the gates of queries and
+// keys; the gate of values [K]. Integers: capacity, the format of the cache. Positions beyond the end of a cache are
+// not read, so TRY may write there and COMMIT has nothing to do.
 #pragma once
 
 #include <cstdint>

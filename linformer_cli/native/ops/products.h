@@ -43,9 +43,7 @@ void multiply_tile(const Product& product, const uint32_t* weight, const float* 
     const uint32_t* tail = weight + depth * LANES;
     const char* input_tail = x + depth * sizeof(Word);
     // The offset of a register's words.
-    const auto place = [&](int64_t part) {
-        return part / Sums::PARTS * panel_words + part % Sums::PARTS * Sums::PART;
-    };
+    const auto place = [&](int64_t part) { return part / Sums::PARTS * panel_words + part % Sums::PARTS * Sums::PART; };
     typename Sums::part sums[PARTS][N];
     for (int64_t part = 0; part < PARTS; part++)
         for (int64_t n = 0; n < N; n++) sums[part][n] = Format::start(tail + place(part));
@@ -76,7 +74,8 @@ void multiply_tile(const Product& product, const uint32_t* weight, const float* 
 
 // Computes tiles of N vectors, and smaller tiles for the remaining vectors.
 template <class Format, int64_t N>
-void multiply_rows(const Product& product, int64_t count, const uint32_t* weight, const float* bias, const char* x, float* y) {
+void multiply_rows(const Product& product, int64_t count, const uint32_t* weight, const float* bias, const char* x,
+                   float* y) {
     int64_t b = 0;
     for (; b + N <= count; b += N)
         multiply_tile<Format, N>(product, weight, bias, x + b * product.input_stride, y + b * product.output_stride);
@@ -97,7 +96,8 @@ void multiply(const Pass& pass, const Operation& op, int64_t input, int64_t per_
     // With few rows, the time is that of reading the weights, so it depends on their bytes.
     pass.for_each((rows + TILE - 1) / TILE, pass.rows * columns * rows / per_word, [&](int64_t tile) {
         const int64_t row = tile * TILE;
-        multiply_rows<Format, Format::IMAGES>(product, pass.rows, weight + row * (depth + Format::TAIL), bias + row, x, y + row);
+        multiply_rows<Format, Format::IMAGES>(product, pass.rows, weight + row * (depth + Format::TAIL), bias + row, x,
+                                              y + row);
     });
 }
 

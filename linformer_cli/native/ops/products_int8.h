@@ -59,8 +59,8 @@ struct Int8 : IntegerSums {
 
     static ints::part start(const uint32_t*) { return ints::part{}; }
     static ints::part add(ints::part sums, words::part weight, uint32_t x) {
-        return bits_as<ints::part>(vdotq_s32(bits_as<int32x4_t>(sums), bits_as<int8x16_t>(weight),
-                                             bits_as<int8x16_t>(vdupq_n_u32(x))));
+        return bits_as<ints::part>(
+            vdotq_s32(bits_as<int32x4_t>(sums), bits_as<int8x16_t>(weight), bits_as<int8x16_t>(vdupq_n_u32(x))));
     }
     static void order(char*, int64_t) {}
 };

@@ -17,10 +17,8 @@ void project(const Pass& pass, const Operation& op) {
     if (!ONLY_INT8 && format != BFLOAT16 && format != INT8) return multiply<Float32>(pass, op, op.buffer[0], 1);
     pass.for_each(pass.rows, pass.rows * columns, [&](int64_t row) {
         const float* x = pass.at<float>(op.buffer[0], row);
-        if (ONLY_INT8 || format == INT8)
-            quantise(columns, x, pass.at<char>(input, row));
-        else
-            round_to_bfloat16(columns, x, pass.at<bfloat16>(input, row));
+        if (ONLY_INT8 || format == INT8) quantise(columns, x, pass.at<char>(input, row));
+        else round_to_bfloat16(columns, x, pass.at<bfloat16>(input, row));
     });
     ONLY_INT8 || format == INT8 ? multiply<Int8>(pass, op, input, 4) : multiply<Bfloat16>(pass, op, input, 2);
 }
