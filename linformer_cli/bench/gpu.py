@@ -109,11 +109,11 @@ class GpuBench:
         device: str,
         sizes: GpuSizes,
         save: Callable[[GpuReport], None] = lambda report: None,
-        talk: Callable[[str], None] = lambda line: None,
+        info: Callable[[str], None] = lambda line: None,
         check: Check = never_stop,
     ) -> None:
         self._device, self._sizes = device, sizes
-        self._save, self._talk, self._check = save, talk, check
+        self._save, self._info, self._check = save, info, check
         self._ceilings = Ceilings(device)
         self.result = GpuReport(device, environment=describe_environment())
 
@@ -138,7 +138,7 @@ class GpuBench:
                 raise
             except Exception as error:  # the other parts still run
                 self.result.failed[name] = f"{type(error).__name__}: {error}"
-                self._talk(f"{name} failed: {self.result.failed[name].splitlines()[0]}")
+                self._info(f"{name} failed: {self.result.failed[name].splitlines()[0]}")
             self.result.ceilings = self._ceilings.describe()
             self._save(self.result)
         return self.result
@@ -146,7 +146,7 @@ class GpuBench:
     def record(self, rows: Iterable[AgreementRow]) -> None:
         for row in rows:
             self.result.checks.append(row)
-            self._talk(f"{'ok' if row.passed else 'WRONG'}: {row}")
+            self._info(f"{'ok' if row.passed else 'WRONG'}: {row}")
 
     def measure_sampling(self) -> None:
         """Time linear attention and softmax, each in the engine for this device and in plain torch."""
@@ -190,7 +190,7 @@ class GpuBench:
             measure_peak_memory(self._device),
         )
         self.result.many.append(row)
-        self._talk(f"{count:,} images at once: {row.images_per_second:.5g} images/s")
+        self._info(f"{count:,} images at once: {row.images_per_second:.5g} images/s")
 
     def measure_training(self) -> None:
         sizes = self._sizes
@@ -199,7 +199,7 @@ class GpuBench:
             sizes.training_batches, [(AUTO, "bf16")], sizes.repeats, limit_seconds=sizes.limit_seconds
         )
         groups = train.prepare(models, settings, self._ceilings, self._check)
-        rows, _ = measure_groups(groups, lambda row: self._talk(row.describe()), self._check)
+        rows, _ = measure_groups(groups, lambda row: self._info(row.describe()), self._check)
         self.result.training += rows
 
     def measure_attention(self) -> None:
@@ -227,10 +227,10 @@ class GpuBench:
             for name, (_, *seconds) in samples.items():  # the first is the warm-up
                 timing = Timing(seconds)
                 self.result.attention.append(KernelRow(name, batch, heads, 32, length, timing.median, timing.samples))
-                self._talk(f"attention, {name}, T = {length:,}: {1e3 * timing.median:.4g} ms")
+                self._info(f"attention, {name}, T = {length:,}: {1e3 * timing.median:.4g} ms")
 
     def _say_speed(self, row: ModelRow) -> None:
-        self._talk(f"{row.precision}, {row.describe()}")
+        self._info(f"{row.precision}, {row.describe()}")
 
 
 def _differentiate_plainly(attention: LinearAttention, inputs: Sequence[Tensor]) -> None:

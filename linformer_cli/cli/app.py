@@ -33,7 +33,7 @@ from . import (
     sample,
     train,
 )
-from .output import complain
+from .output import warn
 
 _CLOSED_PIPE = 128 + 13  # the exit code of a command that SIGPIPE ended; a number, because Windows has no SIGPIPE
 
@@ -171,5 +171,5 @@ def _stop(message: str, code: int) -> NoReturn:
 
 def _end(message: str, code: int) -> NoReturn:
     with contextlib.suppress(OSError):  # the reader of stderr may have closed the pipe, for example after Ctrl-C
-        complain(message)
+        warn(message)
     sys.exit(code)

@@ -12,7 +12,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.report.tables import Column, TableStyle
 
 from . import options
-from .output import print_facts, print_json, print_records, talk
+from .output import info, print_facts, print_json, print_records
 
 if TYPE_CHECKING:
     from linformer_cli.attention.base import AttentionShape
@@ -120,7 +120,7 @@ def _print_list(rows: list[dict[str, Any]], sizes: dict[str, int], style: TableS
     print_records(rows, (name, *others), "table")
     print()
     print_records(rows, (name, source, _OPTIONS), "table")
-    talk("details: lintx attentions NAME")
+    info("details: lintx attentions NAME")
 
 
 def _print_one(row: dict[str, Any], sizes: dict[str, int], style: TableStyle, json: bool) -> None:

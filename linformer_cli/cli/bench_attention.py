@@ -9,8 +9,8 @@ from linformer_cli.config import LARGEST_SIZE
 from linformer_cli.report import benchmark_plots
 
 from . import options
-from .bench_tables import print_growth, show_report, talk_about_row
-from .output import talk, write_plot
+from .bench_tables import print_growth, show_report, show_row
+from .output import info, write_plot
 
 SCALED = "scaled"
 
@@ -70,12 +70,12 @@ def attention(
     from linformer_cli.system.signals import catch_signals
 
     place = choose_device(device)
-    talk(f"device {place.value} ({place.reason})")
+    info(f"device {place.value} ({place.reason})")
     variants = options.choose_variants(names)
     settings = AttentionSettings(repeats, seconds, heads, head_width, place.value, size)
     ceilings = Ceilings(place.value)
     with catch_signals() as stop:
-        report = run_attention_bench(variants, lengths, settings, ceilings, talk_about_row, stop.raise_if_set)
+        report = run_attention_bench(variants, lengths, settings, ceilings, show_row, stop.raise_if_set)
     document = {"plot": plot} if json else None
     show_report(report, stop, document, lambda: print_growth(report.rows, report.exponents, style))
     write_plot(plot, lambda kind: benchmark_plots.render_growth(report.rows, report.exponents, kind))

@@ -13,7 +13,7 @@ from linformer_cli.units import WINDOWS
 
 from . import options
 from .images import load_images_to_fit
-from .output import print_json, print_records, talk
+from .output import info, print_json, print_records
 from .session import Session, open_session
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def codec(
     classes = model.config.required_classes
     labels = found.require_labels(classes)[:limit] if classes else None
     images = found.images[:limit]
-    talk(f"{len(images):,} of {len(found):,} {split} images of {name}")
+    info(f"{len(images):,} of {len(found):,} {split} images of {name}")
     at_once = min(batch, len(images))
     settings = CodecSettings(len(images), at_once, repeats, at_once)
     with catch_signals() as stop:
@@ -88,10 +88,10 @@ def _print(report: "CodecReport", style: Any) -> None:
         print()
         print_records(report.published, PUBLISHED_COLUMNS, style)
     if report.model_bits_per_dim is not None and report.drawn_per_second is not None:
-        talk(
+        info(
             f"the model's own {report.model_bits_per_dim:.4f} bits/dim; drawing: {report.drawn_per_second:.3g} images/s"
         )
-    talk(describe_machine(report.environment))
+    info(describe_machine(report.environment))
 
 
 def _draw(path: Path, session: Session, images: Any, labels: Any) -> None:
@@ -113,4 +113,4 @@ def _draw(path: Path, session: Session, images: Any, labels: Any) -> None:
     nats = stepped_nats(engines, images_to_values(images, model.head.levels), given)
     bits = nats.double().numpy().reshape(images.shape) / math.log(2)
     write_file(path, encode_png(render_bits(images, bits), session.record))
-    talk(f"wrote {path}")
+    info(f"wrote {path}")

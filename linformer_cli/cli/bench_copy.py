@@ -12,8 +12,8 @@ from linformer_cli.report.copy import COPY_COLUMNS, CSV_COLUMNS, list_points, re
 from linformer_cli.report.tables import TableStyle
 
 from . import options
-from .bench_tables import talk_about_machine
-from .output import print_json, print_records, talk, write_plot
+from .bench_tables import show_machine
+from .output import info, print_json, print_records, write_plot
 
 if TYPE_CHECKING:
     from linformer_cli.bench.copy import CopyPoint, CopyReport
@@ -99,7 +99,7 @@ def copy(
     variants = parse_variants(names.split(","), baselines=True)
     place = choose_device(device)
     settings = CopySettings(*choose_size(seconds, length, width), updates, every, seed, place.value)
-    talk(f"{settings.title}; device {place.value} ({place.reason})")
+    info(f"{settings.title}; device {place.value} ({place.reason})")
     with catch_signals() as stop:
         report = run_copy_task(variants, settings, Ceilings(place.value), seconds, stop, _Reporter())
     has_points = any(row.points for row in report.rows)
@@ -111,8 +111,8 @@ def copy(
         write_plot(plot, lambda kind: render_copy(report.rows, report.settings.task, kind))
     done = f"{report.settings.updates:,} of {updates:,} updates"
     if report.ended != "finished":
-        talk(f"{done}: {_ENDINGS[report.ended]}")
-    talk_about_machine(report.environment, report.ceilings)
+        info(f"{done}: {_ENDINGS[report.ended]}")
+    show_machine(report.environment, report.ceilings)
     if report.ended == "failed":
         raise LintxError("every model failed; the table says why")
     if report.ended == "interrupted" and stop.signal_number is not None:
@@ -129,7 +129,7 @@ class _Reporter:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _TALK_SECONDS
             losses = ", ".join(f"{name} {point.loss:.3f} ({point.accuracy:.0%})" for name, point in points.items())
-            talk(f"update {update:,}: {losses}")
+            info(f"update {update:,}: {losses}")
 
 
 def _print(report: "CopyReport", style: TableStyle) -> None:

@@ -10,7 +10,7 @@ from linformer_cli.errors import DisagreementError, Interrupted, UsageError
 from linformer_cli.files import require_writable
 
 from . import options
-from .output import print_json, talk
+from .output import info, print_json
 
 if TYPE_CHECKING:
     from linformer_cli.bench.gpu import GpuReport
@@ -51,19 +51,19 @@ def gpu(
         raise UsageError(
             f"there is no CUDA device here ({place.reason}); --tiny runs every part at tiny sizes on any device"
         )
-    talk(f"device {place.value} ({place.reason})")
+    info(f"device {place.value} ({place.reason})")
     with catch_signals() as stop:
         bench = GpuBench(
             place.value,
             tiny_sizes() if tiny else full_sizes(),
             save=lambda report: _write(out, report),
-            talk=talk,
+            info=info,
             check=stop.raise_if_set,
         )
         with contextlib.suppress(Interrupted):  # the results so far are written below, before the command ends
             bench.run()
         _write(out, bench.result)
-    talk(f"wrote {out}")
+    info(f"wrote {out}")
     if json:
         print_json(bench.result)
     stop.raise_if_set("Stopped; the results so far are kept")

@@ -11,8 +11,8 @@ from linformer_cli.report.copy import COPY_COLUMNS
 from linformer_cli.report.tables import TableStyle
 
 from . import options
-from .bench_tables import print_growth, print_sampling, print_training, talk_about_machine, write_report
-from .output import print_json, print_records, talk
+from .bench_tables import print_growth, print_sampling, print_training, show_machine, write_report
+from .output import info, print_json, print_records
 
 if TYPE_CHECKING:
     from linformer_cli.bench.paper_report import PaperReport
@@ -56,12 +56,12 @@ def paper(
 
     trained = read_trained_runs(runs or [])
     place = choose_device(device)
-    talk(f"device {place.value} ({place.reason}), about {budget}")
+    info(f"device {place.value} ({place.reason}), about {budget}")
     settings = PaperSettings(seconds, place.value, trained)
     with catch_signals() as stop:
-        report = PaperBench(settings, _talk_about_row, lambda report: _write(out, report), stop).run()
+        report = PaperBench(settings, _show_row, lambda report: _write(out, report), stop).run()
     if report.has_figures:
-        talk(f"wrote {out}")
+        info(f"wrote {out}")
     if json:
         print_json(report)
     else:
@@ -81,12 +81,12 @@ def _print(report: "PaperReport", style: TableStyle) -> None:
         print()
         print_records(report.copy.rows, choose_columns(report.copy.rows, COPY_COLUMNS), style)
     for line in report.reduced:
-        talk(f"reduced: {line}")
-    talk_about_machine(report.environment, report.ceilings)
+        info(f"reduced: {line}")
+    show_machine(report.environment, report.ceilings)
 
 
-def _talk_about_row(part: str, row: "AttentionRow | ModelRow", number: int) -> None:
-    talk(f"{part if number == 1 else f'{part}, round {number}'}: {row.describe()}")
+def _show_row(part: str, row: "AttentionRow | ModelRow", number: int) -> None:
+    info(f"{part if number == 1 else f'{part}, round {number}'}: {row.describe()}")
 
 
 def _write(out: Path, report: "PaperReport") -> None:

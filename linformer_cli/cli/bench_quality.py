@@ -11,7 +11,7 @@ from linformer_cli.units import WINDOWS, format_percent
 
 from . import options
 from .images import load_images_to_fit
-from .output import print_json, print_records, say_halved, talk
+from .output import info, print_json, print_records, warn_smaller_batch
 from .packing import Bar
 from .session import Session, open_session
 
@@ -94,9 +94,9 @@ def quality(
     from linformer_cli.system.signals import catch_signals
 
     check_guidance(session.model, guidance, session.model.config.classes > 0)
-    info, model = session.checkpoint.info, session.model
+    record, model = session.checkpoint.info, session.model
     filters = Filters(temperature, top_k, top_p, guidance)
-    name = data or info.data.name
+    name = data or record.data.name
     train, test = (load_images_to_fit(name, split, data_dir, model.config.image) for split in ("train", "test"))
     classes, own = max(train.classes, test.classes), model.config.classes
     labels, _ = (images.require_labels(classes, "the judge") for images in (train, test))
@@ -115,8 +115,8 @@ def quality(
             judge = load_judge(train.images[:], labels, classes, RECIPE, on_update)
         sampler = Sampler(model, seed, filters, session.engine, session.products)
         samples = _draw(sampler, count, batch, asked, stop)
-        talk("comparing the samples with the test and training images")
-        bits = info.training.validation_bits_per_dim if name == info.data.name else None
+        info("comparing the samples with the test and training images")
+        bits = record.training.validation_bits_per_dim if name == record.data.name else None
         report = measure_quality(judge, samples, asked, train, test, bits, stop.raise_if_set)
     if json:
         drawn = {"count": count, "seed": seed, "batch": batch, **vars(filters)}
@@ -149,7 +149,7 @@ def _draw(sampler: "Sampler", count: int, batch: int, asked: Any, stop: "StopReq
 
     values: list[torch.Tensor] = []
     with Bar("drawing", count, "samples") as bar:
-        for part in sampler.iter_batches(range(count), batch, asked, stop.raise_if_set, say_halved):
+        for part in sampler.iter_batches(range(count), batch, asked, stop.raise_if_set, warn_smaller_batch):
             values.append(part.values)
             bar.show(sum(map(len, values)))
     return values_to_images(torch.cat(values), sampler.model.config.image)
@@ -165,7 +165,7 @@ def _write_image(path: Path, samples: Any, training: Any, session: Session) -> N
     shown = samples[[index * len(samples) // _SHOWN for index in range(_SHOWN)]]
     nearest = training[find_nearest(shown, training).indices]
     write_file(path, encode_png(render_nearest(shown, nearest), session.record))
-    talk(f"wrote {path}")
+    info(f"wrote {path}")
 
 
 def _print(report: "QualityReport", style: Any) -> None:
@@ -175,4 +175,4 @@ def _print(report: "QualityReport", style: Any) -> None:
     if report.classes:
         print()
         print_records(report.classes, CLASS_COLUMNS, style)
-    talk(f"judge: {format_percent(report.judge_accuracy)} right on all {report.test_images:,} test images")
+    info(f"judge: {format_percent(report.judge_accuracy)} right on all {report.test_images:,} test images")

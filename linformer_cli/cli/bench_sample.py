@@ -10,8 +10,8 @@ from linformer_cli.report import benchmark_plots
 from linformer_cli.system.device import SamplingPrecision
 
 from . import options
-from .bench_tables import print_position_times, print_sampling, show_report, talk_about_row
-from .output import talk, write_plot
+from .bench_tables import print_position_times, print_sampling, show_report, show_row
+from .output import info, write_plot
 
 if TYPE_CHECKING:
     from linformer_cli.bench.models import BenchModel
@@ -123,7 +123,7 @@ def sample(
     if bits_plot is not None and all(timed.find_quality(trained).bits_per_dim is None for timed in models):
         raise UsageError("--bits-plot has nothing to plot: no run in --runs has a model that would be timed")
     kind, formats = choose_formats(precision, models[0].model)
-    talk(f"device {models[0].model.device}, precision {kind.value} ({kind.reason})")
+    info(f"device {models[0].model.device}, precision {kind.value} ({kind.reason})")
     settings = SamplingSettings(
         batches,
         repeats,
@@ -137,7 +137,7 @@ def sample(
     )
     ceilings = Ceilings(str(models[0].model.device))
     with catch_signals() as stop:
-        report = run_sampling_bench(models, settings, ceilings, talk_about_row, stop.raise_if_set)
+        report = run_sampling_bench(models, settings, ceilings, show_row, stop.raise_if_set)
 
     def show() -> None:
         print_sampling(report.rows, style)
@@ -145,7 +145,7 @@ def sample(
             print_position_times(report.rows)
 
     if not benchmark_plots.trained_rows(report.rows) and bits_plot is not None:
-        talk(f"no plot in '{bits_plot}': no trained model was timed")
+        info(f"no plot in '{bits_plot}': no trained model was timed")
         bits_plot = None
     show_report(report, stop, {**source, "plot": plot, "bits_plot": bits_plot} if json else None, show)
     # Plots are written after the tables are shown: if a plot cannot be written, the figures are not lost.

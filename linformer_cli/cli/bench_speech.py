@@ -15,7 +15,7 @@ from linformer_cli.system.environment import describe_machine
 
 from . import options
 from .bench_tables import write_report
-from .output import complain, print_json, print_records, talk, write_plot
+from .output import info, print_json, print_records, warn, write_plot
 
 if TYPE_CHECKING:
     from linformer_cli.bench.speech_rows import SpeechReport, SpeechRow
@@ -137,16 +137,16 @@ def speech(
         import_extra(package, "speech")
     place = choose_device(device)
     corpus = load_corpus(data, data_dir)
-    talk(f"{corpus.title}; device {place.value} ({place.reason}), about {budget}")
+    info(f"{corpus.title}; device {place.value} ({place.reason}), about {budget}")
     for note in corpus.notes:
-        talk(note)
+        info(note)
     settings = SpeechSettings(seconds, preset, seeds, epochs, strings, lengths=frames, device=place.value)
     with catch_signals() as stop:
-        bench = SpeechBench(corpus, variants, settings, _talk_about_rows, lambda report: _write(out, report), stop)
+        bench = SpeechBench(corpus, variants, settings, _show_rows, lambda report: _write(out, report), stop)
         report = bench.run()
         bench.save_models(out / _MODELS)
     if report.rows:
-        talk(f"wrote {out}")
+        info(f"wrote {out}")
     if any(row.seeds for row in report.rows):
         write_plot(plot, lambda kind: report_speech.render_curves(report, kind))
     if json:
@@ -158,8 +158,8 @@ def speech(
         raise LintxError("every encoder failed; the table says why")
 
 
-def _talk_about_rows(rows: "Sequence[SpeechRow]") -> None:
-    talk(report_speech.describe_progress(rows))
+def _show_rows(rows: "Sequence[SpeechRow]") -> None:
+    info(report_speech.describe_progress(rows))
 
 
 def _write(out: Path, report: "SpeechReport") -> None:
@@ -177,8 +177,8 @@ def _print(report: "SpeechReport", style: TableStyle) -> None:
     for line in report.findings:
         print(line)
     for line in (*report.settings.notes, *(f"reduced: {line}" for line in report.reduced)):
-        talk(line)
-    talk(describe_machine(report.environment))
+        info(line)
+    info(describe_machine(report.environment))
 
 
 def _refuse_unused(context: typer.Context) -> None:
@@ -206,12 +206,12 @@ def _transcribe(file: Path, out: Path, name: str | None, plot: Path | None, json
     recogniser = choose_recogniser(out / _MODELS, name)
     wave = read_wave(file, recogniser.rate)
     if wave.file_rate != wave.rate:
-        talk(f"resampled from {wave.file_rate:,} to {wave.rate:,} Hz, the rate of the training data")
+        info(f"resampled from {wave.file_rate:,} to {wave.rate:,} Hz, the rate of the training data")
     transcript = transcribe(recogniser, wave)
     described = f"{recogniser.name}, PER {recogniser.error_rate:.1%} on {', '.join(recogniser.held_out)}"
-    talk(f"encoder {described}; {recogniser.title}")
+    info(f"encoder {described}; {recogniser.title}")
     if wave.is_silent:
-        complain(f"'{file}' is silent, so it has no symbols")
+        warn(f"'{file}' is silent, so it has no symbols")
     text = " ".join(one.symbol for one in transcript.symbols)
     if json:
         print_json({"file": file, "text": text, "model": described, "symbols": transcript.symbols, "plot": picture})

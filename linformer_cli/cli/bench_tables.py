@@ -8,7 +8,7 @@ from linformer_cli.report import benchmarks
 from linformer_cli.report.tables import Column, TableStyle, to_json
 from linformer_cli.system.environment import describe_machine
 
-from .output import print_json, print_records, talk
+from .output import info, print_json, print_records
 
 if TYPE_CHECKING:
     from linformer_cli.bench.growth import Exponents
@@ -33,7 +33,7 @@ def show_report(
         print_json({**document, **vars(report)})
     else:
         show()
-        talk_about_machine(report.environment, report.ceilings)
+        show_machine(report.environment, report.ceilings)
 
 
 def print_sampling(rows: "Sequence[SamplingRow]", style: TableStyle) -> None:
@@ -90,9 +90,9 @@ def print_growth(rows: "Sequence[AttentionRow]", exponents: "Sequence[Exponents]
         print_records(exponents, columns, style)
 
 
-def talk_about_row(row: "AttentionRow | ModelRow") -> None:
+def show_row(row: "AttentionRow | ModelRow") -> None:
     """Print a row on stderr, in one line."""
-    talk(row.describe())
+    info(row.describe())
 
 
 def write_report(out: Path, name: str, report: object, page: str, figures: Mapping[str, bytes]) -> None:
@@ -105,12 +105,12 @@ def write_report(out: Path, name: str, report: object, page: str, figures: Mappi
         write_file(out / file, picture)
 
 
-def talk_about_machine(environment: Mapping[str, Any], ceilings: "CeilingsReport") -> None:
+def show_machine(environment: Mapping[str, Any], ceilings: "CeilingsReport") -> None:
     """Print the machine and its highest rates on stderr."""
-    talk(describe_machine(environment))
+    info(describe_machine(environment))
     best: dict[str, float] = {}
     for product in ceilings.products:
         best[product.precision] = max(best.get(product.precision, 0.0), product.gigaflops)
     products = ", ".join(f"{speed:.0f} GFLOP/s in {kind}" for kind, speed in sorted(best.items(), reverse=True))
     copied = f"memory copies {ceilings.copy.gigabytes_per_second:.0f} GB/s"
-    talk(f"matrix products up to {products}; {copied}" if products else copied)
+    info(f"matrix products up to {products}; {copied}" if products else copied)

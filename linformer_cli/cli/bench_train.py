@@ -8,8 +8,8 @@ from linformer_cli.report import benchmark_plots
 from linformer_cli.system.device import Precision
 
 from . import options
-from .bench_tables import print_training, show_report, talk_about_row
-from .output import talk, write_plot
+from .bench_tables import print_training, show_report, show_row
+from .output import info, write_plot
 
 TrainingPrecisions = Annotated[
     str,
@@ -87,7 +87,7 @@ def train(
     kinds = {
         name: choose_precision(cast(Precision, name), place, network.width, network.feed_forward) for name in wanted
     }
-    talk(f"device {place}, precision {', '.join(f'{kind.value} ({kind.reason})' for kind in kinds.values())}")
+    info(f"device {place}, precision {', '.join(f'{kind.value} ({kind.reason})' for kind in kinds.values())}")
     pairs = [
         (name, "fp32" if name == TEXTBOOK and kind == "auto" else kinds[kind].value)
         for name in engines
@@ -96,7 +96,7 @@ def train(
     models = build_models(variants, networks, place, "fp32")
     settings = TrainingSettings(batches, list(dict.fromkeys(pairs)), repeats, seconds, trained)
     with catch_signals() as stop:
-        report = run_training_bench(models, settings, Ceilings(place), talk_about_row, stop.raise_if_set)
+        report = run_training_bench(models, settings, Ceilings(place), show_row, stop.raise_if_set)
     show_report(report, stop, {"plot": plot} if json else None, lambda: print_training(report.rows, style))
     write_plot(plot, lambda form: benchmark_plots.render_speed(report.rows, form))
     stop.raise_if_set(options.STOPPED)

@@ -8,7 +8,7 @@ from linformer_cli.errors import DisagreementError
 from linformer_cli.report.tables import Column
 
 from . import options
-from .output import print_json, print_records, talk
+from .output import info, print_json, print_records
 from .session import open_session
 
 # All images are stepped at once in float64, so memory limits their number.
@@ -58,4 +58,4 @@ def check(
         )
     items = session.checkpoint.info.data.words.items
     sizes = f"{agreement.images} {items} of {agreement.positions} positions"
-    talk(f"passed: {sizes}, {agreement.state_bytes:,} state bytes")
+    info(f"passed: {sizes}, {agreement.state_bytes:,} state bytes")

@@ -16,7 +16,7 @@ from linformer_cli.units import IMAGES, Words, format_bytes, format_count
 from . import options
 from .config_options import Fields, with_fields
 from .images import load_training_images
-from .output import print_json, print_records, talk, write_plot
+from .output import info, print_json, print_records, write_plot
 from .progress import TrainingDisplay
 
 if TYPE_CHECKING:
@@ -173,13 +173,13 @@ def compare(
 
     if evaluate_images is not None:
         training["evaluate_images"] = evaluate_images
-    chosen = choose_training(config, training, talk)
+    chosen = choose_training(config, training, info)
     place = choose_device(chosen.device)
     of_data = {"name": data, "data_dir": data_dir, "image_size": image_size, "length": window_length}
     given_data = options.without_none(of_data)
     network = merge_settings(Given(preset, data=given_data), config, images_preset=DEFAULT_PRESET).network
     kind = choose_precision(chosen.precision, place.value, network.width, network.feed_forward)
-    talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
+    info(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
     plan = Plan(
         runs,
         _IMAGES if images is None and max_time is None else images,
@@ -239,7 +239,7 @@ def _work(
         for entry in entries:
             with _noting(entry, failures):
                 if entry.finished is None:
-                    talk(f"{entry.variant.label}: training in {entry.folder.path}")
+                    info(f"{entry.variant.label}: training in {entry.folder.path}")
                     with TrainingDisplay(words=entry.config.data.words) as display:
                         train_entry(entry, images, conditions, display, stop)
         done = [entry for entry in entries if entry.variant.label not in failures and entry.finished is not None]
@@ -247,7 +247,7 @@ def _work(
             check()
             with _noting(entry, failures):
                 if draw_samples(entry, conditions.device, check):
-                    talk(f"wrote {entry.samples_file}")
+                    info(f"wrote {entry.samples_file}")
         for _ in range(conditions.repeats):
             for entry in done:
                 check()
@@ -271,4 +271,4 @@ def _noting(entry: "Entry", failures: dict[str, str]) -> Iterator[None]:
         if not isinstance(error, LintxError) and not is_out_of_memory(error):
             raise
         failures[entry.variant.label] = str(error) if isinstance(error, LintxError) else "out of memory"
-        talk(f"{entry.variant.label}: {failures[entry.variant.label]}")
+        info(f"{entry.variant.label}: {failures[entry.variant.label]}")

@@ -15,7 +15,7 @@ from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.units import WINDOWS
 
 from . import options
-from .output import complain, print_json, say_halved, talk
+from .output import info, print_json, warn, warn_smaller_batch
 from .session import Session, open_session
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def complete(
         print_json({**settings, "images": len(rows), "rows": rows, "failures": work.failures, **written})
     if work.stopped is not None:
         if work.done:
-            complain(f"stopped after {len(work.done)} of {len(images)} images, which are kept")
+            warn(f"stopped after {len(work.done)} of {len(images)} images, which are kept")
         raise work.stopped
     if work.failures:
         others = "; the others were completed" if work.done else ""
@@ -161,16 +161,16 @@ class _Task:
         shape = self.session.model.config.image
         picture = self.load(path)
         for note in picture.notes:
-            talk(f"{path}: {note}")
+            info(f"{path}: {note}")
         trained_on = self.session.checkpoint.info.data.border_mean
         if shape.channels == 1 and abs((ours := border_brightness(picture.image)) - trained_on) > 128:
             colours = ("light", "dark") if ours > 127 else ("dark", "light")
             remedy = "leave out --invert" if self.invert else "try --invert"
-            talk(
+            info(
                 f"hint: {path} has a {colours[0]} background, but the model was trained on a {colours[1]} one; {remedy}"
             )
         values = images_to_values(picture.image[None], shape.levels)[0]
-        return picture, complete_values(self.sampler, values, self.known, self.count, self.label, say_halved)
+        return picture, complete_values(self.sampler, values, self.known, self.count, self.label, warn_smaller_batch)
 
 
 @dataclass(frozen=True)
@@ -192,12 +192,12 @@ def _complete_all(task: _Task, images: Sequence[Path]) -> _Work:
         except DataError as error:
             if len(images) == 1:
                 raise
-            complain(f"Error: {error}")
+            warn(f"Error: {error}")
             failures.append({"image": path, "error": str(error)})
         except (KeyboardInterrupt, LintxError) as error:  # raised again after the finished images are written
             return _Work(done, failures, error)
         else:
-            _say_bits(*done[-1])
+            _show_bits(*done[-1])
     return _Work(done, failures, None)
 
 
@@ -216,12 +216,12 @@ def _write_pictures(
     out, gif = files
     image = session.model.config.image
     write_file(out, encode_png(stack_rows([_render(session, *pair, scale) for pair in done]), record))
-    talk(f"wrote {out}")
+    info(f"wrote {out}")
     if gif is not None:
         shown = frame_rows(image.height, done[0][1].known // image.values_per_row)
         frames = [stack_rows([_render(session, *pair, scale, rows) for pair in done]) for rows in shown]
         write_file(gif, encode_gif(frames, record))
-        talk(f"wrote {gif}")
+        info(f"wrote {gif}")
 
 
 def _render(
@@ -238,10 +238,10 @@ def _render(
     return render_completion(picture.image, completion.known, completed, scale, picture.unframed)
 
 
-def _say_bits(picture: "Picture", completion: "Completion") -> None:
+def _show_bits(picture: "Picture", completion: "Completion") -> None:
     kept, completed = completion.kept_bits_per_dim, completion.completed_bits_per_dim
     shown = "none" if math.isnan(kept) else f"{kept:.3f}"
-    talk(
+    info(
         f"{picture.path}: bits/dim kept {shown}, completions {sum(completed) / len(completed):.3f} on average, "
         f"rest of the original {completion.original_rest_bits_per_dim:.3f}"
     )

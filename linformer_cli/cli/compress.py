@@ -17,7 +17,7 @@ from linformer_cli.files import STREAM, open_atomically, require_writable
 from linformer_cli.units import WINDOWS, count_words
 
 from . import options
-from .output import complain, print_json, talk
+from .output import info, print_json, warn
 from .packing import Bar, read_stdin, require_binary_stdout, write_stdout
 from .session import Session, open_session
 
@@ -142,7 +142,7 @@ def compress(
         name = find_shipped_name(session.checkpoint.path)
         header = Header(identify_program(session.model), name, source.contents, size, ())
         items = count_words(source.contents.count, "file" if is_bytes else "image")
-        talk(f"{items} of {source.contents.values:,} values, in blocks of {size:,}")
+        info(f"{items} of {source.contents.values:,} values, in blocks of {size:,}")
         began = time.perf_counter()
         with _open_output(out) as file:
             packed = _pack(file, header, source, coder, batch)
@@ -165,14 +165,14 @@ def compress(
             "verified": verify,
             "seconds": seconds,
         }
-        _talk_about(result, session)
+        _show_sizes(result, session)
         # This takes a while, and Ctrl-C must not hide that the file was written.
-        result["rivals"] = _measure_rivals(source) if is_bytes else None
+        result["rivals"] = _measure_baselines(source) if is_bytes else None
     if result["rivals"]:
         sizes = (
             f"{name} {'not installed' if size is None else f'{size:,}'}" for name, size in result["rivals"].items()
         )
-        talk(f"for comparison, of {packed.values:,} bytes: {', '.join(sizes)}")
+        info(f"for comparison, of {packed.values:,} bytes: {', '.join(sizes)}")
     if json:
         print_json(result)
 
@@ -226,7 +226,7 @@ def _open_paths(
     tiling = Tiling(shape, is_bytes)
     if is_bytes:
         return open_files(inputs, tiling, label)
-    return open_pictures(inputs, tiling, tile, label, complain)
+    return open_pictures(inputs, tiling, tile, label, warn)
 
 
 @contextlib.contextmanager
@@ -262,7 +262,7 @@ def _verify(file: BinaryIO, packed: "Packed", coder: "Coder", batch: int) -> Non
         raise LintxError("the file does not decode to the same values, so it was not kept; please report this")
 
 
-def _measure_rivals(source: "Source") -> dict[str, int | None] | None:
+def _measure_baselines(source: "Source") -> dict[str, int | None] | None:
     import numpy as np
 
     from linformer_cli.codec.rivals import measure_rivals
@@ -277,20 +277,20 @@ def _measure_rivals(source: "Source") -> dict[str, int | None] | None:
     try:
         return dict(measure_rivals(read))
     except DataError as error:  # a file has changed since it was compressed
-        complain(f"{error}; not compared with other compressors")
+        warn(f"{error}; not compared with other compressors")
         return None
 
 
-def _talk_about(result: dict[str, Any], session: Session) -> None:
+def _show_sizes(result: dict[str, Any], session: Session) -> None:
     unit = session.checkpoint.info.data.words
     items = count_words(result["items"], "file" if unit is WINDOWS else "image")
-    talk(
+    info(
         f"wrote {'to stdout' if result['file'] == STREAM else result['file']}: {items}, "
         f"{result['bytes']:,} bytes, {result['bits_per_dim']:.4f} {unit.bits}; the model's own "
         f"{result['model_bits_per_dim']:.4f}, overhead {result['overhead_percent']:.2f} %"
         + ("" if result["verified"] else "; not verified")
     )
     if result["deflated_blocks"]:
-        talk(
+        info(
             f"{count_words(result['deflated_blocks'], 'block')} deflated, which is smaller than coding with this model"
         )

@@ -14,7 +14,7 @@ from linformer_cli.units import count_words
 
 from . import options
 from .compress import Batch
-from .output import complain, print_json, talk
+from .output import info, print_json, warn
 from .packing import Bar, read_stdin, require_binary_stdout, write_stdout
 from .session import Session, open_session
 
@@ -90,21 +90,21 @@ def decompress(
         coder = Coder(session.model)
         contents = header.contents
         items, parts = count_words(contents.count, "item"), count_words(len(header.blocks), "block")
-        talk(f"{items} of {contents.values:,} values, in {parts}")
+        info(f"{items} of {contents.values:,} values, in {parts}")
         faults: dict[int, str] = {}
         with Bar("decompressing", contents.sequences, contents.unit) as bar:
             blocks = packed.read_blocks(coder, batch, bar.show)
             outcome = _write(packed, _note_faults(blocks, faults), out)
         for index, fault in list(faults.items())[:_MOST_NAMED]:
-            complain(f"block {index} is lost: {fault}")
+            warn(f"block {index} is lost: {fault}")
         if packed.surplus > 0:
-            complain(f"{packed.surplus:,} bytes after the end of the file are ignored")
+            warn(f"{packed.surplus:,} bytes after the end of the file are ignored")
     lost = [*outcome.lost, *outcome.partly_lost]
     if json:
         record = {"items": contents.count, "written": outcome.written, "out": out, "lost_blocks": faults}
         lists = {"lost": outcome.lost, "partly_lost": outcome.partly_lost}
         print_json({**session.record, "file": file, **record, **lists})
-    talk(f"wrote {outcome.written:,} of {items} to {'stdout' if out == STREAM else out}")
+    info(f"wrote {outcome.written:,} of {items} to {'stdout' if out == STREAM else out}")
     if lost:
         names = ", ".join(lost[:_MOST_NAMED]) + (", ..." if len(lost) > _MOST_NAMED else "")
         others = "; the others were written" if outcome.written else ""

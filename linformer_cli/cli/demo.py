@@ -8,7 +8,7 @@ import typer
 from linformer_cli.errors import LintxError, UsageError
 
 from . import options
-from .output import talk
+from .output import info
 
 
 def demo(
@@ -49,7 +49,7 @@ def demo(
     site = build_site(read_checkpoint(checkpoint))
     if build is not None:
         write_folder(build, {name: file.data for name, file in site.items()})
-        talk(f"wrote {build}: {len(site)} files, {sum(len(file.data) for file in site.values()):,} bytes")
+        info(f"wrote {build}: {len(site)} files, {sum(len(file.data) for file in site.values()):,} bytes")
         return
     try:
         server = DemoServer(site, port)
@@ -58,7 +58,7 @@ def demo(
     with server:
         # The address is the result of the command, so it is printed even with --quiet.
         print(server.url, flush=True)
-        talk("the page is open until Ctrl-C")
+        info("the page is open until Ctrl-C")
         if browser:
             import threading
             import webbrowser

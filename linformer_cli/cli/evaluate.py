@@ -16,7 +16,7 @@ from linformer_cli.units import WINDOWS
 
 from . import options
 from .images import load_images_to_fit
-from .output import print_facts, print_json, print_records, talk, write_plot
+from .output import info, print_facts, print_json, print_records, write_plot
 from .session import Session, open_session
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def evaluate(
     images = load_images_to_fit(name, split, data_dir, wanted)
     labels, other_labels = (images.require_labels(count) if count else None for count in (classes, other_classes))
     chosen = images.images if limit is None else images.images[:limit]  # a slice of windows of bytes is read at once
-    talk(f"{len(chosen):,} of {len(images):,} {split} {words.items} of {name}")
+    info(f"{len(chosen):,} of {len(images):,} {split} {words.items} of {name}")
     began = time.perf_counter()
     nats = functools.partial(block_nats, session.model)
     if engine is not None:

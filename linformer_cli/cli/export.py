@@ -8,7 +8,7 @@ import typer
 from linformer_cli.errors import UsageError
 
 from . import options
-from .output import print_json, talk
+from .output import info, print_json
 
 if TYPE_CHECKING:
     from linformer_cli.checkpoint import Checkpoint
@@ -67,7 +67,7 @@ def _export_folder(found: "Checkpoint", out: Path, dtype: Format, json: bool) ->
 
     details = save_checkpoint(out, load_weights(found), found.info, weights_dtype=torch_dtype(dtype))
     size = (out / WEIGHTS).stat().st_size
-    talk(f"wrote {out}: {size:,} bytes of weights")
+    info(f"wrote {out}: {size:,} bytes of weights")
     if json:
         print_json({"checkpoint": out, "weights_bytes": size, "weights_sha256": details.weights_sha256})
 
@@ -80,6 +80,6 @@ def _export_program(found: "Checkpoint", out: Path, dtype: Format, json: bool) -
 
     data = encode_step(load_weights(found, dtype=torch_dtype(dtype)), product_dtype(dtype))
     write_file(out, data)
-    talk(f"wrote {out}: {len(data):,} bytes")
+    info(f"wrote {out}: {len(data):,} bytes")
     if json:
         print_json({"program": out, "bytes": len(data), "weights_sha256": found.digest})

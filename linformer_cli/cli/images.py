@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from linformer_cli.system.distributed import ALONE, Team
 
-from .output import talk
+from .output import info
 
 if TYPE_CHECKING:
     from linformer_cli.config import DataConfig, ImageShape
@@ -18,8 +18,8 @@ def load_training_images(data: "DataConfig", team: Team = ALONE) -> "tuple[Image
 
     with team.leader_first():  # the leader may download the images
         train, validation = load_for_training(data)
-    _say_notes(train)
-    talk(f"{data.name}: {len(train):,} training and {len(validation):,} validation {data.words.items}")
+    _show_notes(train)
+    info(f"{data.name}: {len(train):,} training and {len(validation):,} validation {data.words.items}")
     return train, validation
 
 
@@ -28,11 +28,11 @@ def load_images_to_fit(name: str, split: "Split", data_dir: str | None, wanted: 
     from linformer_cli.data.images import fit_size, load_images
 
     images = load_images(name, split, data_dir, **fit_size(name, wanted))
-    _say_notes(images)
+    _show_notes(images)
     images.require_shape(wanted)
     return images
 
 
-def _say_notes(images: "ImageSet") -> None:
+def _show_notes(images: "ImageSet") -> None:
     for note in images.notes:
-        talk(f"{images.name}: {note}")
+        info(f"{images.name}: {note}")

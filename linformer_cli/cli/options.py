@@ -29,7 +29,7 @@ LARGEST_COUNT = 2**24
 LONGEST_SECONDS = 3_650 * 86_400.0
 
 
-def _hush(quiet: bool) -> bool:
+def _set_quiet(quiet: bool) -> bool:
     set_quiet(quiet)
     return quiet
 
@@ -99,7 +99,9 @@ SamplingPrecision = Annotated[
         "images, and more of them in bf16.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings on stderr.", callback=_hush)]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print only errors and warnings on stderr.", callback=_set_quiet)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 ModelData = Annotated[
     str | None, typer.Option("--data", help="Data set. Default: the model's training data set.", metavar="NAME")

@@ -33,20 +33,20 @@ def is_quiet() -> bool:
     return _quiet or process_rank() > 0
 
 
-def talk(message: str) -> None:
+def info(message: str) -> None:
     """Print a message on stderr, unless `is_quiet`."""
     if not is_quiet():
-        complain(message)
+        warn(message)
 
 
-def complain(message: str) -> None:
+def warn(message: str) -> None:
     """Print a warning or an error on stderr, even with --quiet. Processes other than the first add their number."""
     rank = process_rank()
-    if (stream := patient_stderr()) is not None:
+    if (stream := safe_stderr()) is not None:
         print(f"{f'process {rank}: ' if rank else ''}{one_line(message)}", file=stream, flush=True)
 
 
-class PatientStream:
+class SafeStream:
     """A text stream that drops text it cannot write, for example if its pipe is closed or its disk is full.
 
     A lost message must not end hours of work.
@@ -68,9 +68,9 @@ class PatientStream:
         return getattr(self._stream, name)
 
 
-def patient_stderr() -> TextIO | None:
+def safe_stderr() -> TextIO | None:
     """Return stderr as a stream that never fails, or None if stderr was closed before the start."""
-    return None if sys.stderr is None else cast(TextIO, PatientStream(sys.stderr))
+    return None if sys.stderr is None else cast(TextIO, SafeStream(sys.stderr))
 
 
 def one_line(message: str) -> str:
@@ -78,9 +78,9 @@ def one_line(message: str) -> str:
     return " ".join("".join(sign if sign.isprintable() else " " for sign in message).split())
 
 
-def say_halved(batch: int) -> None:
+def warn_smaller_batch(batch: int) -> None:
     """Warn about a smaller batch. The sampling functions take this function as `on_halve`."""
-    complain(f"out of memory; continuing with a batch of {batch}")
+    warn(f"out of memory; continuing with a batch of {batch}")
 
 
 def print_json(value: object) -> None:
@@ -103,7 +103,7 @@ def write_plot(path: Path | None, render: Callable[["PlotFormat"], bytes]) -> No
 
     if path is not None:
         write_file(path, render(parse_plot_format(path)))
-        talk(f"wrote {path}")
+        info(f"wrote {path}")
 
 
 def print_facts(facts: Mapping[str, object]) -> None:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from linformer_cli.errors import UsageError
 
-from .output import is_quiet, patient_stderr, talk
+from .output import info, is_quiet, safe_stderr
 
 _PLAIN_INTERVAL_SECONDS = 10.0
 
@@ -51,7 +51,7 @@ class Bar:
         self._live: Progress | None = None
 
     def __enter__(self) -> Self:
-        console = Console(stderr=True, file=patient_stderr())
+        console = Console(stderr=True, file=safe_stderr())
         if console.is_terminal and not is_quiet():
             columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.percentage:3.0f}%"))
             self._live = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
@@ -71,4 +71,4 @@ class Bar:
             self._live.update(self._task, completed=done)
         elif time.monotonic() >= self._next and done < self._total:
             self._next = time.monotonic() + _PLAIN_INTERVAL_SECONDS
-            talk(f"{self._title}: {done:,} of {self._total:,} {self._words}")
+            info(f"{self._title}: {done:,} of {self._total:,} {self._words}")

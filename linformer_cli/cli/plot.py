@@ -9,7 +9,7 @@ import typer
 from linformer_cli.errors import UsageError
 
 from . import options
-from .output import print_json, talk, write_plot
+from .output import info, print_json, write_plot
 
 if TYPE_CHECKING:
     from linformer_cli.units import Words
@@ -79,7 +79,7 @@ def plot(
     write_plot(out, lambda kind: render_runs(series, kind, _find_words(runs)))
     if samples is not None:
         write_file(samples, encode_png(render_strips(runs, grids or 8), {"runs": [str(run) for run in runs]}))
-        talk(f"wrote {samples}")
+        info(f"wrote {samples}")
     if json:
         print_json({"rows": series, "plot": out, "samples": samples})
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_duration
 
-from .output import is_quiet, patient_stderr
+from .output import is_quiet, safe_stderr
 
 if TYPE_CHECKING:
     from linformer_cli.evaluation.bits import Bits
@@ -27,7 +27,7 @@ class TrainingDisplay:
 
     def __init__(self, console: Console | None = None, words: Words = IMAGES) -> None:
         self._words = words
-        self._console = Console(stderr=True, file=patient_stderr()) if console is None else console
+        self._console = Console(stderr=True, file=safe_stderr()) if console is None else console
         self._live: Progress | None = None
         self._bar = TaskID(0)
         self._began = time.monotonic()

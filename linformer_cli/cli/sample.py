@@ -13,7 +13,7 @@ from linformer_cli.system.distributed import join_team, notice_loss
 from linformer_cli.units import WINDOWS
 
 from . import options
-from .output import complain, print_json, say_halved, show_preview, talk
+from .output import info, print_json, show_preview, warn, warn_smaller_batch
 from .session import open_session
 from .text import print_text, read_prompt, refuse_options
 
@@ -157,7 +157,7 @@ def sample(
         numbers = ImageNumbers(first, count, session.choose_classes(class_name), session.model.config.required_classes)
         if session.model.config.classes and not numbers.chosen:
             drawn_as = f"classes 0 to {numbers.turns - 1} in turn" if numbers.turns else "images without a class"
-            talk(f"{drawn_as}; select with --class")
+            info(f"{drawn_as}; select with --class")
         asked = {"seed": seed, "batch": batch, **vars(filters), "class": class_name}
         settings = {**session.record, **asked}
 
@@ -166,11 +166,11 @@ def sample(
 
         wanted = numbers.all
         folder = None if files is None else NumberedImages(files, describe)
-        own = draw(sampler, numbers, batch, folder, _MOST_IN_GRID, team, say_halved)
+        own = draw(sampler, numbers, batch, folder, _MOST_IN_GRID, team, warn_smaller_batch)
         work = add_up(team.gather(own))
         drawn, done, shown = work.drawn, work.drawn + work.found, work.shown
         if work.found:
-            talk(f"{work.found} of {len(wanted)} images are already in {files}")
+            info(f"{work.found} of {len(wanted)} images are already in {files}")
         if not shown:
             raise KeyboardInterrupt
         rate = drawn / work.seconds if drawn else 0.0
@@ -181,11 +181,11 @@ def sample(
             if preview:
                 show_preview(images)
         state = format_bytes(work.state_bytes)
-        talk(f"{count_words(drawn, 'image')} in {format_duration(work.seconds)}: {rate:.3g} images/s, state {state}")
+        info(f"{count_words(drawn, 'image')} in {format_duration(work.seconds)}: {rate:.3g} images/s, state {state}")
         if out != STREAM:
-            talk(f"wrote {out}" + (f" and {drawn} files in {files}" if files else ""))
+            info(f"wrote {out}" + (f" and {drawn} files in {files}" if files else ""))
         if gif is not None:
-            talk(f"wrote {gif}")
+            info(f"wrote {gif}")
         if json and team.leads:
             print_json(
                 {
@@ -206,7 +206,7 @@ def sample(
         if work.stopped:
             if team.leads:
                 rest = "; the same command draws the rest" if files else ""
-                complain(f"stopped after {done} of {len(wanted)} images, which are kept{rest}")
+                warn(f"stopped after {done} of {len(wanted)} images, which are kept{rest}")
             team.wait()  # the end of one process ends the others, and one of them may still be writing
             raise KeyboardInterrupt
 

@@ -7,7 +7,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.system.distributed import ALONE, Team
 from linformer_cli.units import parse_count
 
-from .output import talk
+from .output import info
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +85,7 @@ class Session:
 
         weight = choose_guidance(self.model, wanted, has_class)
         if wanted is None and weight != 1:
-            talk(f"with --guidance {weight}, so that images follow their class; 1 draws from p(image | class)")
+            info(f"with --guidance {weight}, so that images follow their class; 1 draws from p(image | class)")
         return weight
 
 
@@ -104,7 +104,7 @@ def open_session(
     checkpoint = read_checkpoint(name)
     place = team.choose_device(device)
     model = load_weights(checkpoint, place.value, torch_dtype(precision))
-    talk(f"{checkpoint.name}: {describe_mixing(model.config.attention)}, {model.parameter_count():,} parameters")
+    info(f"{checkpoint.name}: {describe_mixing(model.config.attention)}, {model.parameter_count():,} parameters")
     kind = Choice("fp32", "the default") if precision == "auto" else Choice(precision, "requested")
     chosen = "parallel"
     if engine is not None:
@@ -113,8 +113,8 @@ def open_session(
 
         choice = choose_engine(engine, model, product_dtype(precision))
         chosen = choice.value
-        talk(f"engine {choice.value} ({choice.reason})")
+        info(f"engine {choice.value} ({choice.reason})")
         if precision == "auto":
             kind = team.from_leader(lambda: choose_sampling_precision(model, choice.value))
-    talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
+    info(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
     return Session(checkpoint, model, place.value, kind.value, chosen)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from linformer_cli.errors import UsageError
 from linformer_cli.files import STREAM
 
-from .output import print_json, talk
+from .output import info, print_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,7 @@ def print_text(
     if count is None and record is not None:
         raise UsageError("--json prints the text at its end, and this text has none; limit the bytes with -n")
     if count is None:
-        talk("without end; stop with Ctrl-C, or limit the bytes with -n")
+        info("without end; stop with Ctrl-C, or limit the bytes with -n")
     text = SafeText() if sys.stdout.isatty() else None
     whole = bytearray()
 
@@ -69,7 +69,7 @@ def print_text(
         seconds = time.perf_counter() - began
         write(b"", last=True)
         state = format_bytes(model.state_bytes(1))
-        talk(f"{drawn:,} bytes in {format_duration(seconds)}: {drawn / seconds:.3g} bytes/s, state {state}")
+        info(f"{drawn:,} bytes in {format_duration(seconds)}: {drawn / seconds:.3g} bytes/s, state {state}")
         if record is not None:
             print_json(
                 {

@@ -16,7 +16,7 @@ from linformer_cli.units import WINDOWS
 from . import options
 from .config_options import Fields, with_fields
 from .images import load_training_images
-from .output import print_facts, print_json, talk
+from .output import info, print_facts, print_json
 from .progress import TrainingDisplay
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def train(
                 trainer.resume()
                 if team.leads:
                     folder.write_config(trainer.config)
-            talk(f"training in {folder.path} from step {trainer.progress.step}")
+            info(f"training in {folder.path} from step {trainer.progress.step}")
             _run(trainer, json)
 
 
@@ -194,24 +194,24 @@ def _build_trainer(
     device = team.choose_device(settings.train.device)
     sizes = settings.model.width, settings.model.feed_forward
     precision = team.from_leader(lambda: choose_precision(settings.train.precision, device.value, *sizes))
-    talk(f"device {device.value} ({device.reason}), precision {precision.value} ({precision.reason})")
+    info(f"device {device.value} ({device.reason}), precision {precision.value} ({precision.reason})")
     trainer = Trainer(settings, folder, images, device.value, precision.value, team)
     if team.count > 1:
-        talk(f"{team.count} processes, each with its share of every {settings.train.batch} {settings.data.words.items}")
+        info(f"{team.count} processes, each with its share of every {settings.train.batch} {settings.data.words.items}")
     if trainer.model.is_compiled(torch_dtype(precision.value)):
-        talk("attention uses compiled kernels")
+        info("attention uses compiled kernels")
     if settings.distill_from:
         teachers = " and ".join(teacher.checkpoint for teacher in settings.distill_from)
-        talk(
+        info(
             f"learning from {teachers}: their predictions have a weight of {settings.train.distill_share:g} in the loss"
         )
     if settings.model.optional_class:
-        talk(
+        info(
             f"{settings.model.classes} classes, hidden for {settings.train.hide_class:.3g} of the training images: "
             "validation measures bits/dim without a class"
         )
     elif settings.model.classes:
-        talk(
+        info(
             f"conditioned on {settings.model.classes} classes: bits/dim assume that the class is known; add "
             f"{settings.model.class_bits_per_dim:.4f} to compare with an unconditional model"
         )
@@ -223,9 +223,9 @@ def _take_over(trainer: "Trainer", source: "Checkpoint") -> None:
     from linformer_cli.training.takeover import summarise_names
 
     moved = trainer.take_over(load_weights(source))
-    talk(f"copied {len(moved.taken)} tensors from {source.path} ({source.info.model.attention} attention)")
-    talk(f"newly initialised: {summarise_names(moved.new)}")
-    talk(f"not copied: {summarise_names(moved.left)}")
+    info(f"copied {len(moved.taken)} tensors from {source.path} ({source.info.model.attention} attention)")
+    info(f"newly initialised: {summarise_names(moved.new)}")
+    info(f"not copied: {summarise_names(moved.left)}")
 
 
 def _run(trainer: "Trainer", json: bool) -> None:
@@ -236,9 +236,9 @@ def _run(trainer: "Trainer", json: bool) -> None:
     with catch_signals() as stop, TrainingDisplay(words=words) as display:
         progress = trainer.run(display, stop)
     if progress.step == began:
-        talk("no step was left to train; give a larger --steps, --epochs or --max-time")
-    talk(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} {words.bits}; try")
-    talk(f"lintx sample {path}{'' if words is WINDOWS else ' -n 16 -o samples.png'}")
+        info("no step was left to train; give a larger --steps, --epochs or --max-time")
+    info(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} {words.bits}; try")
+    info(f"lintx sample {path}{'' if words is WINDOWS else ' -n 16 -o samples.png'}")
     if json and trainer.team.leads:
         result = {
             "run": path,

@@ -68,11 +68,11 @@ def open_files(inputs: Sequence[Input], tiling: Tiling, label: int | None) -> By
 
 
 def open_pictures(
-    inputs: Sequence[Input], tiling: Tiling, tile: bool, label: int | None, complain: Callable[[str], None]
+    inputs: Sequence[Input], tiling: Tiling, tile: bool, label: int | None, warn: Callable[[str], None]
 ) -> PictureSource:
     """The source of pictures. Without `tile`, each must have exactly the size of the model's images.
 
-    `complain` is called for each picture that is refused. Raises `DataError` if there are any.
+    `warn` is called for each picture that is refused. Raises `DataError` if there are any.
     """
     shape = tiling.shape
     files = [one.file if isinstance(one.file, Path) else one.file.read() for one in inputs]
@@ -93,7 +93,7 @@ def open_pictures(
     if len(faults) == 1 == len(inputs):
         raise DataError(faults[0])
     for fault in faults:
-        complain(fault)
+        warn(fault)
     if faults:
         hint = "" if tile else "; --tile cuts pictures of other sizes into tiles"
         raise DataError(f"{len(faults):,} of {len(inputs):,} pictures cannot be compressed; nothing is written{hint}")

@@ -240,7 +240,7 @@ def test_an_error_keeps_its_exit_code_if_stderr_is_closed(monkeypatch):
     def refuse(_message):
         raise BrokenPipeError
 
-    monkeypatch.setattr("linformer_cli.cli.app.complain", refuse)
+    monkeypatch.setattr("linformer_cli.cli.app.warn", refuse)
     monkeypatch.setattr(sys, "argv", ["lintx", "info", "nosuch"])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -333,7 +333,7 @@ def test_ctrl_c_during_an_error_or_compiled_code_prints_no_traceback(when):
         f"        if {when!r} == 'reporting': raise\n"
         "        raise RuntimeError('was interrupted')\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"if {when!r} == 'reporting': app.complain = interrupt\n"
+        f"if {when!r} == 'reporting': app.warn = interrupt\n"
         "else: app.app = lambda **_: interrupt()\n"
         "sys.argv = ['lintx', 'info', 'nosuch']\n"
         "__main__.main()\n"

@@ -24,9 +24,9 @@ def talking() -> Iterator[None]:
 @pytest.mark.parametrize("quiet", [False, True])
 def test_quiet_drops_messages_and_keeps_warnings(capsys, quiet) -> None:
     output.set_quiet(quiet)
-    output.talk("wrote a file")
-    output.complain("it broke")
-    output.say_halved(3)
+    output.info("wrote a file")
+    output.warn("it broke")
+    output.warn_smaller_batch(3)
     said = capsys.readouterr()
     warnings = "it broke\nout of memory; continuing with a batch of 3\n"
     assert (said.out, said.err) == ("", warnings if quiet else "wrote a file\n" + warnings)
@@ -46,7 +46,7 @@ def test_a_preview_is_shown_only_on_a_terminal_and_without_quiet(monkeypatch, te
 
 def test_messages_of_a_process_without_stderr_do_not_reach_stdout(monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.stderr", None)
-    output.complain("it broke")
+    output.warn("it broke")
     assert capsys.readouterr().out == ""
 
 
@@ -54,8 +54,8 @@ def test_messages_that_cannot_be_written_are_dropped(monkeypatch) -> None:
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr("sys.stderr", closed)
-    output.talk("wrote a file")
-    output.complain("it broke")
+    output.info("wrote a file")
+    output.warn("it broke")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

@@ -73,7 +73,7 @@ def test_training_continues_if_its_progress_cannot_be_written(terminal: bool, er
             raise error
 
     output.set_quiet(False)
-    console = Console(file=output.PatientStream(Gone()), force_terminal=terminal, width=80)  # type: ignore[arg-type]
+    console = Console(file=output.SafeStream(Gone()), force_terminal=terminal, width=80)  # type: ignore[arg-type]
     with TrainingDisplay(console) as display:
         display.on_step(ROW, 0.5)
         display.on_spike("the loss jumped")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from linformer_cli.cli.app import main
-from linformer_cli.cli.output import complain, is_quiet, set_quiet, talk
+from linformer_cli.cli.output import info, is_quiet, set_quiet, warn
 from linformer_cli.errors import UsageError
 from linformer_cli.system.distributed import (
     ALONE,
@@ -51,7 +51,7 @@ WRONG = [
 @pytest.mark.parametrize(("name", "value"), WRONG)
 def test_wrong_variables_of_torchrun_give_a_one_line_error(monkeypatch, capsys, raises_one_line, name, value) -> None:
     pretend(monkeypatch, **{**TORCHRUN, name: value})
-    complain("a message")  # this does not check the variables
+    warn("a message")  # this does not check the variables
     assert capsys.readouterr().err == "a message\n"
     fault = "RANK must be less than WORLD_SIZE" if value in "04" else f"{name} must be a whole number"
     with raises_one_line(UsageError, fault, "torchrun"), join_team():
@@ -102,11 +102,11 @@ def test_each_of_several_processes_uses_its_own_gpu(monkeypatch, raises_one_line
 def test_only_rank_0_prints_messages_and_errors_name_other_ranks(monkeypatch, capsys) -> None:
     set_quiet(False)
     pretend(monkeypatch, **TORCHRUN)
-    talk("nothing")
-    complain("Error: broken")
+    info("nothing")
+    warn("Error: broken")
     assert is_quiet() and capsys.readouterr().err == "process 2: Error: broken\n"
     monkeypatch.setenv("RANK", "0")
-    talk("something")
+    info("something")
     assert not is_quiet() and capsys.readouterr().err == "something\n"
 
 
