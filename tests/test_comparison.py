@@ -11,8 +11,6 @@ import pytest
 from training_runs import Watcher
 
 from linformer_cli.attention.linear import LinearAttention
-from linformer_cli.bench.measure.sampling_work import WholeImages
-from linformer_cli.bench.variants import parse_variants
 from linformer_cli.comparison import rows as rows_module
 from linformer_cli.comparison import speed as speed_module
 from linformer_cli.comparison.entries import (
@@ -41,8 +39,10 @@ from linformer_cli.errors import DisagreementError, Interrupted, LintxError, Usa
 from linformer_cli.metrics import read_metrics
 from linformer_cli.model.mixers import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.model.variants import parse_variants
 from linformer_cli.presets import PRESETS
 from linformer_cli.report.grids import read_png_metadata
+from linformer_cli.sampling.whole_images import WholeImages
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
 

@@ -123,6 +123,14 @@ class Attention(nn.Module, ABC):
         """Whether a sequence can go on beyond `shape.positions`: the state is constant and positions are not used."""
         return self.memory is Memory.CONSTANT
 
+    @classmethod
+    def count_state_traffic(cls, positions: int) -> float | None:
+        """Return how often a step reads or writes the state, averaged over `positions` positions, or None if unknown.
+
+        Most constant sums are read and written whole. Mechanisms that read their state in parts have no such figure.
+        """
+        return 2.0 if cls.family == "kernel" and cls.memory is Memory.CONSTANT else None
+
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether `attend` runs compiled kernels, rather than plain torch, for inputs of `dtype` on `device`."""
         return self.has_kernels and runs_kernels(device, accumulator_dtype(dtype))

@@ -38,6 +38,8 @@ class OverparameterisedGate(nn.Linear):
     s [V], W [2V, V] and b are parameters, so g does not depend on the input. The matrix only changes how g is learned.
     """
 
+    per_position = False  # the product with W is not one of a position
+
     def __init__(self, width: int) -> None:
         super().__init__(width, 2 * width)
         self.start = nn.Parameter(torch.zeros(width))

@@ -33,6 +33,11 @@ class SoftmaxAttention(CachedAttention):
     options_type = SoftmaxOptions
     bidirectional = True
 
+    @classmethod
+    def count_state_traffic(cls, positions: int) -> float:
+        """A step reads the cache up to its position, on average half of it, and writes one position."""
+        return (positions + 1) / (2 * positions) + 1 / positions
+
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:

@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from linformer_cli.errors import UsageError
+from linformer_cli.evaluation.agreement import require_agreement
+from linformer_cli.model.variants import Variant
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_free_memory
 from linformer_cli.system.signals import Check, never_stop
+from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.units import format_bytes, format_duration
 
-from .agreement import require_agreement
 from .growth import Exponents, Point, describe_exponents, extrapolate
 from .measure.attention_pass import (
     LEAST_TRAFFIC,
@@ -23,10 +25,8 @@ from .measure.attention_pass import (
 from .measure.ceilings import Ceilings
 from .measure.fresh_process import PassFailed
 from .measure.pass_memory import WARM_UP_POSITIONS, PassMemory, measure_pass_memory
-from .measure.timing import Timing, time_work
 from .rounds import BenchReport, Measurement, measure_groups
 from .rows import AttentionRow
-from .variants import Variant
 
 # Total number of positions in a pass. As in Katharopoulos 2020, the batch is inversely proportional to T, so that the
 # machine does about as much work for short sequences as for long ones.

@@ -28,9 +28,9 @@ from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import Check, never_stop
+from linformer_cli.system.timing import Timing, compare_turns
 
 from .judge import Pixels
-from .measure.timing import Timing, compare_turns
 from .published import PUBLISHED_SIZES, PublishedSize
 from .rows import Quartiles
 

@@ -16,11 +16,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import Attention
+from linformer_cli.evaluation.agreement import require_agreement
+from linformer_cli.model.variants import Variant
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.seeding import seeded
 from linformer_cli.system.signals import StopRequest
+from linformer_cli.system.timing import time_work
 
-from .agreement import require_agreement
 from .copy_task import (
     BATCH,
     HEADS,
@@ -37,8 +39,6 @@ from .copy_task import (
 from .measure.attention_pass import PassSetup, build_checked_model
 from .measure.ceilings import Ceilings, CeilingsReport
 from .measure.costs import TRAINING_FACTOR, count_product_flops, list_products
-from .measure.timing import time_work
-from .variants import Variant
 
 Ending = Literal["finished", "budget", "interrupted", "failed"]
 

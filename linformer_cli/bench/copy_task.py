@@ -14,8 +14,7 @@ from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import Block, initialise_weights
 from linformer_cli.model.mixers import build_blocks
-
-from .variants import Variant
+from linformer_cli.model.variants import Variant
 
 SYMBOLS = 10
 SEPARATOR = 0

@@ -19,6 +19,7 @@ from torch.nn import functional
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.errors import Interrupted
 from linformer_cli.evaluation.agreement import AgreementRow
+from linformer_cli.model.variants import parse_variants
 from linformer_cli.native.gpu import triton_refusal
 from linformer_cli.native.library import textbook_only
 from linformer_cli.sampling.decode import SampledBatch, Sampler
@@ -26,6 +27,7 @@ from linformer_cli.sampling.engines import AUTO, TEXTBOOK, choose_engine
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_peak_memory
 from linformer_cli.system.signals import Check, never_stop
+from linformer_cli.system.timing import Timing, time_work
 
 from . import sample, train
 from .gpu_checks import (
@@ -39,13 +41,11 @@ from .gpu_checks import (
 )
 from .gpu_sizes import GpuSizes
 from .measure.ceilings import Ceilings, CeilingsReport
-from .measure.timing import Timing, time_work
 from .models import build_models
 from .rounds import measure_groups
 from .rows import ModelRow, SamplingRow, TrainingRow
 from .sample import SamplingSettings
 from .train import TrainingSettings
-from .variants import parse_variants
 
 
 @dataclass(frozen=True)

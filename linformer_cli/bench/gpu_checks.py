@@ -13,6 +13,7 @@ from linformer_cli.attention.linear import LinearAttention, LinearOptions
 from linformer_cli.config import ModelConfig
 from linformer_cli.evaluation.agreement import AgreementRow, build_row, follow, relative_error
 from linformer_cli.model.mixers import MIXERS
+from linformer_cli.model.variants import parse_variants
 from linformer_cli.native.library import textbook_only
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import AUTO, TEXTBOOK, TextbookEngine, build_engine, choose_engine
@@ -20,7 +21,6 @@ from linformer_cli.system.device import torch_dtype
 
 from .measure.attention_pass import PassSetup, build_checked_model
 from .models import build_models
-from .variants import parse_variants
 
 # The mechanisms whose engines are checked, and whose sampling and training are timed.
 COMPARED = ("linear", "softmax")

@@ -5,7 +5,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .rows import BASELINE, AttentionRow
+from linformer_cli.model.variants import SOFTMAX
+
+from .rows import AttentionRow
 
 # No mechanism here grows faster than T^2. This growth is assumed if only one length was measured. It also bounds the
 # growth between two lengths, because a busy machine may have distorted one of the two times.
@@ -80,13 +82,13 @@ def extrapolate(points: Sequence[Point], length: int) -> float | None:
 def describe_exponents(rows: Sequence[AttentionRow]) -> list[Exponents]:
     """Return the exponents of each mechanism in `rows`. The last two lengths are the two longest T of all rows."""
     last_two = sorted({row.positions for row in rows})[-2:]
-    softmax = [row for row in rows if row.attention == BASELINE]
+    softmax = [row for row in rows if row.attention == SOFTMAX]
     softmax_seconds = _points(softmax, softmax[0].name, "seconds_per_sequence") if softmax else []
     found = []
     for name, attention in {row.name: row.attention for row in rows}.items():
         seconds = _points(rows, name, "seconds_per_sequence")
         memory = _points(rows, name, "memory_bytes_per_sequence")
-        overtaking = None if attention == BASELINE else find_overtaking(seconds, softmax_seconds)
+        overtaking = None if attention == SOFTMAX else find_overtaking(seconds, softmax_seconds)
         found.append(
             Exponents(
                 name,

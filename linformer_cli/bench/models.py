@@ -6,15 +6,19 @@ from dataclasses import dataclass
 from linformer_cli.checkpoint import load_weights, read_checkpoint
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.documents import parse_config
+from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.metrics import label_runs
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.model.variants import SOFTMAX, Variant, build_softmax_twin
 from linformer_cli.presets import find_preset, find_preset_image
 from linformer_cli.system.device import torch_dtype
 from linformer_cli.system.seeding import seeded
 
-from .rows import BASELINE, Quality
+from .rows import Quality
 from .trained_runs import TrainedRun, find_trained
-from .variants import Variant
+
+# Of an untrained model, this many layers are checked.
+CHECKED_LAYERS = 2
 
 # A pair (name of the preset or None, network).
 Network = tuple[str | None, ModelConfig]
@@ -46,7 +50,19 @@ class BenchModel:
     @property
     def network(self) -> ModelConfig:
         """The sizes of the model. Models with equal networks are compared with each other."""
-        return self.model.config.model_copy(update={"attention": BASELINE, "attention_options": {}, "dropout": 0.0})
+        return self.model.config.model_copy(update={"attention": SOFTMAX, "attention_options": {}, "dropout": 0.0})
+
+    def require_agreement(self) -> None:
+        """Raise `DisagreementError` if the parallel and the step form disagree, so that neither is timed.
+
+        Only the first layers of an untrained model are compared. All its layers have the same structure, and comparing
+        all layers of a deep model in float64 would take longer than timing the model.
+        """
+        model = self.model
+        if not self.trained and model.config.layers > CHECKED_LAYERS:
+            with seeded(0):
+                model = PixelModel(model.config.model_copy(update={"layers": CHECKED_LAYERS})).eval()
+        require_agreement(model)
 
 
 def group_by_preset(models: Sequence[BenchModel]) -> list[list[BenchModel]]:
@@ -55,17 +71,11 @@ def group_by_preset(models: Sequence[BenchModel]) -> list[list[BenchModel]]:
     return [[timed for timed in models if timed.preset == preset] for preset in presets]
 
 
-def build_softmax_twin(model: PixelModel) -> PixelModel:
-    """Build a softmax model of the same size with random weights. Its speed does not depend on the weights."""
-    config = model.config.model_copy(update={"attention": BASELINE, "attention_options": {}})
-    return PixelModel(config).to(device=model.device, dtype=model.dtype).eval()
-
-
 def with_softmax(name: str, model: PixelModel) -> list[BenchModel]:
     """Return a trained model and a softmax model of the same size. A trained softmax model is returned alone."""
     models = [BenchModel(name, model)]
-    if model.config.attention != BASELINE:
-        models.append(BenchModel(BASELINE, build_softmax_twin(model), trained=False))
+    if model.config.attention != SOFTMAX:
+        models.append(BenchModel(SOFTMAX, build_softmax_twin(model), trained=False))
     return models
 
 

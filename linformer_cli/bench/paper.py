@@ -14,6 +14,7 @@ import torch
 
 from linformer_cli.config import ModelConfig
 from linformer_cli.errors import Interrupted
+from linformer_cli.model.variants import parse_variants
 from linformer_cli.precision import choose_precision
 from linformer_cli.sampling.engines import AUTO
 from linformer_cli.sampling.precision import choose_formats
@@ -21,7 +22,6 @@ from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 
 from . import attention, sample, train
-from .agreement import require_model_agrees
 from .attention import AttentionMeasurement, AttentionSettings
 from .copy import CopyReport, run_copy_task
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size
@@ -38,7 +38,6 @@ from .sample import SamplingMeasurement, SamplingSettings
 from .schedule import Groups, Part, Schedule
 from .train import TrainingMeasurement, TrainingSettings
 from .trained_runs import TrainedRun, find_trained
-from .variants import parse_variants
 
 METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
 COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")
@@ -192,7 +191,7 @@ class PaperBench:
             self._models[_RUNS] = load_models(foreign, device, "fp32")
         for timed in (*compared, *self._models.get(_RUNS, ())):
             self._stop.raise_if_set()
-            require_model_agrees(timed)
+            timed.require_agreement()
 
     def _has_model(self, run: TrainedRun) -> bool:
         return any(find_trained([run], timed.model.config) is not None for timed in self._list_models())

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from linformer_cli.config import OptionValue
+from linformer_cli.model.variants import SOFTMAX
 from linformer_cli.sampling.engines import TEXTBOOK
+from linformer_cli.system.timing import compare_turns
 from linformer_cli.units import IMAGES, format_bytes, format_milliseconds
 
 from .measure.sampling_work import RERUN
-from .measure.timing import compare_turns
 from .published import Published
-
-# The mechanism with which all others are compared.
-BASELINE = "softmax"
 
 Quartiles = tuple[float, float]
 
@@ -148,7 +146,7 @@ class SamplingRow(ModelRow):
 
     @property
     def method(self) -> str:
-        cached = self.attention == BASELINE and self.engine != RERUN
+        cached = self.attention == SOFTMAX and self.engine != RERUN
         return self.engine + ", cached" * cached + ", looking ahead" * self.look_ahead
 
 
@@ -204,7 +202,7 @@ def _compare(row: AnyRow, network: object, rows: Sequence[AnyRow], networks: Seq
     candidates = (
         other
         for other, other_network in zip(rows, networks, strict=True)
-        if other.attention == BASELINE
+        if other.attention == SOFTMAX
         and other.engine != RERUN
         and (other.precision == row.precision or other.engine != row.engine)
         and other_network == network

@@ -6,17 +6,18 @@ Softmax has two kinds of rows: one with a key-value cache, and one that reads th
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 
+from linformer_cli.model.variants import SOFTMAX
 from linformer_cli.sampling.engines import AUTO, ENGINES, TEXTBOOK, choose_engine
+from linformer_cli.sampling.whole_images import WholeImages
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_free_memory, measure_peak_memory
 from linformer_cli.system.signals import Check, never_stop
+from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.units import format_bytes, format_duration
 
-from .agreement import require_model_agrees
 from .measure.ceilings import Ceilings
 from .measure.costs import (
     count_product_flops,
@@ -34,13 +35,11 @@ from .measure.sampling_work import (
     MiddleSteps,
     RerunPrefixes,
     SamplingWork,
-    WholeImages,
 )
-from .measure.timing import Timing, time_work
 from .models import BenchModel, group_by_preset
 from .published import find_published
 from .rounds import BenchReport, Measurement, measure_groups
-from .rows import BASELINE, Extrapolated, SamplingRow
+from .rows import Extrapolated, SamplingRow
 from .sampling_conditions import SamplingConditions, describe_network
 from .trained_runs import TrainedRun
 
@@ -89,7 +88,7 @@ def run_sampling_bench(
     and the step form of a model disagree.
     """
     groups = prepare(models, settings, ceilings, check)
-    comparisons = [partial(require_model_agrees, timed) for timed in models]
+    comparisons = [timed.require_agreement for timed in models]
     rows, ended = measure_groups(groups, report, check, comparisons)
     conditions = SamplingConditions(
         settings.repeats,
@@ -120,7 +119,7 @@ def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
     """Return the requested engines and the re-run of softmax. An engine that `auto` chooses is not listed twice."""
     plain = settings.formats.get(TEXTBOOK)
     engines = [choose_engine(AUTO, timed.model, plain).value if name == AUTO else name for name in settings.engines]
-    if settings.rerun and plain is None and timed.model.config.attention == BASELINE:
+    if settings.rerun and plain is None and timed.model.config.attention == SOFTMAX:
         engines.append(RERUN)
     return list(dict.fromkeys(engines))
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from linformer_cli.config import ImageShape
+from linformer_cli.evaluation.agreement import CHECKED_POSITIONS
+from linformer_cli.sampling.whole_images import WARM_UP_STEPS
 
-from .agreement import CHECKED_LAYERS, CHECKED_POSITIONS
 from .measure.costs import WHAT_IS_COUNTED, count_product_flops
-from .measure.sampling_work import WARM_UP_STEPS
-from .models import BenchModel
+from .models import CHECKED_LAYERS, BenchModel
 
 
 @dataclass(frozen=True)

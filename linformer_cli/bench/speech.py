@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from linformer_cli.errors import Interrupted, UsageError
+from linformer_cli.model.variants import Variant, parse_variants
 from linformer_cli.speech.corpus import Corpus
 from linformer_cli.speech.encoder import BI_LSTM, PRESETS, build_encoder
 from linformer_cli.speech.folds import Fold
@@ -33,7 +34,6 @@ from .speech_rows import (
     summarise,
 )
 from .speech_training import FoldData, Trainee, compare_epochs
-from .variants import Variant, parse_variants
 
 METHODS = (BI_LSTM, "softmax", "lsh-4=lsh:rounds=4", "linear")
 # The length whose memory stands in the table: about the mean of the paper's utterances.

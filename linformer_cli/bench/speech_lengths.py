@@ -12,11 +12,11 @@ from linformer_cli.speech.features import BANDS
 from linformer_cli.speech.learner import Learner, TrainingSettings
 from linformer_cli.system.seeding import seeded
 from linformer_cli.system.signals import Check
+from linformer_cli.system.timing import Timing, time_work
 
 from .measure.ceilings import Ceilings
 from .measure.fresh_process import PassFailed, run_fresh
 from .measure.pass_memory import measure_device_growth, measure_process_growth
-from .measure.timing import Timing, time_work
 from .rounds import Measurement
 from .speech_rows import LengthRow
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from linformer_cli.speech.encoder import EncoderSettings
 from linformer_cli.speech.learner import TrainingSettings
+from linformer_cli.system.timing import Timing
 
-from .measure.timing import Timing
 from .published import PublishedSpeech
 from .rows import Quartiles, Row
 

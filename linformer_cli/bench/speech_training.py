@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from linformer_cli.errors import TrainingError
+from linformer_cli.model.variants import Variant
 from linformer_cli.speech.batches import Batch, group_by_length, make_batches
 from linformer_cli.speech.encoder import EncoderSettings, build_encoder
 from linformer_cli.speech.folds import Fold
@@ -13,10 +14,9 @@ from linformer_cli.speech.saved import Recogniser
 from linformer_cli.speech.scoring import Errors
 from linformer_cli.system.seeding import seeded
 from linformer_cli.system.signals import Check
+from linformer_cli.system.timing import time_work
 
-from .measure.timing import time_work
 from .speech_rows import SeedResult, SpeechPoint
-from .variants import Variant
 
 
 @dataclass(frozen=True)

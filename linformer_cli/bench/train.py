@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +15,14 @@ from linformer_cli.sampling.engines import AUTO, NATIVE, TEXTBOOK
 from linformer_cli.system.device import torch_dtype
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import Check, never_stop
+from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.run_folder import RunFolder
 from linformer_cli.units import format_duration
 
-from .agreement import require_model_agrees
 from .measure.ceilings import Ceilings
 from .measure.costs import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .measure.fresh_process import PassFailed
-from .measure.timing import Timing, time_work
 from .models import BenchModel, group_by_preset
 from .rounds import BenchReport, Measurement, measure_groups
 from .rows import TrainingRow
@@ -80,7 +78,7 @@ def run_training_bench(
     if the parallel and the step form of a model disagree.
     """
     groups = prepare(models, settings, ceilings, check)
-    comparisons = [partial(require_model_agrees, timed) for timed in models]
+    comparisons = [timed.require_agreement for timed in models]
     rows, ended = measure_groups(groups, report, check, comparisons)
     conditions = TrainingConditions(settings.repeats, settings.limit_seconds)
     return BenchReport(rows, ended, conditions, describe_environment(), ceilings.describe())

@@ -91,8 +91,8 @@ def copy(
     from linformer_cli.bench.copy import run_copy_task
     from linformer_cli.bench.copy_task import CopySettings, choose_size
     from linformer_cli.bench.measure.ceilings import Ceilings
-    from linformer_cli.bench.variants import parse_variants
     from linformer_cli.errors import Interrupted, LintxError
+    from linformer_cli.model.variants import parse_variants
     from linformer_cli.system.device import choose_device
     from linformer_cli.system.signals import catch_signals
 

@@ -15,7 +15,7 @@ from .output import info, write_plot
 
 if TYPE_CHECKING:
     from linformer_cli.bench.models import BenchModel
-    from linformer_cli.bench.variants import Variant
+    from linformer_cli.model.variants import Variant
 
 Rerun = Annotated[
     bool, typer.Option("--rerun/--no-rerun", help="Also time softmax without a cache, extrapolated from 4 positions.")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from linformer_cli.bench.variants import Variant
 from linformer_cli.checkpoint import Checkpoint, load_weights, read_checkpoint
 from linformer_cli.checkpoint_folders import holds_checkpoint
 from linformer_cli.config import LARGEST_STEP, LENGTHS, RunConfig, TrainConfig
@@ -17,6 +16,7 @@ from linformer_cli.data.images import ImageSet
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.files import write_file
+from linformer_cli.model.variants import Variant
 from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid
 from linformer_cli.report.text import render_windows
 from linformer_cli.sampling.decode import Sampler

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from linformer_cli.bench.measure.timing import Timing
 from linformer_cli.checkpoint import load_weights
 from linformer_cli.config import TrainConfig
 from linformer_cli.errors import CheckpointError
 from linformer_cli.summaries import TrainingSummary
+from linformer_cli.system.timing import Timing
 from linformer_cli.units import format_bits, format_duration
 
 from .entries import Conditions, Entry

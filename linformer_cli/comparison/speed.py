@@ -7,17 +7,17 @@ from pathlib import Path
 
 import torch
 
-from linformer_cli.bench.agreement import require_agreement
-from linformer_cli.bench.measure.sampling_work import WholeImages
-from linformer_cli.bench.measure.timing import time_work
 from linformer_cli.checkpoint import Checkpoint, load_weights
 from linformer_cli.data.images import ImageSet
 from linformer_cli.documents import read_json
+from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.files import write_file
 from linformer_cli.native.library import has_library
 from linformer_cli.report.tables import to_json
+from linformer_cli.sampling.whole_images import WholeImages
 from linformer_cli.system.environment import processor_name
 from linformer_cli.system.signals import Check, never_stop
+from linformer_cli.system.timing import time_work
 from linformer_cli.training.loop import Trainer
 
 from .entries import Conditions, Entry

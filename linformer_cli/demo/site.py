@@ -60,16 +60,16 @@ def build_site(checkpoint: "Checkpoint") -> dict[str, File]:
     """The files of the demo by name. Raises `LintxError` if the model cannot become a program."""
     import torch
 
-    from linformer_cli.bench.models import BenchModel, with_softmax
     from linformer_cli.checkpoint import load_weights
     from linformer_cli.model.blocks import InnerBlock
+    from linformer_cli.model.variants import SOFTMAX, build_softmax_twin
     from linformer_cli.sampling.engines.native import encode_step
 
     model = load_weights(checkpoint)
     info, network = checkpoint.info, model.config
     text = info.data.words is WINDOWS
     with seeded(0):  # the rival has the same random weights in every site
-        models = [BenchModel(checkpoint.name, model)] if text else with_softmax(checkpoint.name, model)
+        models = [model] if text or network.attention == SOFTMAX else [model, build_softmax_twin(model)]
     shape = model.blocks[0].inner.shape if isinstance(model.blocks[0], InnerBlock) else None
     description = Description(
         name=checkpoint.name,
@@ -86,10 +86,10 @@ def build_site(checkpoint: "Checkpoint") -> dict[str, File]:
         guidance=CLASS_GUIDANCE,
         frame=info.data.frame.model_dump() if info.data.frame else None,
         states=("s", "z") if network.attention == "linear" and not network.short_convolution else (),
-        rival=models[1].name if len(models) > 1 else None,
+        rival=SOFTMAX if len(models) > 1 else None,
     )
     site = {name: File(kind, (FOLDER / name).read_bytes()) for name, kind in PAGES.items()}
     site[DESCRIPTION] = File("application/json", json.dumps(asdict(description)).encode())
     for name, made in zip((MODEL, RIVAL), models, strict=False):
-        site[name] = File(BINARY, encode_step(made.model, torch.int8))
+        site[name] = File(BINARY, encode_step(made, torch.int8))
     return site

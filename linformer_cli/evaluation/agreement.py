@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.base import measure_state_bytes
+from linformer_cli.errors import DisagreementError
 from linformer_cli.model.pixel_model import PixelModel
 
 # In float64, only rounding may make the two forms differ.
@@ -18,6 +19,8 @@ FLOAT64_TOLERANCE = 1e-9
 FLOAT32_TOLERANCE = 1e-3
 # A later value must not change an earlier output, except by rounding, if sums are then computed in different blocks.
 CAUSALITY_TOLERANCE = 1e-12
+# Before a model is timed, this many positions are compared.
+CHECKED_POSITIONS = 96
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,15 @@ def measure_agreement(model: PixelModel, images: int = 2, positions: int | None 
     parallel, _ = single.attend(tokens)
     rows.append(build_row("parallel against step, float32", relative_error(stepped, parallel), FLOAT32_TOLERANCE))
     return Agreement(tuple(rows), positions, images, measured, predicted)
+
+
+def require_agreement(model: PixelModel) -> None:
+    """Raise `DisagreementError` if the parallel and the step form of a model that is to be timed disagree."""
+    agreement = measure_agreement(model, positions=CHECKED_POSITIONS)
+    if not agreement.passed:
+        raise DisagreementError(
+            f"'{model.config.attention}' is not timed: {agreement.describe_failure()}; see lintx check"
+        )
 
 
 def _step_through(

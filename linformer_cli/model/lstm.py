@@ -53,6 +53,11 @@ class LstmBlock(Block):
     options_type = LstmOptions
     looks_ahead = False
 
+    @staticmethod
+    def count_state_traffic(positions: int) -> float:
+        """A step reads and writes the whole state."""
+        return 2.0
+
     def __init__(self, config: NetworkConfig, options: LstmOptions) -> None:
         super().__init__(config)
         self.hidden = options.hidden or choose_hidden(config)

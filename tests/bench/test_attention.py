@@ -13,9 +13,9 @@ from linformer_cli.bench.measure.fresh_process import PassFailed
 from linformer_cli.bench.measure.pass_memory import PassMemory
 from linformer_cli.bench.rounds import turns_of
 from linformer_cli.bench.rows import AttentionRow
-from linformer_cli.bench.variants import parse_variants
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.model.variants import parse_variants
 
 MIB = 2**20
 VARIANTS = parse_variants(["linear", "softmax"])

@@ -22,8 +22,8 @@ from linformer_cli.bench.copy_task import (
     learning_rate_at,
 )
 from linformer_cli.bench.measure.costs import count_product_flops
-from linformer_cli.bench.variants import Variant, list_variants, parse_variants
 from linformer_cli.errors import DisagreementError, UsageError
+from linformer_cli.model.variants import Variant, list_variants, parse_variants
 from linformer_cli.system.signals import StopRequest
 
 VARIANTS = parse_variants(["softmax", "linear:chunk=4"])

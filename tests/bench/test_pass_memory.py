@@ -8,7 +8,7 @@ import torch
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.attention.softmax import SoftmaxAttention
-from linformer_cli.bench.measure import attention_pass, timing
+from linformer_cli.bench.measure import attention_pass
 from linformer_cli.bench.measure import pass_memory as memory_module
 from linformer_cli.bench.measure.attention_pass import (
     Inputs,
@@ -20,6 +20,7 @@ from linformer_cli.bench.measure.attention_pass import (
 from linformer_cli.bench.measure.fresh_process import PassFailed
 from linformer_cli.bench.measure.pass_memory import measure_pass_memory
 from linformer_cli.model.mixers import MIXERS
+from linformer_cli.system import timing
 from linformer_cli.system.memory import measure_free_memory
 
 MIB = 2**20

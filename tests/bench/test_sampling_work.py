@@ -10,16 +10,15 @@ from machine import HAS_LIBRARY, NO_LIBRARY
 from linformer_cli.bench.measure import sampling_work
 from linformer_cli.bench.measure.sampling_work import (
     SHARES,
-    WARM_UP_STEPS,
     MiddleSteps,
     RerunPrefixes,
-    WholeImages,
     place_state,
 )
 from linformer_cli.errors import Interrupted
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import UniformStreams
 from linformer_cli.sampling.engines.cuda import CudaEngine, Graphs
+from linformer_cli.sampling.whole_images import WARM_UP_STEPS, WholeImages
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from linformer_cli.bench.speech import METHODS, SpeechBench, parse_methods
 from linformer_cli.bench.speech_lengths import LengthMeasurement, StepSetup, measure
 from linformer_cli.bench.speech_rows import SeedResult, SpeechReport, SpeechRow, SpeechSettings, describe_findings
 from linformer_cli.bench.speech_training import Trainee
-from linformer_cli.bench.variants import Variant
 from linformer_cli.errors import Interrupted, UsageError
+from linformer_cli.model.variants import Variant
 from linformer_cli.speech.corpus import Corpus, Recording
 from linformer_cli.speech.encoder import PRESETS, EncoderSettings
 from linformer_cli.speech.learner import Learner

@@ -13,7 +13,7 @@ from PIL import Image
 
 from linformer_cli import precision
 from linformer_cli.attention.performer import PerformerAttention
-from linformer_cli.bench.measure.sampling_work import WholeImages
+from linformer_cli.sampling.whole_images import WholeImages
 from linformer_cli.system.device import Choice
 
 

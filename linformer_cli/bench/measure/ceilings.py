@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from linformer_cli.system.device import torch_dtype
 from linformer_cli.system.memory import allocate_zeros, measure_free_memory
-
-from .timing import Timing, time_work
+from linformer_cli.system.timing import Timing, time_work
 
 REPEATS = 5
 # In samples of this duration, the time for reading the clock is negligible.

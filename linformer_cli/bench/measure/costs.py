@@ -3,9 +3,7 @@
 import torch
 from torch import nn
 
-from linformer_cli.attention.base import Memory
-from linformer_cli.attention.catalogue import CATALOGUE
-from linformer_cli.attention.single_head import OverparameterisedGate
+from linformer_cli.model.mixers import find_mixer
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.program import compile_step
 
@@ -21,9 +19,7 @@ def list_products(model: nn.Module) -> list[tuple[int, int]]:
     """List (inputs, outputs) of every product of a vector with a weight matrix."""
     shapes = []
     for module in model.modules():
-        if isinstance(module, OverparameterisedGate):
-            continue  # its product does not depend on the position
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and getattr(module, "per_position", True):
             shapes.append((module.in_features, module.out_features))
         elif isinstance(module, nn.LSTM):
             shapes += [(module.input_size, 4 * module.hidden_size), (module.hidden_size, 4 * module.hidden_size)]
@@ -63,15 +59,9 @@ def count_state_bytes(model: PixelModel, batch: int, products: torch.dtype | Non
 def state_traffic_bytes(model: PixelModel, batch: int, products: torch.dtype | None = None) -> int | None:
     """Return the bytes of state that a step reads and writes, averaged over an image, or None if they are unknown.
 
-    The sums of a kernel and the state of a recurrent cell are read and written whole. A key-value cache is read up to
-    the current position, which is half of the cache on average, and one position is written. Weights and activations
-    are not counted. Mechanisms that read their state in parts have no such figure. If blocks step over pixels, this is
-    the mean over the channels of a pixel.
+    The mechanism declares its share of the state. Weights and activations are not counted. If blocks step over pixels,
+    this is the mean over the channels of a pixel.
     """
-    name, positions = model.config.attention, model.config.block_image.positions
+    share = find_mixer(model.config.attention).count_state_traffic(model.config.block_image.positions)
     whole = count_state_bytes(model, batch, products) // model.embedding.stride
-    if name == "softmax":
-        return round(whole * (positions + 1) / (2 * positions)) + whole // positions
-    if name not in CATALOGUE or (CATALOGUE[name].family == "kernel" and CATALOGUE[name].memory is Memory.CONSTANT):
-        return 2 * whole
-    return None
+    return None if share is None else round(share * whole)

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from linformer_cli.system.memory import is_out_of_memory, measure_peak_memory
+from linformer_cli.system.timing import time_work
 
 from .attention_pass import PassSetup, build_pass
 from .fresh_process import OUT_OF_MEMORY, PassFailed, run_fresh
-from .timing import time_work
 
 # A warm-up at this length loads what torch loads on first use and creates torch's buffers, so neither is counted.
 WARM_UP_POSITIONS = 256

@@ -6,26 +6,23 @@ state is timed, because it is part of drawing an image.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
 
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.engines import AUTO, Engine, build_engine
+from linformer_cli.sampling.engines import build_engine
+from linformer_cli.sampling.whole_images import warm_up
 from linformer_cli.system.signals import Check, never_stop
-
-from .timing import time_work
+from linformer_cli.system.timing import time_work
 
 # A re-run is timed at these shares of T. They are the midpoints of equal parts, so the mean of their times approximates
 # the mean over all positions. If the cost is linear in the position, the mean is exact.
 SHARES = (0.125, 0.375, 0.625, 0.875)
 
-# The steps of the warm-up for whole images, and for the middle of an image.
-WARM_UP_STEPS, MIDDLE_WARM_UP_STEPS = 32, 4
+MIDDLE_WARM_UP_STEPS = 4
 # The engine name of rows that read the whole prefix again for every value and have no state.
 RERUN = "rerun"
 
@@ -39,45 +36,6 @@ class SamplingWork(Protocol):
     def time_sample(self) -> float:
         """Return the seconds of one sample, after an untimed warm-up."""
         ...
-
-
-@dataclass
-class WholeImages:
-    """Draw whole images, as `lintx sample` does. `check` is called before every step.
-
-    Every sample draws different images, because the success of look-ahead depends on the image. `looked_ahead` says
-    whether a sample computed some values from guesses of preceding values.
-    """
-
-    model: PixelModel
-    batch: int
-    engine: str = AUTO
-    look_ahead: bool = True
-    check: Check = never_stop
-    products: torch.dtype | None = None
-    drawn: int = 0
-    looked_ahead: bool = False
-
-    @property
-    def steps(self) -> int:
-        return self.model.config.image.positions
-
-    @torch.no_grad()
-    def time_sample(self) -> float:
-        # Each sample builds a new engine, so the engine takes no memory while other rows are timed.
-        engine = build_engine(self.engine, self.model, self.batch, None, self.look_ahead, self.products)
-        warm_up(partial(self._draw, engine), min(WARM_UP_STEPS, self.steps))
-        seconds = time_work(lambda: self._draw(engine, self.steps), str(self.model.device))
-        self.looked_ahead |= engine.look_aheads > 0
-        self.drawn += self.batch
-        return seconds
-
-    def _draw(self, engine: Engine, steps: int) -> None:
-        """Draw the first `steps` values of the next images."""
-        engine.start()
-        first = engine.step(self.model.start_tokens(self.batch))
-        streams = UniformStreams(0, range(self.drawn, self.drawn + self.batch))
-        engine.draw_values(first, streams, Filters(), steps, self.check)
 
 
 @dataclass
@@ -140,13 +98,6 @@ class RerunPrefixes:
                 torch.zeros(self.batch, length, dtype=torch.int64, device=self.model.device)
             )
             self.model.head.draw(parameters[:, -1], streams.take().to(self.model.device))
-
-
-@torch.no_grad()
-def warm_up(draw: Callable[[int], None], steps: int) -> None:
-    """Draw `steps` values in two parts, because the engine `cuda` records each graph in its second run."""
-    for _ in range(2):
-        draw(steps // 2)
 
 
 def place_state(model: PixelModel, position: int) -> PixelState:

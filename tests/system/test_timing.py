@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from linformer_cli.bench.measure import timing as timing_module
-from linformer_cli.bench.measure.timing import Timing, compare_turns, time_work
+from linformer_cli.system import timing as timing_module
+from linformer_cli.system.timing import Timing, compare_turns, time_work
 
 
 def test_the_device_has_finished_all_work_when_the_clock_is_read(monkeypatch) -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from linformer_cli.attention.catalogue import CATALOGUE
-from linformer_cli.bench.variants import list_variants, parse_variant, parse_variants
 from linformer_cli.errors import UsageError
+from linformer_cli.model.variants import list_variants, parse_variant, parse_variants
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Mechanisms with options, and their names on the command line and in rows."""
+"""Mechanisms with options, their names on the command line and in rows, and the softmax model of the same size."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,12 @@ from typing import Any
 
 from linformer_cli.attention.catalogue import CATALOGUE, find_attention
 from linformer_cli.errors import UsageError
-from linformer_cli.model.mixers import MIXERS, find_mixer, parse_options
+
+from .mixers import MIXERS, find_mixer, parse_options
+from .pixel_model import PixelModel
+
+# The mechanism with which all others are compared.
+SOFTMAX = "softmax"
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -58,3 +63,9 @@ def parse_variant(entry: str, baselines: bool = False) -> Variant:
             f"attention '{entry}': '{label}' cannot be a name; begin with NAME=, a name of letters, digits, . _ -"
         )
     return Variant(label, attention, options)
+
+
+def build_softmax_twin(model: PixelModel) -> PixelModel:
+    """Build a softmax model of the same size with random weights. Its speed does not depend on the weights."""
+    config = model.config.model_copy(update={"attention": SOFTMAX, "attention_options": {}})
+    return PixelModel(config).to(device=model.device, dtype=model.dtype).eval()
