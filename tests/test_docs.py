@@ -56,7 +56,7 @@ def test_options_of_the_commands_exist(page: Path) -> None:
     for line in read_commands(page):
         command, words = get_command(app), shlex.split(line, comments=True)
         while hasattr(command, "commands") and words and not words[0].startswith("-"):
-            command, words = command.commands[words[0]], words[1:]
+            command, words = command.get_command(None, words[0]), words[1:]
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         known.add("--help")
         assert {word for word in words if re.match(r"--?[a-z]", word)} <= known, line

@@ -16,28 +16,34 @@ from linformer_cli.system.distributed import end_process, process_rank
 from linformer_cli.system.memory import is_out_of_memory, keep_freed_memory
 from linformer_cli.system.threads import limit_spinning
 
-from . import (
-    attentions,
-    bench,
-    check,
-    compare,
-    complete,
-    compress,
-    decompress,
-    demo,
-    env,
-    evaluate,
-    export,
-    info,
-    plot,
-    sample,
-    train,
-)
+from .groups import LazyGroup
 from .output import warn
 
 _CLOSED_PIPE = 128 + 13  # the exit code of a command that SIGPIPE ended; a number, because Windows has no SIGPIPE
 
+
+class _Commands(LazyGroup):
+    table = {
+        "train": ("train.train", "Train a model, or resume a run."),
+        "sample": ("sample.sample", "Draw images or text from a model."),
+        "complete": ("complete.complete", "Complete your own images."),
+        "compress": ("compress.compress", "Compress images without loss."),
+        "decompress": ("decompress.decompress", "Unpack a compressed file."),
+        "eval": ("evaluate.evaluate", "Measure bits/dim over a split of a data set."),
+        "check": ("check.check", "Measure how closely two forms agree."),
+        "compare": ("compare.compare", "Train and compare mechanisms."),
+        "plot": ("plot.plot", "Plot the curves of runs."),
+        "attentions": ("attentions.attentions", "List the attention mechanisms, or show one."),
+        "info": ("info.info", "Describe a checkpoint."),
+        "export": ("export.export", "Copy a model out of its run."),
+        "demo": ("demo.demo", "Show a model in the browser."),
+        "env": ("env.env", "Describe the machine and the versions."),
+        "bench": ("bench.app", "Measure speed, memory and quality."),
+    }
+
+
 app = typer.Typer(
+    cls=_Commands,
     name="lintx",
     help="Train autoregressive models of images or bytes with linear and other attentions, and sample from them.",
     no_args_is_help=True,
@@ -60,23 +66,6 @@ def _root(
     ] = False,
 ) -> None:
     pass
-
-
-app.command("train")(train.train)
-app.command("sample")(sample.sample)
-app.command("complete")(complete.complete)
-app.command("compress")(compress.compress)
-app.command("decompress")(decompress.decompress)
-app.command("eval")(evaluate.evaluate)
-app.command("check")(check.check)
-app.add_typer(bench.app, name="bench")
-app.command("compare")(compare.compare)
-app.command("plot")(plot.plot)
-app.command("attentions")(attentions.attentions)
-app.command("info")(info.info)
-app.command("export")(export.export)
-app.command("demo")(demo.demo)
-app.command("env")(env.env)
 
 
 def main() -> NoReturn:
@@ -132,7 +121,7 @@ def _has_batch() -> bool:
     """Whether the command on the command line has the option --batch."""
     command: Any = typer.main.get_command(app)
     for word in sys.argv[1:]:
-        command = getattr(command, "commands", {}).get(word, command)
+        command = (isinstance(command, LazyGroup) and command.get_command(None, word)) or command
     return any("--batch" in parameter.opts for parameter in command.params)
 
 

@@ -2,20 +2,26 @@
 
 import typer
 
-from . import (
-    bench_approximation,
-    bench_attention,
-    bench_codec,
-    bench_copy,
-    bench_gpu,
-    bench_paper,
-    bench_quality,
-    bench_sample,
-    bench_speech,
-    bench_train,
-)
+from .groups import LazyGroup
+
+
+class _Benchmarks(LazyGroup):
+    table = {
+        "sample": ("bench_sample.sample", "Measure images/s of sampling."),
+        "train": ("bench_train.train", "Measure images/s of whole training steps."),
+        "attention": ("bench_attention.attention", "Measure how time and memory grow with T."),
+        "codec": ("bench_codec.codec", "Measure size and speed of compression."),
+        "quality": ("bench_quality.quality", "Compare samples with test images."),
+        "copy": ("bench_copy.copy", "Measure how fast models learn to copy."),
+        "paper": ("bench_paper.paper", "Repeat the figures of Katharopoulos 2020."),
+        "speech": ("bench_speech.speech", "Compare attentions in speech recognition."),
+        "gpu": ("bench_gpu.gpu", "Check and measure a GPU."),
+        "approximation": ("bench_approximation.approximation", "Measure the errors of random features."),
+    }
+
 
 app = typer.Typer(
+    cls=_Benchmarks,
     help="""Measure speed, memory and quality.
 
     Speeds come with their spread and a description of the machine. A mechanism whose parallel and step forms disagree
@@ -38,13 +44,3 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("sample")(bench_sample.sample)
-app.command("train")(bench_train.train)
-app.command("attention")(bench_attention.attention)
-app.command("codec")(bench_codec.codec)
-app.command("quality")(bench_quality.quality)
-app.command("copy")(bench_copy.copy)
-app.command("paper")(bench_paper.paper)
-app.command("speech")(bench_speech.speech)
-app.command("gpu")(bench_gpu.gpu)
-app.command("approximation")(bench_approximation.approximation)

@@ -6,12 +6,11 @@ import enum
 import io
 import json
 import math
+import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, overload
 
-import numpy as np
-from pydantic import BaseModel
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -167,14 +166,14 @@ def to_json(value: object, *, compact: bool = False) -> str:
     return json.dumps(plain, allow_nan=False, indent=2)
 
 
-def _to_plain(value: object, where: str) -> object:
+def _to_plain(value: Any, where: str) -> object:
     """Return `value` as dict, list, str, int, float, bool and None; `where` is its path, for error messages."""
     match value:
         case enum.Enum():
             return _to_plain(value.value, where)
         case None | bool() | str():
             return value
-        case np.generic() | np.ndarray():
+        case _ if type(value).__module__ == "numpy":  # asked by name: a command need not wait for numpy
             return _to_plain(value.tolist(), where)
         case int():
             return int(value)
@@ -184,7 +183,7 @@ def _to_plain(value: object, where: str) -> object:
             return float(value)
         case os.PathLike():
             return os.fspath(value)
-        case BaseModel():
+        case _ if hasattr(value, "model_dump"):  # of pydantic, which need not be loaded either
             return _to_plain(value.model_dump(), where)
         case Mapping():
             return {_to_key(key): _to_plain(item, _join(where, _to_key(key))) for key, item in value.items()}
@@ -204,8 +203,8 @@ def _join(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _is_number(value: object) -> TypeGuard[int | float | np.integer | np.floating]:
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+def _is_number(value: object) -> TypeGuard[numbers.Real]:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)  # NumPy's numbers are `Real`, too
 
 
 def _is_numeric(values: Iterable[object]) -> bool:
@@ -214,14 +213,16 @@ def _is_numeric(values: Iterable[object]) -> bool:
     return bool(present) and all(map(_is_number, present))
 
 
-def _cell(value: object, column: Column) -> str:
+def _cell(value: Any, column: Column) -> str:
     """Return the text of a table cell. It is empty for None, `yes` or `no` for a bool, and formatted for a number."""
     if value is None:
         return ""
-    if isinstance(value, bool | np.bool):
+    if type(value).__module__ == "numpy":
+        value = value.tolist()
+    if isinstance(value, bool):
         return "yes" if value else "no"
     if _is_number(value):
-        number: int | float = value.item() if isinstance(value, np.generic) else value
+        number = int(value) if isinstance(value, numbers.Integral) else float(value)
         return column.format(number) if callable(column.format) else format(number, column.format)
     text = str(value.value) if isinstance(value, enum.Enum) else str(value)
     return "\n".join(printable(line) for line in text.splitlines())  # it may come from a foreign file
@@ -255,7 +256,7 @@ def _render_csv(records: Sequence[Record], columns: Sequence[Column]) -> str:
 
 def _csv_cell(value: object) -> object:
     """Return a number with every digit, `true` or `false`, or compact JSON for a list or mapping."""
-    if isinstance(value, float | np.floating):  # CSV may hold NaN and infinity
+    if _is_number(value) and not isinstance(value, numbers.Integral):  # CSV may hold NaN and infinity
         return repr(float(value))
     plain = _to_plain(value, "")
     return json.dumps(plain, separators=(",", ":")) if isinstance(plain, bool | list | dict) else plain

@@ -1,0 +1,44 @@
+"""Groups of commands that are imported when they are used, so that a help page does not wait for all of them."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
+
+
+class LazyGroup(TyperGroup):
+    """A group whose `table` has, for each command, its module and function in `cli/`, and its summary.
+
+    The summary is the first line of the function's docstring. The group's help page shows it without importing the
+    command.
+    """
+
+    table: ClassVar[Mapping[str, tuple[str, str]]]
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: TyperCommand(name, help=summary) for name, (_, summary) in self.table.items()}
+        self._loaded: dict[str, Any] = {}
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.table and cmd_name not in self._loaded:
+            self._loaded[cmd_name] = _load(cmd_name, self.table[cmd_name][0])
+        return self._loaded.get(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._loaded = {**self.commands}
+        super().format_help(ctx, formatter)
+
+
+def _load(name: str, target: str) -> Any:
+    module, _, attribute = target.partition(".")
+    found = getattr(importlib.import_module(f".{module}", __package__), attribute)
+    holder = typer.Typer(rich_markup_mode="markdown")
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=name)
+    else:
+        holder.command(name)(found)
+    return get_group(holder).commands[name]
