@@ -1,6 +1,7 @@
 """Fixtures for several test files: tiny models, a checkpoint folder, and a check for one-line errors."""
 
 import contextlib
+import functools
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from linformer_cli.checkpoint import TrainingState, save_checkpoint
 from linformer_cli.config import ImageShape, ModelConfig, TrainConfig
+from linformer_cli.data import images
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.build import this_machine
@@ -137,6 +139,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Each process of the tests remembers its own measured speeds, so the choice of a precision cannot change."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LINTX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def glyphs_drawn_once() -> Iterator[None]:
+    """Each process of the tests draws the images of `--data glyphs` once, which would take most of a short run."""
+    draw = functools.cache(images.draw_glyphs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "draw_glyphs", lambda *place: tuple(array.copy() for array in draw(*place)))
         yield
 
 

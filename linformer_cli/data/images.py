@@ -1,5 +1,6 @@
 """Data sets by name, and the rule that splits them into training, validation and test images."""
 
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,7 +84,8 @@ class ImageSet:
         """
         return float(np.mean([border_brightness(image) for image in self.images[:_BORDER_IMAGES]]))
 
-    def measure_frame(self) -> Frame | None:
+    @functools.cached_property  # every save of a run asks for it
+    def frame(self) -> Frame | None:
         """The frame of the first 1,000 images, as `framing.measure_frame` finds it."""
         return measure_frame(self.images[:_BORDER_IMAGES])
 

@@ -30,7 +30,7 @@ def describe_run(config: RunConfig, progress: Progress, train: ImageSet, validat
             name=train.name,
             train_images=len(train),
             border_mean=round(train.border_mean(), 2),
-            frame=train.measure_frame(),
+            frame=train.frame,
         ),
         training=TrainingSummary(
             step=progress.step,

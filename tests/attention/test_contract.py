@@ -4,7 +4,7 @@ import functools
 import importlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
@@ -14,6 +14,7 @@ import torch
 from attention.inputs import Case, Inputs, mark_variants
 from attention.measures import CountOperations, CountWork, measure_saved_bytes
 from attention.mechanisms import CASES, LENGTH, assert_gradients_agree, build, draw, gradients, run_oracle, share
+from loops import loop_over
 from tolerances import BFLOAT16, CAUSALITY, FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 
@@ -32,7 +33,6 @@ from linformer_cli.native.library import textbook_only
 
 CPU = torch.device("cpu")
 every_case = pytest.mark.parametrize("case", mark_variants(CASES, lambda case: case.attention))
-every_case_fast = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 every_mechanism = pytest.mark.parametrize("key", CATALOGUE)
 
 
@@ -106,7 +106,7 @@ def test_every_choice_of_an_option_has_a_case(key: str) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, LENGTH])
+@loop_over("length", [1, 2, 63, 64, 65, LENGTH])
 def test_blocks_and_steps_match_a_single_pass(case: Case, length: int) -> None:
     mechanism = build(case)
     inputs = draw(mechanism, length, seed=length)
@@ -126,7 +126,7 @@ def test_blocks_and_steps_match_a_single_pass(case: Case, length: int) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("seed", range(3))
+@loop_over("seed", range(3))
 def test_blocks_and_steps_may_alternate(case: Case, seed: int) -> None:
     mechanism = build(case)
     inputs = draw(mechanism, seed=seed)
@@ -140,7 +140,7 @@ def test_blocks_and_steps_may_alternate(case: Case, seed: int) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("length", [2, 65, LENGTH])
+@loop_over("length", [2, 65, LENGTH])
 def test_gradients_are_split_invariant(case: Case, length: int) -> None:
     mechanism = build(case)
     inputs = draw(mechanism, length, seed=length)
@@ -183,8 +183,8 @@ def test_float32_does_not_drift(case: Case) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("factor", [-1.0, 30.0])
-@pytest.mark.parametrize("place", [1, 15, 16, 17, 64, 129])
+@loop_over("factor", [-1.0, 30.0])
+@loop_over("place", [1, 15, 16, 17, 64, 129])
 def test_a_later_position_changes_no_earlier_output(case: Case, place: int, factor: float) -> None:
     mechanism = build(case)
     inputs = draw(mechanism)
@@ -220,7 +220,7 @@ def put(inputs: Inputs, name: str, value: float) -> Inputs:
 
 
 @every_case
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@loop_over("value", [math.nan, math.inf, -math.inf])
 def test_nan_and_infinity_reach_no_earlier_output_or_other_image(case: Case, value: float) -> None:
     mechanism = build(case)
     inputs = draw(mechanism, 40)
@@ -249,7 +249,7 @@ def test_a_nan_reaches_no_earlier_gradient(case: Case) -> None:
 
 
 @every_mechanism
-@pytest.mark.parametrize("place", [0, 3])
+@loop_over("place", [0, 3])
 def test_a_nan_after_a_state_passes_no_gradient_to_the_state(key: str, place: int) -> None:
     mechanism = build(next(case for case in CASES.values() if case.attention == key))
     first, second = draw(mechanism, 20), draw(mechanism, 20, seed=1)
@@ -285,8 +285,8 @@ def test_images_with_nan_keep_their_place_in_the_batch(key: str) -> None:
 # 3. Oracle.
 
 
-@every_case_fast
-@pytest.mark.parametrize("length", [1, 17, LENGTH])
+@every_case
+@loop_over("length", [1, 17, LENGTH])
 def test_outputs_and_gradients_match_the_definition(case: Case, length: int) -> None:
     mechanism = build(case)
     # With this seed, no denominator of `poly2` nearly cancels. If one does, its gradient is mostly rounding errors.
@@ -319,12 +319,12 @@ def make_state(mechanism: Attention, inputs: Inputs, way: str) -> Any:
         return attend(mechanism, inputs, None if way == "attend" else init(mechanism, inputs))[1]
 
 
-every_way = pytest.mark.parametrize("way", ["step", "attend", "attend from an empty state"])
+every_way = loop_over("way", ["step", "attend", "attend from an empty state"])
 
 
 @every_case
 @every_way
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@loop_over("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_state_bytes_are_exact(case: Case, way: str, dtype: torch.dtype) -> None:
     mechanism = build(case, dtype)
     for batch, length in ((2, LENGTH), (3, 33), (1, 1)):
@@ -429,8 +429,8 @@ def test_images_of_a_batch_are_independent(case: Case) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("copies", [1, 3])
-@pytest.mark.parametrize("forked_after", ["step", "attend"])
+@loop_over("copies", [1, 3])
+@loop_over("forked_after", ["step", "attend"])
 def test_forked_states_are_independent(case: Case, copies: int, forked_after: str) -> None:
     mechanism = build(case)
     inputs, others = draw(mechanism), draw(mechanism, LENGTH - 50, 2 * copies, seed=5)
@@ -460,7 +460,7 @@ def join(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 
 
 @every_case
-@pytest.mark.parametrize("prefix", ["nothing", "attend", "step"])
+@loop_over("prefix", ["nothing", "attend", "step"])
 def test_attend_does_not_modify_state_or_inputs(case: Case, prefix: str) -> None:
     mechanism = build(case)
     inputs = draw(mechanism)
@@ -509,17 +509,15 @@ HARD = {
     "first half of the keys x10": scale_half_of_the_keys,
     "all negative": lambda x: x.map(lambda part: -part.abs()),
 }
-every_hardness = pytest.mark.parametrize("harden", HARD.values(), ids=HARD)
+every_hardness = loop_over("hardness", HARD)
 
 
 @every_case
 @every_hardness
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
-def test_hard_inputs_give_finite_outputs_and_gradients(
-    case: Case, harden: Callable[[Inputs], Inputs], dtype: torch.dtype
-) -> None:
+def test_hard_inputs_give_finite_outputs_and_gradients(case: Case, hardness: str, dtype: torch.dtype) -> None:
     mechanism = build(case, dtype)
-    inputs = share(mechanism, harden(draw(mechanism, dtype=dtype)))
+    inputs = share(mechanism, HARD[hardness](draw(mechanism, dtype=dtype)))
     for run in (lambda x: attend(mechanism, x)[0], lambda x: attend_blocks(mechanism, x, [64, 100])[0]):
         assert bool(torch.isfinite(run(inputs)).all())
         for gradient in gradients(mechanism, inputs, run).values():
@@ -528,8 +526,8 @@ def test_hard_inputs_give_finite_outputs_and_gradients(
 
 
 @every_case
-@pytest.mark.parametrize("places", [slice(None), slice(20, 21)], ids=["all", "one"])
-@pytest.mark.parametrize("value_width", [5, 6])
+@loop_over("places", [slice(None), slice(20, 21)])
+@loop_over("value_width", [5, 6])
 def test_huge_keys_give_finite_outputs_and_gradients(case: Case, value_width: int, places: slice) -> None:
     """The squares of these keys overflow float32. If values are as wide as keys, torch has fused forms."""
     mechanism = build(case, torch.float32, value_width=value_width)
@@ -546,9 +544,9 @@ def test_huge_keys_give_finite_outputs_and_gradients(case: Case, value_width: in
 
 @every_case
 @every_hardness
-def test_results_for_hard_inputs_are_split_invariant(case: Case, harden: Callable[[Inputs], Inputs]) -> None:
+def test_results_for_hard_inputs_are_split_invariant(case: Case, hardness: str) -> None:
     mechanism = build(case)
-    inputs = share(mechanism, harden(draw(mechanism)))
+    inputs = share(mechanism, HARD[hardness](draw(mechanism)))
     condition = condition_of(case, inputs)
     with torch.no_grad():
         whole, _ = attend(mechanism, inputs)
@@ -582,7 +580,7 @@ def equal_states(state: Any, other: Any) -> bool:
 
 
 @every_case
-@pytest.mark.parametrize("way", ["attend", "step"])
+@loop_over("way", ["attend", "step"])
 def test_autocast_rounds_nothing(case: Case, way: str) -> None:
     run = attend if way == "attend" else step_through
     mechanism = build(case, torch.float32)
@@ -625,29 +623,20 @@ def test_a_newly_built_mechanism_holds_no_float64(case: Case) -> None:
 # 7. Options.
 
 
-every_option = pytest.mark.parametrize(
-    ("key", "option"), [(key, option) for key in CATALOGUE for option in CATALOGUE[key].options_type.model_fields]
-)
-
-
-@every_option
-def test_an_unknown_option_is_refused_with_a_suggestion(key: str, option: str, raises_one_line: Any) -> None:
-    with raises_one_line(UsageError, f"'{key}': unknown key '{option}s'; did you mean '{option}'?"):
-        parse_options(key, {f"{option}s": 1})
-
-
-@every_option
-def test_an_invalid_option_value_is_refused(key: str, option: str, raises_one_line: Any) -> None:
-    field = CATALOGUE[key].options_type.model_fields[option]
-    for bound in field.metadata:
-        for name, beyond in (("gt", 0), ("ge", -1), ("lt", 0), ("le", 1)):
-            if hasattr(bound, name):
-                wrong = getattr(bound, name) + beyond
-                with raises_one_line(UsageError, f"'{key}': {option}: ", f"found {wrong}"):
-                    parse_options(key, {option: wrong})
-    if set(option_choices(field.annotation)):
-        with raises_one_line(UsageError, f"'{key}': {option}: ", "found 'perhaps'"):
-            parse_options(key, {option: "perhaps"})
+@every_mechanism
+def test_unknown_options_and_invalid_values_are_refused(key: str, raises_one_line: Any) -> None:
+    for option, field in CATALOGUE[key].options_type.model_fields.items():
+        with raises_one_line(UsageError, f"'{key}': unknown key '{option}s'; did you mean '{option}'?"):
+            parse_options(key, {f"{option}s": 1})
+        wrong = [
+            getattr(bound, name) + beyond
+            for bound in field.metadata
+            for name, beyond in (("gt", 0), ("ge", -1), ("lt", 0), ("le", 1))
+            if hasattr(bound, name)
+        ]
+        for value in [*wrong, *(["perhaps"] if any(option_choices(field.annotation)) else [])]:
+            with raises_one_line(UsageError, f"'{key}': {option}: ", f"found {value!r}"):
+                parse_options(key, {option: value})
 
 
 # 8. Names and widths.
@@ -680,7 +669,7 @@ def test_every_mechanism_describes_itself(key: str) -> None:
 
 
 @every_case
-@pytest.mark.parametrize(("key_width", "value_width"), [(3, 8), (8, 3), (4, 1)])
+@loop_over("key_width, value_width", [(3, 8), (8, 3), (4, 1)])
 def test_keys_and_values_may_differ_in_width(case: Case, key_width: int, value_width: int) -> None:
     mechanism = build(case, key_width=key_width, value_width=value_width)
     if mechanism.shared_key_value:

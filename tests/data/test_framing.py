@@ -53,7 +53,7 @@ def test_photographs_colour_and_empty_images_have_no_frame() -> None:
 
 
 def test_glyphs_have_a_frame() -> None:
-    found = load_images("glyphs", "train").measure_frame()
+    found = load_images("glyphs", "train").frame
     assert found is not None and found.ground == 0 and 10 < found.box < 20
 
 
