@@ -16,6 +16,7 @@ from linformer_cli.bench.measure.sampling_work import (
 )
 from linformer_cli.errors import Interrupted
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.sampling import whole_images
 from linformer_cli.sampling.choose import UniformStreams
 from linformer_cli.sampling.engines.cuda import CudaEngine, Graphs
 from linformer_cli.sampling.whole_images import WARM_UP_STEPS, WholeImages
@@ -49,7 +50,7 @@ def test_every_sample_draws_different_images(build_tiny_model, monkeypatch, cloc
         begun.append(list(indices))
         return UniformStreams(seed, indices)
 
-    monkeypatch.setattr(sampling_work, "UniformStreams", record)
+    monkeypatch.setattr(whole_images, "UniformStreams", record)
     work = WholeImages(build_tiny_model(), 2)
     for _ in range(2):
         work.time_sample()
@@ -87,7 +88,8 @@ def test_no_graph_is_recorded_in_the_timed_steps(build_tiny_model, monkeypatch) 
 
     monkeypatch.setattr(CudaEngine, "refusal", lambda model, products=None: None)
     monkeypatch.setattr(Graphs, "run", run)
-    monkeypatch.setattr(sampling_work, "time_work", time_work)
+    for module in (sampling_work, whole_images):
+        monkeypatch.setattr(module, "time_work", time_work)
     for work in (MiddleSteps(build_tiny_model(), 2, "cuda", 5), WholeImages(build_tiny_model(), 2, "cuda")):
         events.clear()
         work.time_sample()
