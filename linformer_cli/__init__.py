@@ -1,13 +1,15 @@
 """lintx: autoregressive pixel models with linear attention, sampled in constant memory."""
 
-# Nothing is imported here, so that `lintx` soon begins to handle Ctrl-C. Type checkers take this name to be true.
+from .version import __version__
+
+# Nothing else is imported here, so that `lintx` soon begins to handle Ctrl-C. Type checkers take this name to be true.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from .checkpoint import load_model as load_model
     from .sampling.decode import sample_images as sample_images
 
-__version__ = "0.1.0"
+
 __all__ = ["__version__", "load_model", "sample_images"]
 
 _HOMES = {"load_model": "checkpoint", "sample_images": "sampling.decode"}

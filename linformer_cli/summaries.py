@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from . import __version__
 from .config import (
     LARGEST_SIZE,
     Count,
@@ -18,6 +17,7 @@ from .config import (
 )
 from .documents import Config
 from .units import Words
+from .version import __version__
 
 CHECKPOINT_FORMAT = 1
 

@@ -10,7 +10,7 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, cast
 
 import numpy as np
@@ -22,6 +22,8 @@ from linformer_cli.attention.performer import PerformerAttention
 from linformer_cli.config import OptionValue
 from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.model.mixers import build_attention
+from linformer_cli.report.plots import Curve, Panel, PlotFormat, render_plot
+from linformer_cli.report.tables import Column, Record
 from linformer_cli.system.signals import Check, never_stop
 
 SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")
@@ -86,7 +88,7 @@ class Approximation:
 
     @property
     def directions(self) -> str:
-        return "orthogonal" if self.orthogonal else "independent"
+        return _name_directions(self.orthogonal)
 
 
 def measure_approximation(
@@ -202,3 +204,67 @@ def _measure_draw(attention: PerformerAttention, seed: int, draw: int, exact: _E
 def summarise(values: Sequence[float]) -> Spread:
     """Return the mean and quartiles. For a single value, all of them equal this value."""
     return Spread(statistics.fmean(values), *np.quantile(values, (0.25, 0.5, 0.75)).tolist())
+
+
+ErrorName = Literal["output", "bounded-output", "kernel", "small-kernel"]
+# The field of each error in a row, and what a plot calls it.
+_ERRORS: dict[ErrorName, tuple[str, str]] = {
+    "output": ("output", "output"),
+    "bounded-output": ("bounded_output", "output, bounded"),
+    "kernel": ("kernel", "kernel exp(x . y)"),
+    "small-kernel": ("small_kernel", "kernel exp(x . y), smallest quarter"),
+}
+_SETTINGS = (
+    Column("norm", "norm", format="g", names=True),
+    Column("features", "m", names=True),
+    Column("feature_map", "map", names=True),
+    Column("directions", "directions", names=True),
+)
+_SPREAD = tuple(field.name for field in fields(Spread))
+CSV_COLUMNS = (
+    *_SETTINGS,
+    Column("draws"),
+    *(Column(f"{key}_{part}") for key, _ in _ERRORS.values() for part in _SPREAD),
+)
+
+
+def choose_columns(error: ErrorName) -> tuple[Column, ...]:
+    """Return the columns of a table that shows one of the errors."""
+    mean = Column(f"{_ERRORS[error][0]}_mean", f"error of {error}", format=".2e")
+    return (*_SETTINGS, mean, Column("quartiles", "quartiles"))
+
+
+def flatten_rows(rows: Sequence[Approximation], shown: ErrorName) -> list[Record]:
+    """Return a record for each row, sorted by norm and features, with separate columns for every spread."""
+    return [_flatten(row, _ERRORS[shown][0]) for row in sorted(rows, key=lambda row: (row.norm, row.features))]
+
+
+def _flatten(row: Approximation, shown: str) -> Record:
+    spreads = {key: getattr(row, key) for key, _ in _ERRORS.values()}
+    parts = {f"{key}_{part}": getattr(spread, part) for key, spread in spreads.items() for part in _SPREAD}
+    quartiles = f"{spreads[shown].first_quartile:.2e} - {spreads[shown].third_quartile:.2e}"
+    return {**vars(row), "directions": row.directions, **parts, "quartiles": quartiles}
+
+
+def render_approximation(rows: Sequence[Approximation], error: ErrorName, kind: PlotFormat) -> bytes:
+    """Plot medians and quartiles against features, with a panel per norm and dashes for independent directions."""
+    key, label = _ERRORS[error]
+    maps = list(dict.fromkeys(row.feature_map for row in rows))
+    panels = []
+    for norm in dict.fromkeys(row.norm for row in rows):
+        curves: dict[tuple[str, bool], list[tuple[float, ...]]] = {}
+        for row in sorted(rows, key=lambda row: row.features):
+            if row.norm == norm:
+                # The median, because the mean of a heavy-tailed error can lie above the quartiles.
+                point = (row.features, *(getattr(getattr(row, key), part) for part in ("median", *_SPREAD[1::2])))
+                curves.setdefault((row.feature_map, row.orthogonal), []).append(point)
+        lines = [
+            Curve.through(f"{name}, {_name_directions(orthogonal)}", points, (maps.index(name), 0 if orthogonal else 1))
+            for (name, orthogonal), points in curves.items()
+        ]
+        panels.append(Panel(f"norm {norm:g} sqrt(K)", lines))
+    return render_plot(panels, "features m", f"mean squared error of the {label}", kind)
+
+
+def _name_directions(orthogonal: bool) -> str:
+    return "orthogonal" if orthogonal else "independent"

@@ -24,11 +24,14 @@ from linformer_cli.codec.unpack import PackedFile
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.report.grids import render_grid, stack_rows
+from linformer_cli.report.tables import Column
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, compare_turns
+from linformer_cli.units import format_percent
 
 from .judge import Pixels
 from .published import PUBLISHED_SIZES, PublishedSize
@@ -63,6 +66,23 @@ class CodecRow:
     encoding_share: float | None = None
     decoding_share: float | None = None
     left_out: str | None = None
+
+
+CODEC_COLUMNS = (
+    Column("name", "format", names=True),
+    Column("bytes", "bytes", format=","),
+    Column("bits_per_dim", "bits/dim", format=".4f"),
+    Column("encoded_per_second", "encoded", "images/s", format=".3g"),
+    Column("decoded_per_second", "decoded", "images/s", format=".3g"),
+    Column("encoding_share", "encoding / drawing", format=format_percent),
+    Column("decoding_share", "decoding / drawing", format=format_percent),
+    Column("left_out", "left out"),
+)
+PUBLISHED_COLUMNS = (
+    Column("method", "published", names=True),
+    Column("bits_per_dim", "bits/dim", format=".2f"),
+    Column("source", "source"),
+)
 
 
 @dataclass(frozen=True)
@@ -243,3 +263,14 @@ def _plain_row(name: str, size: int | None, images: Pixels, left_out: str | None
     """A row without speeds."""
     bits = None if size is None else 8 * size / images.size
     return CodecRow(name=name, bytes=size, bits_per_dim=bits, left_out=left_out)
+
+
+def render_bits(images: NDArray[np.uint8], bits: NDArray[np.float64], scale: int | None = None) -> Image.Image:
+    """Draw images [N, H, W, C] in a row, and below each its bits [N, H, W, C], summed over the channels.
+
+    White is the 99.5th percentile of all pixels, and black is 0.
+    """
+    by_pixel = bits.sum(axis=3, keepdims=True)
+    most = max(float(np.quantile(by_pixel, 0.995)), 1e-9)
+    maps = (by_pixel / most * 255).clip(0, 255).round().astype(np.uint8)
+    return stack_rows([render_grid(each, columns=len(each), scale=scale) for each in (images, maps)], gap=2)

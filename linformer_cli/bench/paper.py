@@ -23,21 +23,20 @@ from linformer_cli.system.signals import StopRequest
 
 from . import attention, sample, train
 from .attention import AttentionMeasurement, AttentionSettings
+from .budget import Groups, Part, Schedule
 from .copy import CopyReport, run_copy_task
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size
 from .growth import describe_exponents
 from .measure.ceilings import Ceilings, ProductCeiling
 from .measure.costs import count_product_flops, sum_flops
-from .models import BenchModel, build_models, load_models, preset_network
+from .models import BenchModel, TrainedRun, build_models, find_trained, load_models, preset_network
 from .paper_report import PaperConditions, PaperReport, describe_gaps
 from .paper_sizes import PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes, describe_scaling
 from .published import Source
 from .rounds import Measurement, rows_of, turns_of
 from .rows import AnyRow, AttentionRow, ModelRow
 from .sample import SamplingMeasurement, SamplingSettings
-from .schedule import Groups, Part, Schedule
 from .train import TrainingMeasurement, TrainingSettings
-from .trained_runs import TrainedRun, find_trained
 
 METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
 COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")

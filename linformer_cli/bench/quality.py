@@ -6,16 +6,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from linformer_cli.data.batches import Batches
 from linformer_cli.data.images import ImageSet
+from linformer_cli.report.grids import render_grid, stack_rows
+from linformer_cli.report.tables import Column
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import Check, never_stop
+from linformer_cli.units import format_percent
 
 from .judge import Judge, JudgeRecipe, Labels, Pixels
 
 # An image counts as sure if the judge gives one class at least this probability.
 SURE = 0.9
+_ACROSS = 12
 # Distances are computed for about this many pairs of images at once.
 _PAIRS = 2**21
 
@@ -52,6 +57,24 @@ class ClassRow:
     samples: int
     recognised: int
     accuracy: float | None
+
+
+QUALITY_COLUMNS = (
+    Column("name", "", names=True),
+    Column("images", "images", format=","),
+    Column("bits_per_dim", "bits/dim", format=".4f"),
+    Column("frechet_distance", "Frechet distance", format=".3g"),
+    Column("sure_share", "sure", format=format_percent),
+    Column("class_share", "right class", format=format_percent),
+    Column("nearest_distance", "nearest training image", format=",.0f"),
+    Column("smallest_distance", "smallest", format=",.0f"),
+)
+CLASS_COLUMNS = (
+    Column("label", "class", names=True),
+    Column("samples", "samples", format=","),
+    Column("recognised", "recognised", format=","),
+    Column("accuracy", "judge's accuracy", format=format_percent),
+)
 
 
 @dataclass(frozen=True)
@@ -157,3 +180,12 @@ def find_nearest(images: Pixels, others: Pixels, check: Check = never_stop) -> N
         closer = least < squares
         squares[closer], indices[closer] = least[closer], start + found.argmin(axis=1)[closer]
     return Nearest(indices, np.sqrt(squares))
+
+
+def render_nearest(samples: NDArray[np.uint8], nearest: NDArray[np.uint8]) -> Image.Image:
+    """Draw samples [N, H, W, C] in rows of 12, each above its training image in `nearest` [N, H, W, C]."""
+    rows = []
+    for start in range(0, len(samples), _ACROSS):
+        part = slice(start, start + _ACROSS)
+        rows.append(stack_rows([render_grid(images[part], columns=_ACROSS) for images in (samples, nearest)], gap=2))
+    return stack_rows(rows)

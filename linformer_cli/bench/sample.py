@@ -36,12 +36,11 @@ from .measure.sampling_work import (
     RerunPrefixes,
     SamplingWork,
 )
-from .models import BenchModel, group_by_preset
+from .models import BenchModel, TrainedRun, group_by_preset
 from .published import find_published
 from .rounds import BenchReport, Measurement, measure_groups
 from .rows import Extrapolated, SamplingRow
 from .sampling_conditions import SamplingConditions, describe_network
-from .trained_runs import TrainedRun
 
 # The number of steps timed to estimate the time of a whole image.
 _PROBED_STEPS = 2

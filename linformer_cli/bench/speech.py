@@ -19,10 +19,10 @@ from linformer_cli.speech.saved import save_recogniser
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 
+from .budget import Groups, Part, Schedule
 from .measure.ceilings import Ceilings
 from .published import find_published_speech
 from .rounds import rows_of, turns_of
-from .schedule import Groups, Part, Schedule
 from .speech_lengths import LengthMeasurement, StepSetup
 from .speech_rows import (
     LengthRow,

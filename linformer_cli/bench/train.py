@@ -23,10 +23,9 @@ from linformer_cli.units import format_duration
 from .measure.ceilings import Ceilings
 from .measure.costs import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .measure.fresh_process import PassFailed
-from .models import BenchModel, group_by_preset
+from .models import BenchModel, TrainedRun, group_by_preset
 from .rounds import BenchReport, Measurement, measure_groups
 from .rows import TrainingRow
-from .trained_runs import TrainedRun
 
 # `textbook` is plain torch. `auto` computes as a training run does.
 ENGINES = (TEXTBOOK, AUTO)

@@ -1,18 +1,11 @@
 """`lintx bench approximation`: how well random features approximate softmax."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from linformer_cli.config import LARGEST_SIZE
-from linformer_cli.report.approximation import (
-    CSV_COLUMNS,
-    ErrorName,
-    choose_columns,
-    flatten_rows,
-    render_approximation,
-)
 
 from . import options
 from .output import print_json, print_records, write_plot
@@ -46,8 +39,9 @@ def approximation(
         typer.Option("--plot", help="Also plot medians and quartiles to a .png or .svg file."),
     ] = None,
     error: Annotated[
-        ErrorName, typer.Option("--error", help="The error that the table and the plot show.")
-    ] = ErrorName.OUTPUT,
+        Literal["output", "bounded-output", "kernel", "small-kernel"],
+        typer.Option("--error", help="The error that the table and the plot show."),
+    ] = "output",
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
@@ -73,13 +67,13 @@ def approximation(
     sizes = options.parse_numbers(norms, "--norms", "0.5,1,2")
     options.require_plots(plot)
 
-    from linformer_cli.bench.approximation import Draws, measure_approximation
+    from linformer_cli.bench import approximation as bench
     from linformer_cli.system.environment import describe_environment
     from linformer_cli.system.signals import catch_signals
 
-    names, settings = [name.strip() for name in maps.split(",")], Draws(positions, head_width, draws, seed)
+    names, settings = [name.strip() for name in maps.split(",")], bench.Draws(positions, head_width, draws, seed)
     with catch_signals() as stop:
-        rows = measure_approximation(counts, sizes, names, draws=settings, check=stop.raise_if_set)
+        rows = bench.measure_approximation(counts, sizes, names, draws=settings, check=stop.raise_if_set)
     done = rows[0].draws if rows else 0
     if not done:
         stop.raise_if_set("Stopped before anything was measured")
@@ -87,7 +81,7 @@ def approximation(
         report = {"rows": rows, "ended": "finished" if done == draws else "interrupted", "settings": settings}
         print_json({**report, "plot": plot, "environment": describe_environment()})
     else:
-        columns = CSV_COLUMNS if style == "csv" else choose_columns(error)
-        print_records(flatten_rows(rows, error), columns, style)
-    write_plot(plot, lambda kind: render_approximation(rows, error, kind))
+        columns = bench.CSV_COLUMNS if style == "csv" else bench.choose_columns(error)
+        print_records(bench.flatten_rows(rows, error), columns, style)
+    write_plot(plot, lambda kind: bench.render_approximation(rows, error, kind))
     stop.raise_if_set(f"Stopped after {done:,} of {draws:,} draws; their results are shown")

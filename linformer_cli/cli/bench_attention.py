@@ -6,11 +6,8 @@ from typing import Annotated
 import typer
 
 from linformer_cli.config import LARGEST_SIZE
-from linformer_cli.report import benchmark_plots
 
 from . import options
-from .bench_tables import print_growth, show_report, show_row
-from .output import info, write_plot
 
 SCALED = "scaled"
 
@@ -66,17 +63,16 @@ def attention(
 
     from linformer_cli.bench.attention import AttentionSettings, run_attention_bench
     from linformer_cli.bench.measure.ceilings import Ceilings
-    from linformer_cli.system.device import choose_device
-    from linformer_cli.system.signals import catch_signals
+    from linformer_cli.bench.plots import render_growth
 
-    place = choose_device(device)
-    info(f"device {place.value} ({place.reason})")
+    from .bench_output import choose_place, print_growth, run_and_show
+
+    place = choose_place(device)
     variants = options.choose_variants(names)
-    settings = AttentionSettings(repeats, seconds, heads, head_width, place.value, size)
-    ceilings = Ceilings(place.value)
-    with catch_signals() as stop:
-        report = run_attention_bench(variants, lengths, settings, ceilings, show_row, stop.raise_if_set)
-    document = {"plot": plot} if json else None
-    show_report(report, stop, document, lambda: print_growth(report.rows, report.exponents, style))
-    write_plot(plot, lambda kind: benchmark_plots.render_growth(report.rows, report.exponents, kind))
-    stop.raise_if_set(options.STOPPED)
+    settings = AttentionSettings(repeats, seconds, heads, head_width, place, size)
+    run_and_show(
+        lambda *given: run_attention_bench(variants, lengths, settings, Ceilings(place), *given),
+        lambda report: print_growth(report.rows, report.exponents, style),
+        lambda report: {"plot": (plot, lambda kind: render_growth(report.rows, report.exponents, kind))},
+        {} if json else None,
+    )

@@ -7,7 +7,6 @@ import typer
 
 from linformer_cli.data import Split
 from linformer_cli.errors import UsageError
-from linformer_cli.report.codec import CODEC_COLUMNS, PUBLISHED_COLUMNS
 from linformer_cli.system.environment import describe_machine
 from linformer_cli.units import WINDOWS
 
@@ -81,6 +80,8 @@ def codec(
 
 
 def _print(report: "CodecReport", style: Any) -> None:
+    from linformer_cli.bench.codec import CODEC_COLUMNS, PUBLISHED_COLUMNS
+
     print_records(report.rows, CODEC_COLUMNS, style)
     if style == "csv":
         return
@@ -100,10 +101,10 @@ def _draw(path: Path, session: Session, images: Any, labels: Any) -> None:
 
     import torch
 
+    from linformer_cli.bench.codec import render_bits
     from linformer_cli.data.sequence import images_to_values
     from linformer_cli.evaluation.bits import stepped_nats
     from linformer_cli.files import write_file
-    from linformer_cli.report.codec import render_bits
     from linformer_cli.report.grids import encode_png
     from linformer_cli.sampling.engines import EngineCache
 

@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from linformer_cli.config import LARGEST_SIZE
-from linformer_cli.report.benchmarks import choose_columns
-from linformer_cli.report.copy import COPY_COLUMNS, CSV_COLUMNS, list_points, render_copy, tabulate_losses
 from linformer_cli.report.tables import TableStyle
 
 from . import options
-from .bench_tables import show_machine
 from .output import info, print_json, print_records, write_plot
 
 if TYPE_CHECKING:
@@ -89,19 +86,21 @@ def copy(
     options.require_plots(plot)
 
     from linformer_cli.bench.copy import run_copy_task
+    from linformer_cli.bench.copy_report import render_copy
     from linformer_cli.bench.copy_task import CopySettings, choose_size
     from linformer_cli.bench.measure.ceilings import Ceilings
     from linformer_cli.errors import Interrupted, LintxError
     from linformer_cli.model.variants import parse_variants
-    from linformer_cli.system.device import choose_device
     from linformer_cli.system.signals import catch_signals
 
+    from .bench_output import choose_place, show_machine
+
     variants = parse_variants(names.split(","), baselines=True)
-    place = choose_device(device)
-    settings = CopySettings(*choose_size(seconds, length, width), updates, every, seed, place.value)
-    info(f"{settings.title}; device {place.value} ({place.reason})")
+    place = choose_place(device)
+    settings = CopySettings(*choose_size(seconds, length, width), updates, every, seed, place)
+    info(settings.title)
     with catch_signals() as stop:
-        report = run_copy_task(variants, settings, Ceilings(place.value), seconds, stop, _Reporter())
+        report = run_copy_task(variants, settings, Ceilings(place), seconds, stop, _Reporter())
     has_points = any(row.points for row in report.rows)
     if json:
         print_json({**vars(report), "plot": plot if has_points else None})
@@ -133,6 +132,9 @@ class _Reporter:
 
 
 def _print(report: "CopyReport", style: TableStyle) -> None:
+    from linformer_cli.bench.copy_report import COPY_COLUMNS, CSV_COLUMNS, list_points, tabulate_losses
+    from linformer_cli.bench.tables import choose_columns
+
     if style == "csv":
         print_records(list_points(report.rows), CSV_COLUMNS, "csv")
         return

@@ -2,7 +2,7 @@
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from linformer_cli.files import require_writable
 
 from . import options
 from .output import info, print_json
-
-if TYPE_CHECKING:
-    from linformer_cli.bench.gpu import GpuReport
 
 
 def gpu(
@@ -41,28 +38,27 @@ def gpu(
     """
     require_writable(out)
 
-    from linformer_cli.bench.gpu import GpuBench
+    from linformer_cli.bench.gpu import GpuBench, GpuReport
     from linformer_cli.bench.gpu_sizes import full_sizes, tiny_sizes
-    from linformer_cli.system.device import choose_device
+    from linformer_cli.files import write_file
+    from linformer_cli.report.tables import to_json
     from linformer_cli.system.signals import catch_signals
 
-    place = choose_device(device)
-    if not (tiny or place.value.startswith("cuda")):
-        raise UsageError(
-            f"there is no CUDA device here ({place.reason}); --tiny runs every part at tiny sizes on any device"
-        )
-    info(f"device {place.value} ({place.reason})")
+    from .bench_output import choose_place
+
+    place = choose_place(device)
+    if not (tiny or place.startswith("cuda")):
+        raise UsageError("there is no CUDA device here; --tiny runs every part at tiny sizes on any device")
+
+    def write(report: GpuReport) -> None:
+        write_file(out, (to_json(report) + "\n").encode())
+
     with catch_signals() as stop:
-        bench = GpuBench(
-            place.value,
-            tiny_sizes() if tiny else full_sizes(),
-            save=lambda report: _write(out, report),
-            info=info,
-            check=stop.raise_if_set,
-        )
+        sizes = tiny_sizes() if tiny else full_sizes()
+        bench = GpuBench(place, sizes, write, info, stop.raise_if_set)
         with contextlib.suppress(Interrupted):  # the results so far are written below, before the command ends
             bench.run()
-        _write(out, bench.result)
+        write(bench.result)
     info(f"wrote {out}")
     if json:
         print_json(bench.result)
@@ -70,10 +66,3 @@ def gpu(
     if not bench.result.passed:
         wrong = [check.name for check in bench.result.checks if not check.passed]
         raise DisagreementError(f"failed: {', '.join([*wrong, *bench.result.failed])[:300]}")
-
-
-def _write(out: Path, report: "GpuReport") -> None:
-    from linformer_cli.files import write_file
-    from linformer_cli.report.tables import to_json
-
-    write_file(out, (to_json(report) + "\n").encode())

@@ -6,17 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from linformer_cli.files import require_writable
-from linformer_cli.report.benchmarks import choose_columns
-from linformer_cli.report.copy import COPY_COLUMNS
 from linformer_cli.report.tables import TableStyle
 
 from . import options
-from .bench_tables import print_growth, print_sampling, print_training, show_machine, write_report
 from .output import info, print_json, print_records
 
 if TYPE_CHECKING:
     from linformer_cli.bench.paper_report import PaperReport
-    from linformer_cli.bench.rows import AttentionRow, ModelRow
 
 
 def paper(
@@ -49,17 +45,24 @@ def paper(
     seconds = options.parse_duration(budget)
     require_writable(out / "paper.json")
 
+    from linformer_cli.bench.models import read_trained_runs
     from linformer_cli.bench.paper import PaperBench, PaperSettings
-    from linformer_cli.bench.trained_runs import read_trained_runs
-    from linformer_cli.system.device import choose_device
+    from linformer_cli.bench.paper_page import render_figures, render_page
+    from linformer_cli.bench.rows import AttentionRow, ModelRow
     from linformer_cli.system.signals import catch_signals
 
+    from .bench_output import choose_place, write_report
+
+    def show_row(part: str, row: AttentionRow | ModelRow, number: int) -> None:
+        info(f"{part if number == 1 else f'{part}, round {number}'}: {row.describe()}")
+
+    def write(report: "PaperReport") -> None:
+        write_report(out, "paper", report, render_page(report), render_figures(report))
+
     trained = read_trained_runs(runs or [])
-    place = choose_device(device)
-    info(f"device {place.value} ({place.reason}), about {budget}")
-    settings = PaperSettings(seconds, place.value, trained)
+    settings = PaperSettings(seconds, choose_place(device, f", about {budget}"), trained)
     with catch_signals() as stop:
-        report = PaperBench(settings, _show_row, lambda report: _write(out, report), stop).run()
+        report = PaperBench(settings, show_row, write, stop).run()
     if report.has_figures:
         info(f"wrote {out}")
     if json:
@@ -70,10 +73,15 @@ def paper(
 
 
 def _print(report: "PaperReport", style: TableStyle) -> None:
-    print_sampling(report.sampling, style)
+    from linformer_cli.bench.copy_report import COPY_COLUMNS
+    from linformer_cli.bench.tables import SAMPLING, TRAINING, choose_columns
+
+    from .bench_output import print_growth, print_speeds, show_machine
+
+    print_speeds(report.sampling, SAMPLING, style)
     if style == "csv":  # CSV holds one table; the other tables are in paper.json
         return
-    print_training(report.training, style)
+    print_speeds(report.training, TRAINING, style)
     if report.scaling:
         print()
         print_growth(report.scaling, report.exponents, style)
@@ -83,13 +91,3 @@ def _print(report: "PaperReport", style: TableStyle) -> None:
     for line in report.reduced:
         info(f"reduced: {line}")
     show_machine(report.environment, report.ceilings)
-
-
-def _show_row(part: str, row: "AttentionRow | ModelRow", number: int) -> None:
-    info(f"{part if number == 1 else f'{part}, round {number}'}: {row.describe()}")
-
-
-def _write(out: Path, report: "PaperReport") -> None:
-    from linformer_cli.report.paper_page import render_figures, render_page
-
-    write_report(out, "paper", report, render_page(report), render_figures(report))

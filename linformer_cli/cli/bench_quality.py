@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from linformer_cli.errors import DataError, UsageError
-from linformer_cli.report.quality import CLASS_COLUMNS, QUALITY_COLUMNS
 from linformer_cli.units import WINDOWS, format_percent
 
 from . import options
@@ -157,10 +156,9 @@ def _draw(sampler: "Sampler", count: int, batch: int, asked: Any, stop: "StopReq
 
 def _write_image(path: Path, samples: Any, training: Any, session: Session) -> None:
     """Write a picture of samples spread over all of `samples`, each above its nearest image of `training`."""
-    from linformer_cli.bench.quality import find_nearest
+    from linformer_cli.bench.quality import find_nearest, render_nearest
     from linformer_cli.files import write_file
     from linformer_cli.report.grids import encode_png
-    from linformer_cli.report.quality import render_nearest
 
     shown = samples[[index * len(samples) // _SHOWN for index in range(_SHOWN)]]
     nearest = training[find_nearest(shown, training).indices]
@@ -169,6 +167,8 @@ def _write_image(path: Path, samples: Any, training: Any, session: Session) -> N
 
 
 def _print(report: "QualityReport", style: Any) -> None:
+    from linformer_cli.bench.quality import CLASS_COLUMNS, QUALITY_COLUMNS
+
     print_records(report.rows, QUALITY_COLUMNS, style)
     if style == "csv":
         return

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from linformer_cli.errors import UsageError
-from linformer_cli.report import benchmark_plots
-from linformer_cli.system.device import SamplingPrecision
 
 from . import options
-from .bench_tables import print_position_times, print_sampling, show_report, show_row
-from .output import info, write_plot
+from .output import info
 
 if TYPE_CHECKING:
-    from linformer_cli.bench.models import BenchModel
+    from linformer_cli.bench.models import BenchModel, TrainedRun
+    from linformer_cli.bench.rounds import BenchReport
+    from linformer_cli.bench.rows import SamplingRow
     from linformer_cli.model.variants import Variant
+    from linformer_cli.system.device import SamplingPrecision
+
+    from .bench_output import Plots
 
 Rerun = Annotated[
     bool, typer.Option("--rerun/--no-rerun", help="Also time softmax without a cache, extrapolated from 4 positions.")
@@ -103,27 +105,22 @@ def sample(
     variants = None if names is None else options.choose_variants(names, True)
 
     from linformer_cli.bench.measure.ceilings import Ceilings
-    from linformer_cli.bench.models import load_models
+    from linformer_cli.bench.models import read_trained_runs
     from linformer_cli.bench.sample import SamplingSettings, run_sampling_bench
-    from linformer_cli.bench.trained_runs import read_trained_runs
+    from linformer_cli.bench.tables import SAMPLING
     from linformer_cli.sampling.engines import AUTO, ENGINES
     from linformer_cli.sampling.precision import choose_formats
-    from linformer_cli.system.device import choose_device
-    from linformer_cli.system.signals import catch_signals
+
+    from .bench_output import print_position_times, print_speeds, run_and_show
 
     engines = options.parse_names(engine, "engine", [AUTO, *ENGINES])
     trained = read_trained_runs(runs or [])
-    source: dict[str, str] = {}
-    if presets is not None:
-        models = _build_presets(presets, sides, variants, device, precision)
-    elif checkpoint is None and variants is None and trained:
-        models = load_models(trained, choose_device(device).value, precision)
-    else:
-        models, source["checkpoint"] = _open_checkpoint(checkpoint, variants, device, precision)
+    models, source = _choose_models(checkpoint, presets, sides, variants, trained, device, precision)
     if bits_plot is not None and all(timed.find_quality(trained).bits_per_dim is None for timed in models):
         raise UsageError("--bits-plot has nothing to plot: no run in --runs has a model that would be timed")
     kind, formats = choose_formats(precision, models[0].model)
-    info(f"device {models[0].model.device}, precision {kind.value} ({kind.reason})")
+    place = str(models[0].model.device)
+    info(f"device {place}, precision {kind.value} ({kind.reason})")
     settings = SamplingSettings(
         batches,
         repeats,
@@ -135,56 +132,62 @@ def sample(
         runs=trained,
         formats=formats,
     )
-    ceilings = Ceilings(str(models[0].model.device))
-    with catch_signals() as stop:
-        report = run_sampling_bench(models, settings, ceilings, show_row, stop.raise_if_set)
 
-    def show() -> None:
-        print_sampling(report.rows, style)
+    def show(report: "BenchReport[SamplingRow]") -> None:
+        print_speeds(report.rows, SAMPLING, style)
         if sides is not None and style == "table":
             print_position_times(report.rows)
 
-    if not benchmark_plots.trained_rows(report.rows) and bits_plot is not None:
+    run_and_show(
+        lambda *given: run_sampling_bench(models, settings, Ceilings(place), *given),
+        show,
+        lambda report: _list_plots(report, plot, bits_plot),
+        source if json else None,
+    )
+
+
+def _list_plots(report: "BenchReport[SamplingRow]", plot: Path | None, bits_plot: Path | None) -> "Plots":
+    from linformer_cli.bench.plots import render_quality, render_speed, trained_rows
+
+    if bits_plot is not None and not trained_rows(report.rows):
         info(f"no plot in '{bits_plot}': no trained model was timed")
         bits_plot = None
-    show_report(report, stop, {**source, "plot": plot, "bits_plot": bits_plot} if json else None, show)
-    # Plots are written after the tables are shown: if a plot cannot be written, the figures are not lost.
-    write_plot(plot, lambda kind: benchmark_plots.render_speed(report.rows, kind))
-    write_plot(bits_plot, lambda kind: benchmark_plots.render_quality(report.rows, kind))
-    stop.raise_if_set(options.STOPPED)
+    return {
+        "plot": (plot, lambda kind: render_speed(report.rows, kind)),
+        "bits_plot": (bits_plot, lambda kind: render_quality(report.rows, kind)),
+    }
 
 
-def _open_checkpoint(
-    checkpoint: str | None, variants: "list[Variant] | None", device: str, precision: SamplingPrecision
-) -> "tuple[list[BenchModel], str]":
-    """Return the models to time and the checkpoint's path.
+def _choose_models(
+    checkpoint: str | None,
+    presets: str | None,
+    sides: list[int] | None,
+    variants: "list[Variant] | None",
+    trained: "list[TrainedRun]",
+    device: str,
+    precision: "SamplingPrecision",
+) -> "tuple[list[BenchModel], dict[str, str]]":
+    """Return the models to time, and the checkpoint's path for the JSON document if there is one.
 
-    The models are the checkpoint's own and a softmax model, or untrained mechanisms of the checkpoint's size.
+    The models are untrained networks of the presets' sizes or of the checkpoint's, the models of the runs, or the
+    checkpoint's own and a softmax model.
     """
-    from linformer_cli.bench.models import build_models, with_softmax
+    from linformer_cli.bench.models import build_models, load_models, preset_network, resize_network, with_softmax
     from linformer_cli.checkpoint import load_weights, read_checkpoint
     from linformer_cli.system.device import choose_device, torch_dtype
 
-    found, place = read_checkpoint(checkpoint), choose_device(device).value
-    if variants is None:
-        model = load_weights(found, place, torch_dtype(precision))
-        return with_softmax(model.config.attention, model), found.name
-    return build_models(variants, [(None, found.info.model)], place, precision), found.name
-
-
-def _build_presets(
-    presets: str,
-    sides: list[int] | None,
-    variants: "list[Variant] | None",
-    device: str,
-    precision: SamplingPrecision,
-) -> "list[BenchModel]":
-    """Return untrained models of the presets' sizes."""
-    from linformer_cli.bench.models import build_models, preset_network, resize_network
-    from linformer_cli.system.device import choose_device
-
-    networks = [preset_network(name.strip()) for name in presets.split(",")]
-    if sides is not None:
-        networks = [resize_network(*network, side) for network in networks for side in sides]
-    variants = variants or options.choose_variants(options.PRESET_VARIANTS, True)
-    return build_models(variants, networks, choose_device(device).value, precision)
+    place = choose_device(device).value
+    if presets is not None:
+        networks = [preset_network(name.strip()) for name in presets.split(",")]
+        if sides is not None:
+            networks = [resize_network(*network, side) for network in networks for side in sides]
+        variants = variants or options.choose_variants(options.PRESET_VARIANTS, True)
+        return build_models(variants, networks, place, precision), {}
+    if checkpoint is None and variants is None and trained:
+        return load_models(trained, place, precision), {}
+    found = read_checkpoint(checkpoint)
+    source = {"checkpoint": found.name}
+    if variants is not None:
+        return build_models(variants, [(None, found.info.model)], place, precision), source
+    model = load_weights(found, place, torch_dtype(precision))
+    return with_softmax(model.config.attention, model), source

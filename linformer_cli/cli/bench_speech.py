@@ -1,7 +1,6 @@
 """`lintx bench speech`: speech recognition with different attentions, and transcribing with a trained model."""
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -9,16 +8,13 @@ import typer
 
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.files import require_writable
-from linformer_cli.report import speech as report_speech
 from linformer_cli.report.tables import TableStyle
-from linformer_cli.system.environment import describe_machine
 
 from . import options
-from .bench_tables import write_report
 from .output import info, print_json, print_records, warn, write_plot
 
 if TYPE_CHECKING:
-    from linformer_cli.bench.speech_rows import SpeechReport, SpeechRow
+    from linformer_cli.bench.speech_rows import SpeechReport
 
 _MODELS = "models"
 # The other options are only for measuring.
@@ -125,30 +121,37 @@ def speech(
         return
     require_writable(out / "speech.json")
 
+    from linformer_cli.bench import speech_report
     from linformer_cli.bench.speech import METHODS, SpeechBench, parse_methods
-    from linformer_cli.bench.speech_rows import SpeechSettings
+    from linformer_cli.bench.speech_rows import SpeechReport, SpeechSettings
     from linformer_cli.extras import import_extra
     from linformer_cli.speech.corpus import load_corpus
-    from linformer_cli.system.device import choose_device
     from linformer_cli.system.signals import catch_signals
+
+    from .bench_output import choose_place, write_report
+
+    def write(report: SpeechReport) -> None:
+        write_report(out, "speech", report, speech_report.render_page(report), speech_report.render_figures(report))
 
     variants = parse_methods(METHODS if names is None else names.split(","))
     for package in ("soundfile", "jiwer"):
         import_extra(package, "speech")
-    place = choose_device(device)
+    place = choose_place(device, f", about {budget}")
     corpus = load_corpus(data, data_dir)
-    info(f"{corpus.title}; device {place.value} ({place.reason}), about {budget}")
+    info(corpus.title)
     for note in corpus.notes:
         info(note)
-    settings = SpeechSettings(seconds, preset, seeds, epochs, strings, lengths=frames, device=place.value)
+    settings = SpeechSettings(seconds, preset, seeds, epochs, strings, lengths=frames, device=place)
     with catch_signals() as stop:
-        bench = SpeechBench(corpus, variants, settings, _show_rows, lambda report: _write(out, report), stop)
+        bench = SpeechBench(
+            corpus, variants, settings, lambda rows: info(speech_report.describe_progress(rows)), write, stop
+        )
         report = bench.run()
         bench.save_models(out / _MODELS)
     if report.rows:
         info(f"wrote {out}")
     if any(row.seeds for row in report.rows):
-        write_plot(plot, lambda kind: report_speech.render_curves(report, kind))
+        write_plot(plot, lambda kind: speech_report.render_curves(report, kind))
     if json:
         print_json(report)
     else:
@@ -158,20 +161,15 @@ def speech(
         raise LintxError("every encoder failed; the table says why")
 
 
-def _show_rows(rows: "Sequence[SpeechRow]") -> None:
-    info(report_speech.describe_progress(rows))
-
-
-def _write(out: Path, report: "SpeechReport") -> None:
-    write_report(out, "speech", report, report_speech.render_page(report), report_speech.render_figures(report))
-
-
 def _print(report: "SpeechReport", style: TableStyle) -> None:
+    from linformer_cli.bench import speech_report
+    from linformer_cli.system.environment import describe_machine
+
     if style == "csv":
-        print_records(report_speech.list_points(report.rows), report_speech.CSV_COLUMNS, "csv")
+        print_records(speech_report.list_points(report.rows), speech_report.CSV_COLUMNS, "csv")
         return
-    print(f"{report_speech.describe_title(report)}\n")
-    for records, columns in report_speech.list_tables(report):
+    print(f"{speech_report.describe_title(report)}\n")
+    for records, columns in speech_report.list_tables(report):
         print_records(records, columns, style)
         print()
     for line in report.findings:
@@ -192,14 +190,15 @@ def _refuse_unused(context: typer.Context) -> None:
 
 def _transcribe(file: Path, out: Path, name: str | None, plot: Path | None, json: bool) -> None:
     picture = plot or out / f"{file.stem}.png"
-    if plot is None and file.stem in report_speech.FIGURES:
-        raise UsageError(f"'{picture}' is a figure of the report; name another file with --plot")
     require_writable(picture)
 
+    from linformer_cli.bench import speech_report
     from linformer_cli.bench.speech import parse_methods
     from linformer_cli.speech.saved import choose_recogniser, transcribe
     from linformer_cli.speech.waves import read_wave
 
+    if plot is None and file.stem in speech_report.FIGURES:
+        raise UsageError(f"'{picture}' is a figure of the report; name another file with --plot")
     if name is not None:
         with contextlib.suppress(UsageError):  # of a name that was given with NAME=lsh:rounds=1
             name = parse_methods([name])[0].label
@@ -218,5 +217,5 @@ def _transcribe(file: Path, out: Path, name: str | None, plot: Path | None, json
     else:
         print(text)
         if transcript.symbols:
-            print_records(transcript.symbols, report_speech.HEARD_COLUMNS, "table")
-    write_plot(picture, lambda kind: report_speech.render_transcript(transcript, f"{file.name} ({described})", kind))
+            print_records(transcript.symbols, speech_report.HEARD_COLUMNS, "table")
+    write_plot(picture, lambda kind: speech_report.render_transcript(transcript, f"{file.name} ({described})", kind))

@@ -4,12 +4,10 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from linformer_cli.report import benchmark_plots
 from linformer_cli.system.device import Precision
 
 from . import options
-from .bench_tables import print_training, show_report, show_row
-from .output import info, write_plot
+from .output import info
 
 TrainingPrecisions = Annotated[
     str,
@@ -70,23 +68,23 @@ def train(
     variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
 
     from linformer_cli.bench.measure.ceilings import Ceilings
-    from linformer_cli.bench.models import build_models, preset_network
+    from linformer_cli.bench.models import build_models, preset_network, read_trained_runs
+    from linformer_cli.bench.plots import render_speed
+    from linformer_cli.bench.tables import TRAINING
     from linformer_cli.bench.train import ENGINES, TrainingSettings, run_training_bench
-    from linformer_cli.bench.trained_runs import read_trained_runs
     from linformer_cli.precision import choose_precision
     from linformer_cli.sampling.engines import TEXTBOOK
     from linformer_cli.system.device import choose_device
-    from linformer_cli.system.signals import catch_signals
+
+    from .bench_output import print_speeds, run_and_show
 
     engines = options.parse_names(engine, "engine", ENGINES)
     wanted = options.parse_names(precision, "precision", get_args(Precision))
     trained = read_trained_runs(runs or [])
     place = choose_device(device).value
     networks = [preset_network(name.strip()) for name in presets.split(",")]
-    network = networks[0][1]
-    kinds = {
-        name: choose_precision(cast(Precision, name), place, network.width, network.feed_forward) for name in wanted
-    }
+    sizes = networks[0][1].width, networks[0][1].feed_forward
+    kinds = {name: choose_precision(cast(Precision, name), place, *sizes) for name in wanted}
     info(f"device {place}, precision {', '.join(f'{kind.value} ({kind.reason})' for kind in kinds.values())}")
     pairs = [
         (name, "fp32" if name == TEXTBOOK and kind == "auto" else kinds[kind].value)
@@ -95,8 +93,9 @@ def train(
     ]
     models = build_models(variants, networks, place, "fp32")
     settings = TrainingSettings(batches, list(dict.fromkeys(pairs)), repeats, seconds, trained)
-    with catch_signals() as stop:
-        report = run_training_bench(models, settings, Ceilings(place), show_row, stop.raise_if_set)
-    show_report(report, stop, {"plot": plot} if json else None, lambda: print_training(report.rows, style))
-    write_plot(plot, lambda form: benchmark_plots.render_speed(report.rows, form))
-    stop.raise_if_set(options.STOPPED)
+    run_and_show(
+        lambda *given: run_training_bench(models, settings, Ceilings(place), *given),
+        lambda report: print_speeds(report.rows, TRAINING, style),
+        lambda report: {"plot": (plot, lambda kind: render_speed(report.rows, kind))},
+        {} if json else None,
+    )

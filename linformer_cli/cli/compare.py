@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,9 +10,8 @@ import typer
 
 from linformer_cli.config import LARGEST_STEP, TrainConfig
 from linformer_cli.errors import Interrupted, LintxError, UsageError
-from linformer_cli.report.benchmark_plots import render_comparison
-from linformer_cli.report.tables import Column
-from linformer_cli.units import IMAGES, Words, format_bytes, format_count
+from linformer_cli.report.tables import TableStyle
+from linformer_cli.units import Words
 
 from . import options
 from .config_options import Fields, with_fields
@@ -20,35 +20,14 @@ from .output import info, print_json, print_records, write_plot
 from .progress import TrainingDisplay
 
 if TYPE_CHECKING:
-    from linformer_cli.comparison.entries import Conditions, Entry
+    from linformer_cli.comparison.entries import Conditions, Entry, Plan
+    from linformer_cli.comparison.rows import ComparisonRow
     from linformer_cli.data.images import ImageSet
     from linformer_cli.system.signals import StopRequest
 
 
-def _table_columns(words: Words) -> tuple[Column, ...]:
-    short = "img" if words is IMAGES else words.items
-    return (
-        Column("name", "attention"),
-        Column("bits", words.bits),
-        Column("parameters", "parameters", format=format_count),
-        Column("state_bytes_per_image", "state", format=format_bytes),
-        Column("training_images_per_second", f"train {short}/s", format=format_count),
-        Column("images_per_second", f"draw {short}/s", format=format_count),
-    )
-
-
 # The default of --images.
 _IMAGES = 16_000
-_MISSING = Column("missing", "missing")
-_CSV_COLUMNS = tuple(
-    Column(key)
-    for key in (
-        *("name", "attention", "attention_options", "images", "bits_per_dim", "standard_error", "validation_images"),
-        *("parameters", "state_bytes_per_image", "device", "training_batch", "training_precision"),
-        *("training_images_per_second", "training_images_per_second_quartiles", "batch"),
-        *("images_per_second", "images_per_second_quartiles", "missing"),
-    )
-)
 
 
 @with_fields
@@ -162,24 +141,15 @@ def compare(
         raise UsageError("--images and --max-time both set the length of training; drop one of them")
     options.require_plots(plot)
 
-    from linformer_cli.comparison.entries import DEFAULT_PRESET, Conditions, Plan, choose_training, plan_entries
+    from linformer_cli.comparison.entries import Plan, choose_training, plan_entries
     from linformer_cli.comparison.rows import describe_entry
     from linformer_cli.comparison.speed import forget_speeds
-    from linformer_cli.precision import choose_precision
-    from linformer_cli.system.device import choose_device
-    from linformer_cli.system.environment import describe_environment
     from linformer_cli.system.signals import StopRequest
-    from linformer_cli.training.settings import Given, merge_settings
 
     if evaluate_images is not None:
         training["evaluate_images"] = evaluate_images
     chosen = choose_training(config, training, info)
-    place = choose_device(chosen.device)
     of_data = {"name": data, "data_dir": data_dir, "image_size": image_size, "length": window_length}
-    given_data = options.without_none(of_data)
-    network = merge_settings(Given(preset, data=given_data), config, images_preset=DEFAULT_PRESET).network
-    kind = choose_precision(chosen.precision, place.value, network.width, network.feed_forward)
-    info(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
     plan = Plan(
         runs,
         _IMAGES if images is None and max_time is None else images,
@@ -187,43 +157,60 @@ def compare(
         match_parameters,
         config,
         preset,
-        given_data,
-        chosen.model_dump(include={"evaluate_images", "seed", "device"}) | {"precision": kind.value},
+        options.without_none(of_data),
     )
+    conditions = _choose_conditions(plan, chosen, batch, repeats)
+    settings = chosen.model_dump(include={"evaluate_images", "seed", "device"}) | {"precision": conditions.precision}
     entries, sets = plan_entries(
         options.choose_variants(names, baselines=True),
-        plan,
+        replace(plan, train=settings),
         lambda settings: load_training_images(settings.data_config),
     )
-    words = entries[0].config.data.words
-    conditions = Conditions(place.value, kind.value, batch, repeats)
     failures: dict[str, str] = {}
     for entry in entries if retime else []:
         forget_speeds(entry)
     stop = _work(entries, sets, conditions, failures) if train else StopRequest()
     rows = [describe_entry(entry, conditions, failures) for entry in entries]
-    cut_short = bool(failures) or stop.signal_number is not None
-    if cut_short and all(row.bits_per_dim is None for row in rows):
+    if (failures or stop.signal_number is not None) and all(row.bits_per_dim is None for row in rows):
         plot = None
-    if json:
-        first = entries[0].config
-        settings = {
-            "images": plan.images,
-            "max_time": plan.max_time,
-            "batch": batch,
-            "repeats": repeats,
-            "data": first.data,
-            "train": first.train,
-        }
-        print_json({"rows": rows, "settings": settings, "environment": describe_environment(), "plot": plot})
-    else:
-        columns = _table_columns(words)
-        columns = (*columns, _MISSING) if any(row.missing for row in rows) else columns
-        print_records(rows, _CSV_COLUMNS if style == "csv" else columns, style)
-    write_plot(plot, lambda kind: render_comparison(rows, kind, words))
+    first = entries[0].config
+    lengths = {"images": plan.images, "max_time": plan.max_time, "batch": batch, "repeats": repeats}
+    _show(rows, {**lengths, "data": first.data, "train": first.train}, plot, first.data.words, style, json)
     stop.raise_if_set("Stopped and saved; repeat the command to continue")
     if failures:
         raise LintxError(f"{len(failures)} of {len(entries)} failed: {', '.join(failures)}; the table says why")
+
+
+def _choose_conditions(plan: "Plan", chosen: TrainConfig, batch: int, repeats: int) -> "Conditions":
+    """Choose the device and the precision of training, and print them."""
+    from linformer_cli.comparison.entries import DEFAULT_PRESET, Conditions
+    from linformer_cli.precision import choose_precision
+    from linformer_cli.system.device import choose_device
+    from linformer_cli.training.settings import Given, merge_settings
+
+    place = choose_device(chosen.device)
+    network = merge_settings(Given(plan.preset, data=plan.data), plan.file, images_preset=DEFAULT_PRESET).network
+    kind = choose_precision(chosen.precision, place.value, network.width, network.feed_forward)
+    info(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
+    return Conditions(place.value, kind.value, batch, repeats)
+
+
+def _show(
+    rows: "list[ComparisonRow]",
+    settings: dict[str, Any],
+    plot: Path | None,
+    words: Words,
+    style: TableStyle,
+    json: bool,
+) -> None:
+    from linformer_cli.comparison.rows import CSV_COLUMNS, choose_columns, render_comparison
+    from linformer_cli.system.environment import describe_environment
+
+    if json:
+        print_json({"rows": rows, "settings": settings, "environment": describe_environment(), "plot": plot})
+    else:
+        print_records(rows, CSV_COLUMNS if style == "csv" else choose_columns(rows, words), style)
+    write_plot(plot, lambda kind: render_comparison(rows, kind, words))
 
 
 def _work(

@@ -110,7 +110,7 @@ def evaluate(
 
     from linformer_cli.config import choose_words
     from linformer_cli.evaluation.bits import block_nats, measure_nats, stepped_nats
-    from linformer_cli.report.positions import render_positions
+    from linformer_cli.evaluation.position_plot import render_positions
     from linformer_cli.sampling.engines import EngineCache
     from linformer_cli.units import format_bits
 

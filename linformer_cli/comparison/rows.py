@@ -1,4 +1,4 @@
-"""One row of figures for each run of a comparison."""
+"""One row of figures for each run of a comparison, and their table and plot."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,10 +6,12 @@ from pathlib import Path
 
 from linformer_cli.checkpoint import load_weights
 from linformer_cli.config import TrainConfig
-from linformer_cli.errors import CheckpointError
+from linformer_cli.errors import CheckpointError, UsageError
+from linformer_cli.report.plots import Curve, Panel, PlotFormat, number_styles, render_plot
+from linformer_cli.report.tables import Column
 from linformer_cli.summaries import TrainingSummary
 from linformer_cli.system.timing import Timing
-from linformer_cli.units import format_bits, format_duration
+from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_count, format_duration
 
 from .entries import Conditions, Entry
 from .speed import TIMED_STEPS, read_samples, sampling_speed, training_speed
@@ -117,3 +119,51 @@ def _measure_rate(samples: Sequence[float], images: int) -> tuple[float | None, 
         return None, None
     timing = Timing(samples)
     return timing.rate(images), list(timing.rate_quartiles(images))
+
+
+def choose_columns(rows: Sequence[ComparisonRow], words: Words) -> tuple[Column, ...]:
+    """Return the columns of the table for a terminal or Markdown, in the words for the data."""
+    short = "img" if words is IMAGES else words.items
+    columns = (
+        Column("name", "attention"),
+        Column("bits", words.bits),
+        Column("parameters", "parameters", format=format_count),
+        Column("state_bytes_per_image", "state", format=format_bytes),
+        Column("training_images_per_second", f"train {short}/s", format=format_count),
+        Column("images_per_second", f"draw {short}/s", format=format_count),
+    )
+    return (*columns, Column("missing", "missing")) if any(row.missing for row in rows) else columns
+
+
+CSV_COLUMNS = tuple(
+    Column(key)
+    for key in (
+        *("name", "attention", "attention_options", "images", "bits_per_dim", "standard_error", "validation_images"),
+        *("parameters", "state_bytes_per_image", "device", "training_batch", "training_precision"),
+        *("training_images_per_second", "training_images_per_second_quartiles", "batch"),
+        *("images_per_second", "images_per_second_quartiles", "missing"),
+    )
+)
+
+
+def render_comparison(rows: Sequence[ComparisonRow], kind: PlotFormat, words: Words = IMAGES) -> bytes:
+    """Plot bits/dim against images per second and against the bytes of state, with a point per finished run.
+
+    Raises `UsageError` if no run is finished.
+    """
+    drawn = [row for row in rows if row.bits_per_dim is not None]
+    if not drawn:
+        raise UsageError("no run is finished, so there is nothing to plot")
+    speeds, states = [], []
+    for row, style in zip(drawn, number_styles(len(drawn)), strict=True):
+        bits, error = row.bits_per_dim or 0.0, row.standard_error or 0.0
+        point = [bits], [bits - error], [bits + error]
+        if row.images_per_second:
+            speeds.append(Curve(row.name, [row.images_per_second], *point, *style))
+        if row.state_bytes_per_image:
+            states.append(Curve(row.name, [row.state_bytes_per_image / 1024], *point, *style))
+    panels = [
+        Panel("", speeds, x_label=f"{words.items} per second (sampling)", y_scale="linear", ticks_at_points=False),
+        Panel("", states, x_label=f"state per {words.item} (KiB)", y_scale="linear", ticks_at_points=False),
+    ]
+    return render_plot(panels, "", words.bits, kind, title=f"validation {words.bits} with standard error")

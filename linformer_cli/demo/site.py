@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from linformer_cli import __version__
 from linformer_cli.config import CLASS_GUIDANCE
 from linformer_cli.system.seeding import seeded
 from linformer_cli.units import WINDOWS
+from linformer_cli.version import __version__
 
 if TYPE_CHECKING:
     from linformer_cli.checkpoint import Checkpoint

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from linformer_cli import __version__
+from linformer_cli.version import __version__
 
 from .device import multiplies_bf16
 

@@ -6,11 +6,10 @@ import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.bench import codec
-from linformer_cli.bench.codec import CodecSettings, Format, list_formats, run_codec_bench
+from linformer_cli.bench.codec import CodecSettings, Format, list_formats, render_bits, run_codec_bench
 from linformer_cli.bench.published import PUBLISHED_SIZES
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DisagreementError, Interrupted
-from linformer_cli.report.codec import render_bits
 from linformer_cli.sampling.decode import Sampler
 
 pytest.importorskip("constriction")

@@ -12,17 +12,16 @@ from linformer_cli.bench import attention, paper, sample, train
 from linformer_cli.bench.copy_task import CopySettings
 from linformer_cli.bench.measure.costs import count_product_flops
 from linformer_cli.bench.measure.pass_memory import PassMemory
-from linformer_cli.bench.models import BenchModel, build_models
+from linformer_cli.bench.models import BenchModel, build_models, read_trained_runs
 from linformer_cli.bench.paper import METHODS, PaperBench, PaperSettings
+from linformer_cli.bench.paper_page import render_figures, render_page
 from linformer_cli.bench.paper_report import PaperReport
 from linformer_cli.bench.paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
 from linformer_cli.bench.rows import Row
-from linformer_cli.bench.trained_runs import read_trained_runs
 from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.model.variants import parse_variants
-from linformer_cli.report.paper_page import render_figures, render_page
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from linformer_cli.bench.judge import Judge, JudgeRecipe, load_judge
-from linformer_cli.bench.quality import find_nearest, measure_frechet_distance, measure_quality
+from linformer_cli.bench.quality import find_nearest, measure_frechet_distance, measure_quality, render_nearest
 from linformer_cli.data.images import ImageSet
-from linformer_cli.report.quality import render_nearest
 
 RECIPE = JudgeRecipe(channels=4, features=16, updates=60, batch=16, learning_rate=0.01)
 SHAPE = (6, 5, 3)

@@ -14,11 +14,10 @@ from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.bench import sample
 from linformer_cli.bench.measure.costs import count_product_flops, count_rerun_positions, state_traffic_bytes
 from linformer_cli.bench.measure.fresh_process import PassFailed
-from linformer_cli.bench.models import BenchModel, build_models, with_softmax
+from linformer_cli.bench.models import BenchModel, TrainedRun, build_models, with_softmax
 from linformer_cli.bench.rounds import BenchReport
 from linformer_cli.bench.rows import Quality, SamplingRow
 from linformer_cli.bench.sample import SamplingSettings, run_sampling_bench
-from linformer_cli.bench.trained_runs import TrainedRun
 from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.variants import build_softmax_twin, parse_variants

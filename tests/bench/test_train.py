@@ -11,11 +11,10 @@ from machine import HAS_LIBRARY
 
 from linformer_cli.bench import train
 from linformer_cli.bench.measure.costs import count_product_flops
-from linformer_cli.bench.models import BenchModel, build_models
+from linformer_cli.bench.models import BenchModel, TrainedRun, build_models
 from linformer_cli.bench.rounds import BenchReport
 from linformer_cli.bench.rows import Quality, TrainingRow
 from linformer_cli.bench.train import TrainingSettings, build_trainer, prepare, run_training_bench
-from linformer_cli.bench.trained_runs import TrainedRun
 from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.model.variants import parse_variants
 from linformer_cli.training.loop import Trainer

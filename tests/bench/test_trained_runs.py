@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from linformer_cli.bench.models import BenchModel, load_models
+from linformer_cli.bench.models import BenchModel, find_trained, load_models, read_trained_runs
 from linformer_cli.bench.rows import Quality
-from linformer_cli.bench.trained_runs import find_trained, read_trained_runs
 from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.errors import CheckpointError
 

@@ -255,11 +255,11 @@ def test_bench_attention_plots_time_and_memory(lintx, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("command", "told", "rows"),
     [
-        (["sample", "--batch", "1,2", "--no-memory"], "bench_sample.show_row", [1, 1, 1]),
-        (["train", "--preset", "tiny", "--batch", "1,2"], "bench_train.show_row", [1, 1]),
+        (["sample", "--batch", "1,2", "--no-memory"], "bench_output.show_row", [1, 1, 1]),
+        (["train", "--preset", "tiny", "--batch", "1,2"], "bench_output.show_row", [1, 1]),
         (
             ["attention", "--attention", "linear", "--positions", "32,64", "--batch", "1"],
-            "bench_attention.show_row",
+            "bench_output.show_row",
             [1],
         ),
     ],

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from linformer_cli.bench.schedule import Part, Schedule
+from linformer_cli.bench.budget import Part, Schedule
 
 
 class Work:

@@ -2,18 +2,25 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from linformer_cli.report.plots import (
+    PLOT_FORMATS,
+    Curve,
+    Panel,
+    PlotFormat,
+    Span,
+    number_styles,
+    render_plot,
+    render_spectrogram,
+)
+from linformer_cli.report.tables import Column, render_records
+from linformer_cli.speech.saved import Transcript
 from linformer_cli.system.environment import describe_machine
 from linformer_cli.units import format_bytes, format_duration
 
-from .benchmarks import choose_columns
-from .plots import PLOT_FORMATS, Curve, Panel, PlotFormat, Span, number_styles, render_plot, render_spectrogram
-from .tables import Column, render_records
-
-if TYPE_CHECKING:
-    from linformer_cli.bench.speech_rows import LengthRow, SpeechPoint, SpeechReport, SpeechRow
-    from linformer_cli.speech.saved import Transcript
+from .speech_rows import LengthRow, SpeechPoint, SpeechReport, SpeechRow
+from .tables import choose_columns
 
 _CURVES, _LENGTHS = FIGURES = ("curves", "lengths")
 _NAME = Column("name", "encoder", names=True)
@@ -64,7 +71,7 @@ HEARD_COLUMNS = (
 )
 
 
-def flatten_row(row: "SpeechRow | LengthRow") -> dict[str, Any]:
+def flatten_row(row: SpeechRow | LengthRow) -> dict[str, Any]:
     """Flatten a row of either table."""
     low, high = row.seconds_per_epoch_quartiles or (None, None)
     flat = {**vars(row), "quartiles": None if low is None else f"{low:.3g}-{high:.3g}"}
@@ -76,14 +83,14 @@ def flatten_row(row: "SpeechRow | LengthRow") -> dict[str, Any]:
     return flat
 
 
-def list_seeds(rows: "Sequence[SpeechRow]") -> list[dict[str, Any]]:
+def list_seeds(rows: Sequence[SpeechRow]) -> list[dict[str, Any]]:
     """Return one record for each seed of each encoder."""
     return [
         {**vars(seed), "name": row.name, "speakers": ", ".join(seed.held_out)} for row in rows for seed in row.seeds
     ]
 
 
-def list_points(rows: "Sequence[SpeechRow]") -> list[dict[str, Any]]:
+def list_points(rows: Sequence[SpeechRow]) -> list[dict[str, Any]]:
     """Return one record for each point of every curve, for CSV."""
     return [
         {**vars(row), "seed": seed.seed, "speakers": ", ".join(seed.held_out), **vars(point)}
@@ -93,12 +100,12 @@ def list_points(rows: "Sequence[SpeechRow]") -> list[dict[str, Any]]:
     ]
 
 
-def describe_title(report: "SpeechReport") -> str:
+def describe_title(report: SpeechReport) -> str:
     """Return the title of all output, which says what the data are."""
     return f"Phoneme error rate (PER) with CTC: {report.settings.title}"
 
 
-def list_tables(report: "SpeechReport") -> list[tuple[list[dict[str, Any]], list[Column]]]:
+def list_tables(report: SpeechReport) -> list[tuple[list[dict[str, Any]], list[Column]]]:
     """Return the records and the columns of all tables: the mechanisms, the seeds and the lengths. None is empty."""
     tables = (
         ([flatten_row(row) for row in report.rows], SPEECH_COLUMNS),
@@ -108,7 +115,7 @@ def list_tables(report: "SpeechReport") -> list[tuple[list[dict[str, Any]], list
     return [(records, choose_columns(records, columns)) for records, columns in tables if records]
 
 
-def render_page(report: "SpeechReport") -> str:
+def render_page(report: SpeechReport) -> str:
     """Render `report` as Markdown."""
     settings = report.settings
     lines = [
@@ -131,7 +138,7 @@ def render_page(report: "SpeechReport") -> str:
     return "\n".join([*lines, ""])
 
 
-def render_figures(report: "SpeechReport") -> dict[str, bytes]:
+def render_figures(report: SpeechReport) -> dict[str, bytes]:
     """Render every figure that has points. The keys of the result are file names."""
     figures: dict[str, bytes] = {}
     for kind in PLOT_FORMATS:
@@ -142,7 +149,7 @@ def render_figures(report: "SpeechReport") -> dict[str, bytes]:
     return figures
 
 
-def render_curves(report: "SpeechReport", kind: PlotFormat) -> bytes:
+def render_curves(report: SpeechReport, kind: PlotFormat) -> bytes:
     """Plot the error rate against epochs and against training time. Bands go from the lowest to the highest seed."""
     against_epochs, against_time = [], []
     for row, (colour, dash) in zip(report.rows, number_styles(len(report.rows)), strict=True):
@@ -164,7 +171,7 @@ def render_curves(report: "SpeechReport", kind: PlotFormat) -> bytes:
     return render_plot(panels, "", "", kind, title=describe_title(report))
 
 
-def render_lengths(report: "SpeechReport", kind: PlotFormat) -> bytes:
+def render_lengths(report: SpeechReport, kind: PlotFormat) -> bytes:
     """Plot the time of an epoch and the memory of a step against the length of the utterances."""
     times, memories = [], []
     names = list(dict.fromkeys(row.name for row in report.lengths))
@@ -187,7 +194,7 @@ def render_lengths(report: "SpeechReport", kind: PlotFormat) -> bytes:
     return render_plot(panels, "length of the utterances (frames of 10 ms)", "", kind, title=steps)
 
 
-def render_transcript(transcript: "Transcript", title: str, kind: PlotFormat) -> bytes:
+def render_transcript(transcript: Transcript, title: str, kind: PlotFormat) -> bytes:
     """Draw the features of a recording with the symbols, at their times, under them."""
     spans = [Span(one.symbol, one.start_seconds, one.end_seconds, one.probability) for one in transcript.symbols]
     features = transcript.features
@@ -195,7 +202,7 @@ def render_transcript(transcript: "Transcript", title: str, kind: PlotFormat) ->
     return render_spectrogram(features.T.tolist(), seconds, spans, kind, title)
 
 
-def describe_progress(rows: "Sequence[SpeechRow]") -> str:
+def describe_progress(rows: Sequence[SpeechRow]) -> str:
     """Describe the newest epoch of every encoder in one line."""
     found: Mapping[str, float | None] = {row.name: row.error_rate for row in rows}
     epochs = max((row.epochs for row in rows), default=0)

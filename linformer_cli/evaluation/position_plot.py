@@ -1,17 +1,14 @@
 """Plots bits/dim against the position in an image or in a window of bytes."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from linformer_cli.report.plots import Curve, Panel, PlotFormat, render_plot
 from linformer_cli.units import Words
 
-from .plots import Curve, Panel, PlotFormat, render_plot
-
-if TYPE_CHECKING:
-    from linformer_cli.evaluation.bits import PositionBits
+from .bits import PositionBits
 
 
-def render_positions(parts: Sequence["PositionBits"], kind: PlotFormat, words: Words) -> bytes:
+def render_positions(parts: Sequence[PositionBits], kind: PlotFormat, words: Words) -> bytes:
     """Plot the bits of each range of positions at its last position, counted from 1, with a band for the error."""
     errors = [part.standard_error or 0.0 for part in parts]
     y = [part.bits_per_dim for part in parts]

@@ -1,9 +1,10 @@
 """The columns of benchmark tables, and the records that fill them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from linformer_cli.report.tables import Column, Record, find_value
 from linformer_cli.units import (
     IMAGES,
     WINDOWS,
@@ -14,11 +15,8 @@ from linformer_cli.units import (
     format_percent,
 )
 
-from .tables import Column, Record, find_value
-
-if TYPE_CHECKING:
-    from linformer_cli.bench.growth import Exponents
-    from linformer_cli.bench.rows import AttentionRow, ModelRow
+from .growth import Exponents
+from .rows import AttentionRow, ModelRow
 
 _METHOD = (
     Column("name", "attention", names=True),
@@ -58,24 +56,73 @@ _PUBLISHED = tuple(
     )
 )
 
-# The tables for a terminal: speed, cost, quality and the paper's figures. Each fits in 80 characters, and they are
-# printed one below another.
-SAMPLING_TABLES: tuple[Sequence[Column], ...] = (
+
+@dataclass(frozen=True)
+class SpeedColumns:
+    """The columns of a benchmark of whole models.
+
+    `tables` are for a terminal: each fits in 80 characters, and they are printed one below another. `file` is for
+    Markdown and CSV.
+    """
+
+    tables: Sequence[Sequence[Column]]
+    file: Sequence[Column]
+
+
+# Speed, cost, quality and the paper's figures.
+SAMPLING = SpeedColumns(
     (
-        *(*_METHOD, _SPEED[0], Column("images_per_second_extrapolated", _EXTRAPOLATED, format=".3g"), _SPEED[1]),
-        *(_TIMES_SOFTMAX, _LEFT_OUT),
+        (
+            *(*_METHOD, _SPEED[0], Column("images_per_second_extrapolated", _EXTRAPOLATED, format=".3g"), _SPEED[1]),
+            *(_TIMES_SOFTMAX, _LEFT_OUT),
+        ),
+        (
+            *(*_METHOD, Column("latency_seconds", "s/image", format=".3g")),
+            Column("latency_seconds_extrapolated", _EXTRAPOLATED, format=".3g"),
+            *(*_STATE, *_SHARES),
+        ),
+        (*_METHOD, _TIMES_OTHER_SOFTMAX, Column("looked_ahead", "look-ahead"), _REDUCED, *_BITS),
+        (
+            *_METHOD,
+            Column("published_images_per_second", "published images/s", format="g"),
+            Column("published_seconds_per_image_cpu", "s/image", format="g"),
+            Column("published_bits_per_dim", "bits/dim", format="g"),
+        ),
     ),
     (
-        *(*_METHOD, Column("latency_seconds", "s/image", format=".3g")),
-        Column("latency_seconds_extrapolated", _EXTRAPOLATED, format=".3g"),
-        *(*_STATE, *_SHARES),
+        *_WHO,
+        Column("look_ahead", "look-ahead"),
+        *_FILE_SPEED,
+        Column("images_per_second_extrapolated", "extrapolated images/s", format=".3g"),
+        _TIMES_SOFTMAX,
+        _TIMES_OTHER_SOFTMAX,
+        Column("latency_seconds", "s per image", format=".3g"),
+        Column("latency_seconds_extrapolated", "extrapolated s per image", format=".3g"),
+        Column("seconds_per_position", "s per position", format=".3g"),
+        Column("seconds_per_position_extrapolated", "extrapolated s per position", format=".3g"),
+        Column("state_bytes_per_image", "state bytes per image", format=","),
+        Column("peak_memory_bytes", "peak memory bytes", format=","),
+        *_SHARES,
+        *_BITS,
+        *_PUBLISHED,
+        _LEFT_OUT,
     ),
-    (*_METHOD, _TIMES_OTHER_SOFTMAX, Column("looked_ahead", "look-ahead"), _REDUCED, *_BITS),
+)
+TRAINING = SpeedColumns(
     (
-        *_METHOD,
-        Column("published_images_per_second", "published images/s", format="g"),
-        Column("published_seconds_per_image_cpu", "s/image", format="g"),
-        Column("published_bits_per_dim", "bits/dim", format="g"),
+        (*_TRAINING_METHOD, *_SPEED, _TIMES_SOFTMAX, _LEFT_OUT),
+        (*_TRAINING_METHOD, Column("seconds_per_step", "step", format=format_milliseconds), _SHARES[0], _REDUCED),
+        (*_TRAINING_METHOD, *_BITS),
+    ),
+    (
+        *_WHO,
+        *_FILE_SPEED,
+        Column("seconds_per_step", "s per step", format=".3g"),
+        _TIMES_SOFTMAX,
+        _SHARES[0],
+        *_BITS,
+        Column("repeats", "repeats"),
+        _LEFT_OUT,
     ),
 )
 # The columns of the table that shows time against the number of positions, for all networks.
@@ -86,39 +133,6 @@ POSITION_COLUMNS = (
     Column("seconds_per_position", "time per value", format=format_microseconds),
     Column("seconds_per_position_extrapolated", _EXTRAPOLATED, format=format_microseconds),
     _STATE[0],
-)
-TRAINING_TABLES: tuple[Sequence[Column], ...] = (
-    (*_TRAINING_METHOD, *_SPEED, _TIMES_SOFTMAX, _LEFT_OUT),
-    (*_TRAINING_METHOD, Column("seconds_per_step", "step", format=format_milliseconds), _SHARES[0], _REDUCED),
-    (*_TRAINING_METHOD, *_BITS),
-)
-SAMPLING_FILE_COLUMNS = (
-    *_WHO,
-    Column("look_ahead", "look-ahead"),
-    *_FILE_SPEED,
-    Column("images_per_second_extrapolated", "extrapolated images/s", format=".3g"),
-    _TIMES_SOFTMAX,
-    _TIMES_OTHER_SOFTMAX,
-    Column("latency_seconds", "s per image", format=".3g"),
-    Column("latency_seconds_extrapolated", "extrapolated s per image", format=".3g"),
-    Column("seconds_per_position", "s per position", format=".3g"),
-    Column("seconds_per_position_extrapolated", "extrapolated s per position", format=".3g"),
-    Column("state_bytes_per_image", "state bytes per image", format=","),
-    Column("peak_memory_bytes", "peak memory bytes", format=","),
-    *_SHARES,
-    *_BITS,
-    *_PUBLISHED,
-    _LEFT_OUT,
-)
-TRAINING_FILE_COLUMNS = (
-    *_WHO,
-    *_FILE_SPEED,
-    Column("seconds_per_step", "s per step", format=".3g"),
-    _TIMES_SOFTMAX,
-    _SHARES[0],
-    *_BITS,
-    Column("repeats", "repeats"),
-    _LEFT_OUT,
 )
 SCALING_COLUMNS = (
     Column("name", "attention", names=True),
@@ -175,7 +189,7 @@ def find_words(rows: Sequence[Record]) -> Words:
     return WINDOWS if all(find_value(row, "item") == WINDOWS.item for row in rows) else IMAGES
 
 
-def flatten_speed(row: "ModelRow") -> dict[str, Any]:
+def flatten_speed(row: ModelRow) -> dict[str, Any]:
     """Flatten a sampling or training row. Extrapolated figures keep separate columns.
 
     A row has one speed, either measured or extrapolated; the quartiles belong to this speed.
@@ -203,7 +217,7 @@ def flatten_speed(row: "ModelRow") -> dict[str, Any]:
     }
 
 
-def flatten_growth(rows: Sequence["AttentionRow"], exponents: Sequence["Exponents"]) -> list[dict[str, Any]]:
+def flatten_growth(rows: Sequence[AttentionRow], exponents: Sequence[Exponents]) -> list[dict[str, Any]]:
     """Flatten rows of time and memory against T, each with the exponents of its mechanism."""
     powers = {found.name: asdict(found) for found in exponents}
     records = []

@@ -1,15 +1,12 @@
 """The tables and the plot of `lintx bench copy`."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from linformer_cli.report.plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
+from linformer_cli.report.tables import Column
 from linformer_cli.units import format_milliseconds, format_percent
 
-from .plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
-from .tables import Column
-
-if TYPE_CHECKING:
-    from linformer_cli.bench.copy import CopyRow
+from .copy import CopyRow
 
 COPY_COLUMNS = (
     Column("name", "attention"),
@@ -27,12 +24,12 @@ CSV_COLUMNS = tuple(
 _SHOWN_POINTS = 10
 
 
-def list_points(rows: Sequence["CopyRow"]) -> list[dict[str, object]]:
+def list_points(rows: Sequence[CopyRow]) -> list[dict[str, object]]:
     """Return one record for each point of each mechanism, for CSV."""
     return [{**vars(row), **vars(point)} for row in rows for point in row.points]
 
 
-def tabulate_losses(rows: Sequence["CopyRow"]) -> tuple[list[Mapping[str, object]], list[Column]]:
+def tabulate_losses(rows: Sequence[CopyRow]) -> tuple[list[Mapping[str, object]], list[Column]]:
     """Return records and columns with the losses of all mechanisms at the last and at evenly spaced earlier updates."""
     losses = {row.name: {point.update: point.loss for point in row.points} for row in rows if row.points}
     updates = sorted({update for points in losses.values() for update in points}, reverse=True)
@@ -42,7 +39,7 @@ def tabulate_losses(rows: Sequence["CopyRow"]) -> tuple[list[Mapping[str, object
     return list(records), [Column("update", "loss at update", format=","), *names]
 
 
-def render_copy(rows: Sequence["CopyRow"], title: str, kind: PlotFormat) -> bytes:
+def render_copy(rows: Sequence[CopyRow], title: str, kind: PlotFormat) -> bytes:
     """Plot loss and accuracy against updates, with one colour for each mechanism."""
 
     def build_panel(key: str, label: str, scale: Scale) -> Panel:

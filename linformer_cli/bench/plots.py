@@ -2,21 +2,17 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from linformer_cli.errors import UsageError
-from linformer_cli.units import IMAGES, Words, format_count
+from linformer_cli.report.plots import Curve, Panel, PlotFormat, number_styles, render_plot
+from linformer_cli.units import format_count
 
-from .benchmarks import find_words
-from .plots import Curve, Panel, PlotFormat, number_styles, render_plot
-
-if TYPE_CHECKING:
-    from linformer_cli.bench.growth import Exponents
-    from linformer_cli.bench.rows import AttentionRow, ModelRow
-    from linformer_cli.comparison.rows import ComparisonRow
+from .growth import Exponents
+from .rows import AttentionRow, ModelRow
+from .tables import find_words
 
 
-def render_speed(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
+def render_speed(rows: Sequence[ModelRow], kind: PlotFormat) -> bytes:
     """Plot images per second against batch size, with one panel per preset. A ring marks an extrapolated point."""
     labels = _label_methods(rows)
     methods = list(dict.fromkeys(labels))
@@ -42,7 +38,7 @@ def render_speed(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
     return render_plot(panels, f"{items} at once", label, kind)
 
 
-def render_quality(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
+def render_quality(rows: Sequence[ModelRow], kind: PlotFormat) -> bytes:
     """Plot bits/dim against images per second, with a panel per batch size and a point per row with a trained model.
 
     Raises `UsageError` if no row has a trained model and a speed.
@@ -74,35 +70,12 @@ def render_quality(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
     return render_plot(panels, f"{words.items} per second", words.bits, kind, title=title)
 
 
-def trained_rows(rows: Sequence["ModelRow"]) -> list["ModelRow"]:
+def trained_rows(rows: Sequence[ModelRow]) -> list[ModelRow]:
     """Return the timed rows with a trained model. `render_quality` draws these rows."""
     return [row for row in rows if row.bits_per_dim is not None and row.speed]
 
 
-def render_comparison(rows: Sequence["ComparisonRow"], kind: PlotFormat, words: Words = IMAGES) -> bytes:
-    """Plot bits/dim against images per second and against the bytes of state, with a point per finished run.
-
-    Raises `UsageError` if no run is finished.
-    """
-    drawn = [row for row in rows if row.bits_per_dim is not None]
-    if not drawn:
-        raise UsageError("no run is finished, so there is nothing to plot")
-    speeds, states = [], []
-    for row, style in zip(drawn, number_styles(len(drawn)), strict=True):
-        bits, error = row.bits_per_dim or 0.0, row.standard_error or 0.0
-        point = [bits], [bits - error], [bits + error]
-        if row.images_per_second:
-            speeds.append(Curve(row.name, [row.images_per_second], *point, *style))
-        if row.state_bytes_per_image:
-            states.append(Curve(row.name, [row.state_bytes_per_image / 1024], *point, *style))
-    panels = [
-        Panel("", speeds, x_label=f"{words.items} per second (sampling)", y_scale="linear", ticks_at_points=False),
-        Panel("", states, x_label=f"state per {words.item} (KiB)", y_scale="linear", ticks_at_points=False),
-    ]
-    return render_plot(panels, "", words.bits, kind, title=f"validation {words.bits} with standard error")
-
-
-def render_growth(rows: Sequence["AttentionRow"], exponents: Sequence["Exponents"], kind: PlotFormat) -> bytes:
+def render_growth(rows: Sequence[AttentionRow], exponents: Sequence[Exponents], kind: PlotFormat) -> bytes:
     """Plot time and memory of one sequence against T, with one curve per mechanism.
 
     The legend shows the exponents over all lengths. The title shows the number of sequences in a pass.
@@ -132,7 +105,7 @@ def render_growth(rows: Sequence["AttentionRow"], exponents: Sequence["Exponents
     return render_plot(panels, "T (positions)", "", kind, title=title)
 
 
-def _describe_batches(rows: Sequence["AttentionRow"]) -> str:
+def _describe_batches(rows: Sequence[AttentionRow]) -> str:
     """Describe the number of sequences in a pass for a title."""
     batches = {row.batch for row in rows}
     if len(batches) == 1:
@@ -145,7 +118,7 @@ def _describe_batches(rows: Sequence["AttentionRow"]) -> str:
     return f"batch x T = {product:,}"
 
 
-def _label_methods(rows: Sequence["ModelRow"]) -> list[str]:
+def _label_methods(rows: Sequence[ModelRow]) -> list[str]:
     """Return the legend label of each row. A label names the method for softmax and for names with several methods.
 
     A method is an engine, with its precision if the rows differ in precision.

@@ -6,11 +6,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from linformer_cli.bench import plots as benchmark_plots
+from linformer_cli.bench import tables as benchmarks
 from linformer_cli.bench.growth import Exponents
 from linformer_cli.bench.published import Published
 from linformer_cli.bench.rows import AttentionRow, Extrapolated, SamplingRow
 from linformer_cli.errors import UsageError
-from linformer_cli.report import benchmark_plots, benchmarks
 from linformer_cli.report.tables import Column
 
 MEASURED = SamplingRow(
@@ -50,12 +51,12 @@ EXTRAPOLATED = replace(LEFT_OUT, batch=1, left_out=None, extrapolated=Extrapolat
 def test_models_of_bytes_have_windows_and_bits_per_byte() -> None:
     rows = [replace(MEASURED, item="window", bits_per_dim=2.0, images_seen=7)]
     flat = [benchmarks.flatten_speed(row) for row in rows]
-    titles = {column.title for table in benchmarks.SAMPLING_TABLES for column in benchmarks.choose_columns(flat, table)}
+    titles = {column.title for table in benchmarks.SAMPLING.tables for column in benchmarks.choose_columns(flat, table)}
     assert {"windows/s", "s/window", "bits/byte", "windows seen"} <= titles
     assert not any("image" in title or "dim" in title for title in titles)
     assert rows[0].describe() == "mnist-paper, linear (step), batch 1: 2 windows/s"
     assert b"windows per second" in benchmark_plots.render_speed(rows, "svg")
-    mixed = benchmarks.choose_columns([*flat, benchmarks.flatten_speed(MEASURED)], benchmarks.SAMPLING_TABLES[0])
+    mixed = benchmarks.choose_columns([*flat, benchmarks.flatten_speed(MEASURED)], benchmarks.SAMPLING.tables[0])
     assert "images/s" in {column.title for column in mixed}
 
 
@@ -85,12 +86,12 @@ def test_only_single_images_have_a_latency() -> None:
 
 def test_empty_columns_are_left_out() -> None:
     rows = [benchmarks.flatten_speed(MEASURED)]
-    speed, cost, quality, published = benchmarks.SAMPLING_TABLES
+    speed, cost, quality, published = benchmarks.SAMPLING.tables
     assert "extrapolated" not in [column.title for column in benchmarks.choose_columns(rows, speed)]
     assert "s/image" in [column.title for column in benchmarks.choose_columns(rows, cost)]
     assert benchmarks.choose_columns(rows, quality) == []  # bits/dim were not measured
     assert "published images/s" in [column.title for column in benchmarks.choose_columns(rows, published)]
-    kept = benchmarks.choose_columns(rows, benchmarks.SAMPLING_FILE_COLUMNS, benchmarks.QUALITY)
+    kept = benchmarks.choose_columns(rows, benchmarks.SAMPLING.file, benchmarks.QUALITY)
     assert {"bits_per_dim", "images_seen"} <= {column.key for column in kept}
     method = speed[:3]
     assert benchmarks.choose_columns(rows, [*method, Column("nothing", "nothing")]) == []
@@ -180,7 +181,7 @@ def test_a_plot_of_bits_per_dim_is_refused_if_no_row_has_any(raises_one_line) ->
         benchmark_plots.render_quality([MEASURED, _trained("x", 1.0, row=LEFT_OUT)], "png")
 
 
-@pytest.mark.parametrize("tables", ["SAMPLING_TABLES", "TRAINING_TABLES"])
+@pytest.mark.parametrize("tables", ["SAMPLING", "TRAINING"])
 def test_no_table_is_wider_than_a_terminal(tables) -> None:
     from rich.console import Console
 
@@ -191,7 +192,7 @@ def test_no_table_is_wider_than_a_terminal(tables) -> None:
     rows[0] |= {"bits_per_dim": 1.2345, "images_seen": 15_000_000}
     rows[0] |= {"latency_seconds": 0.123, "seconds_per_step": 0.123, "times_softmax": 0.123}
     rows[0] |= {"name": "retention", "engine": "parallel", "reduced": "2 of 3 repeats"}
-    for columns in getattr(benchmarks, tables):
+    for columns in getattr(benchmarks, tables).tables:
         console = Console(width=80, file=io.StringIO())
         console.print(render_records(rows, benchmarks.choose_columns(rows, columns), "table"))
         assert len(console.file.getvalue().rstrip().splitlines()) == 3  # heading, rule and row do not wrap

@@ -1,29 +1,26 @@
 """Renders the report of `lintx bench paper` as a page of tables and a set of figures."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from linformer_cli.report.plots import PLOT_FORMATS
+from linformer_cli.report.tables import Column, Record, render_records
 from linformer_cli.system.environment import describe_machine
 from linformer_cli.units import format_duration
 
-from .benchmark_plots import render_growth, render_quality, render_speed, trained_rows
-from .benchmarks import (
+from .copy_report import COPY_COLUMNS, render_copy
+from .paper_report import PaperReport
+from .plots import render_growth, render_quality, render_speed, trained_rows
+from .tables import (
     EXPONENT_COLUMNS,
     QUALITY,
     REACH_COLUMNS,
-    SAMPLING_FILE_COLUMNS,
+    SAMPLING,
     SCALING_COLUMNS,
-    TRAINING_FILE_COLUMNS,
+    TRAINING,
     choose_columns,
     flatten_growth,
     flatten_speed,
 )
-from .copy import COPY_COLUMNS, render_copy
-from .plots import PLOT_FORMATS
-from .tables import Column, Record, render_records
-
-if TYPE_CHECKING:
-    from linformer_cli.bench.paper_report import PaperReport
 
 _CEILING_COLUMNS = (
     Column("network", "network"),
@@ -34,7 +31,7 @@ _CEILING_COLUMNS = (
 )
 
 
-def render_page(report: "PaperReport") -> str:
+def render_page(report: PaperReport) -> str:
     """Render `report` as Markdown."""
     published = report.settings.published
     lines = [
@@ -45,11 +42,11 @@ def render_page(report: "PaperReport") -> str:
     ]
     if report.unfinished:
         lines.append(f"Not finished: {', '.join(report.unfinished)}.")
-    lines += _table("Sampling", [flatten_speed(row) for row in report.sampling], SAMPLING_FILE_COLUMNS)
+    lines += _table("Sampling", [flatten_speed(row) for row in report.sampling], SAMPLING.file)
     if report.sampling:
         lines += ["", f"Published figures: {published.source}. Their hardware: {_list(published.hardware)}."]
         lines += ["Published bits/dim leave out the first value of an image; ours count every value."]
-    lines += _table("Training", [flatten_speed(row) for row in report.training], TRAINING_FILE_COLUMNS)
+    lines += _table("Training", [flatten_speed(row) for row in report.training], TRAINING.file)
     scaling = flatten_growth(report.scaling, report.exponents)
     lines += _table("Time and memory against T", scaling, SCALING_COLUMNS)
     lines += _table("Exponents", report.exponents, EXPONENT_COLUMNS)
@@ -67,7 +64,7 @@ def render_page(report: "PaperReport") -> str:
     return "\n".join([*lines, ""])
 
 
-def render_figures(report: "PaperReport") -> dict[str, bytes]:
+def render_figures(report: PaperReport) -> dict[str, bytes]:
     """Render every figure that has rows. The keys of the result are file names."""
     figures: dict[str, bytes] = {}
     for kind in PLOT_FORMATS:

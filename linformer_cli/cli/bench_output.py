@@ -1,0 +1,124 @@
+"""What the commands of `lintx bench` share: running and showing a benchmark, its tables, and the machine."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from linformer_cli.bench import tables
+from linformer_cli.bench.growth import Exponents
+from linformer_cli.bench.measure.ceilings import CeilingsReport
+from linformer_cli.bench.rounds import BenchReport
+from linformer_cli.bench.rows import AttentionRow, ModelRow
+from linformer_cli.files import write_file
+from linformer_cli.report.plots import PlotFormat
+from linformer_cli.report.tables import Column, TableStyle, to_json
+from linformer_cli.system.device import choose_device
+from linformer_cli.system.environment import describe_machine
+from linformer_cli.system.signals import Check, catch_signals
+
+from .options import STOPPED
+from .output import info, print_json, print_records, write_plot
+
+Report = TypeVar("Report", bound=BenchReport[Any])
+# The file of a plot and the function that draws it, by the plot's key in a JSON document.
+Plots = dict[str, tuple[Path | None, Callable[[PlotFormat], bytes]]]
+
+
+def choose_place(device: str, more: str = "") -> str:
+    """Return the device for the value of --device, and print the choice on stderr, followed by `more`."""
+    place = choose_device(device)
+    info(f"device {place.value} ({place.reason}){more}")
+    return place.value
+
+
+def run_and_show(
+    run: Callable[[Callable[[Any], None], Check], Report],
+    show: Callable[[Report], None],
+    list_plots: Callable[[Report], Plots],
+    document: Mapping[str, object] | None,
+) -> None:
+    """Call `run` with functions that report a row and that raise after Ctrl-C, and show the report.
+
+    The report completes `document`, which is printed as JSON on stdout. Without a document, `show` prints tables on
+    stdout, and the machine is printed on stderr. Plots come last: if one cannot be written, the figures are not lost.
+    After Ctrl-C, the rows so far are shown, and `Interrupted` is raised.
+    """
+    with catch_signals() as stop:
+        report = run(show_row, stop.raise_if_set)
+    if not report.rows:
+        stop.raise_if_set("Stopped before anything was measured")
+    plots = list_plots(report)
+    if document is None:
+        show(report)
+        show_machine(report.environment, report.ceilings)
+    else:
+        print_json({**document, **{key: path for key, (path, _) in plots.items()}, **vars(report)})
+    for path, render in plots.values():
+        write_plot(path, render)
+    stop.raise_if_set(STOPPED)
+
+
+def print_speeds(rows: Sequence[ModelRow], columns: tables.SpeedColumns, style: TableStyle) -> None:
+    """Print rows of sampling or training on stdout."""
+    flat = [tables.flatten_speed(row) for row in rows]
+    if style == "csv" or (style == "md" and flat):
+        kept = columns.file if style == "csv" else tables.choose_columns(flat, columns.file, tables.QUALITY)
+        print_records(flat, kept, style)
+        return
+    for preset in dict.fromkeys(row["preset"] for row in flat):
+        if preset is not None:
+            print(preset)
+        of_preset = [row for row in flat if row["preset"] == preset]
+        for table in columns.tables:
+            _print_table(of_preset, table)
+
+
+def print_position_times(rows: Sequence[ModelRow]) -> None:
+    """Print on stdout how the time per value depends on the number of positions."""
+    # The name of a resized preset is the name of its network and the size of its images, separated by a comma.
+    flat = [{**tables.flatten_speed(row), "network": (row.preset or "").partition(",")[0]} for row in rows]
+
+    def method(row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[key] for key in ("network", "name", "engine", "batch"))
+
+    methods = list(dict.fromkeys(map(method, flat)))
+    flat.sort(key=lambda row: (methods.index(method(row)), row["positions"]))
+    _print_table(flat, tables.POSITION_COLUMNS)
+
+
+def _print_table(records: Sequence[dict[str, Any]], columns: Sequence[Column]) -> None:
+    if shown := tables.choose_columns(records, columns):
+        print_records(records, shown, "table")
+        print()
+
+
+def print_growth(rows: Sequence[AttentionRow], exponents: Sequence[Exponents], style: TableStyle) -> None:
+    """Print time and memory against T on stdout, then the exponents. In CSV, there is only the first table."""
+    flat = tables.flatten_growth(rows, exponents)
+    print_records(flat, tables.SCALING_FILE_COLUMNS if style == "csv" else tables.SCALING_COLUMNS, style)
+    for columns in () if style == "csv" else (tables.EXPONENT_COLUMNS, tables.REACH_COLUMNS):
+        print()
+        print_records(exponents, columns, style)
+
+
+def show_row(row: AttentionRow | ModelRow) -> None:
+    """Print a row on stderr, in one line."""
+    info(row.describe())
+
+
+def write_report(out: Path, name: str, report: object, page: str, figures: Mapping[str, bytes]) -> None:
+    """Write NAME.json, NAME.md and the figures. After an interruption, each file is either complete or unchanged."""
+    texts = {f"{name}.json": to_json(report) + "\n", f"{name}.md": page}
+    for file, data in {**{file: text.encode() for file, text in texts.items()}, **figures}.items():
+        write_file(out / file, data)
+
+
+def show_machine(environment: Mapping[str, Any], ceilings: CeilingsReport) -> None:
+    """Print the machine and its highest rates on stderr."""
+    info(describe_machine(environment))
+    best: dict[str, float] = {}
+    for product in ceilings.products:
+        best[product.precision] = max(best.get(product.precision, 0.0), product.gigaflops)
+    products = ", ".join(f"{speed:.0f} GFLOP/s in {kind}" for kind, speed in sorted(best.items(), reverse=True))
+    copied = f"memory copies {ceilings.copy.gigabytes_per_second:.0f} GB/s"
+    info(f"matrix products up to {products}; {copied}" if products else copied)
