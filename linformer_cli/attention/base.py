@@ -18,13 +18,10 @@ from torch import Tensor, nn
 
 from linformer_cli.documents import Config
 from linformer_cli.errors import UsageError
-from linformer_cli.native.library import has_library
 from linformer_cli.native.program import MixInputs, NoProgram
 
-from .parts.padding import check_lengths, fill_padding
-
-# The types of inputs that compiled kernels support.
-KERNEL_TYPES = (torch.float32, torch.float64, torch.bfloat16)
+from .kernels.registry import Operation, find_kernel
+from .tensors import accumulator_dtype, check_lengths, fill_padding
 
 State = TypeVar("State")
 
@@ -67,11 +64,6 @@ class AttentionOptions(Config):
 Chunk = Annotated[int, Field(gt=0, le=65_536, description="positions per chunk of the parallel form")]
 
 
-def runs_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether compiled kernels run on `device`, with inputs of `dtype`."""
-    return device.type == "cpu" and dtype in KERNEL_TYPES and has_library()
-
-
 class Attention(nn.Module, ABC):
     """One mechanism: `attend` is its parallel form, and `step` is its step form.
 
@@ -92,8 +84,8 @@ class Attention(nn.Module, ABC):
     shared_key_value: ClassVar[bool] = False
     # The mechanism replaces attention and feed-forward, so it needs a gated block instead of a transformer block.
     gated: ClassVar[bool] = False
-    # There are compiled kernels of `attend` for CPUs.
-    has_kernels: ClassVar[bool] = False
+    # The compiled operation that takes most of the time of `attend`, if there is one.
+    compiled: ClassVar[Operation[Callable[..., object]] | None] = None
     # The mechanism has `attend_all`. Options may take it away, so an object can have False where its class has True.
     bidirectional: bool = False
     # E, the number of extra scalars per head and position that the layer projects for this mechanism.
@@ -133,7 +125,7 @@ class Attention(nn.Module, ABC):
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether `attend` runs compiled kernels, rather than plain torch, for inputs of `dtype` on `device`."""
-        return self.has_kernels and runs_kernels(device, accumulator_dtype(dtype))
+        return self.compiled is not None and find_kernel(self.compiled, device, accumulator_dtype(dtype)) is not None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
@@ -275,11 +267,6 @@ class Shared(NamedTuple):
     """
 
     tensor: Tensor
-
-
-def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type of running sums: float64 for float64 inputs, otherwise float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def state_tensors(state: Any) -> Iterator[Tensor]:

@@ -11,10 +11,11 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import AttentionOptions, AttentionShape, Memory
 from .bidirectional.joined import join_globals
 from .bidirectional.lists import list_blocks, weigh_lists
 from .parts.caches import CachedAttention, KeyValueCache, Span, attend_masked, extend_cache, push_in_place, stack_spans
+from .tensors import accumulator_dtype
 
 BigbirdState = KeyValueCache
 

@@ -5,10 +5,11 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from .base import AttentionShape, accumulator_dtype
+from .base import AttentionShape
 from .bidirectional.both_ways import sum_both_ways
 from .parts.delta_attention import GatedDeltaAttention, GatedDeltaOptions, Gates, finish
 from .parts.delta_rule import DeltaState, delta_sums
+from .tensors import accumulator_dtype
 
 DeltanetState = DeltaState
 

@@ -9,9 +9,10 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionShape, Memory, accumulator_dtype
+from .base import AttentionShape, Memory
 from .parts.caches import add_cache, cache_format
 from .parts.gated import GatedAttention, GatedOptions
+from .tensors import accumulator_dtype
 
 
 class FlashOptions(GatedOptions):

@@ -10,9 +10,10 @@ from torch import Tensor
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionShape, Memory, accumulator_dtype
+from .base import AttentionShape, Memory
 from .parts.caches import CachedAttention, KeyValueCache, add_cache, cache_format, extend_cache, push_in_place
 from .parts.gated import GatedAttention, GatedOptions
+from .tensors import accumulator_dtype
 
 GauState = KeyValueCache
 

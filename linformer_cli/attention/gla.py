@@ -10,14 +10,15 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionShape, Memory, accumulator_dtype, runs_kernels
+from .base import Attention, AttentionShape, Memory
 from .bidirectional.both_ways import sum_both_ways
-from .kernels import sums as kernels
+from .kernels.registry import CAUSAL_SUMS, kernel_for
 from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
 from .parts.fading import FadingOptions
 from .parts.halves import PowerOfTwoChunk
 from .parts.scaling import scale_outputs
+from .tensors import accumulator_dtype
 
 
 class GlaOptions(FadingOptions):
@@ -62,7 +63,7 @@ class GlaAttention(Attention):
     method = "running sums, a decay computed from the input"
     memory = Memory.CONSTANT
     options_type = GlaOptions
-    has_kernels = True
+    compiled = CAUSAL_SUMS
     bidirectional = True
     options: GlaOptions
 
@@ -93,8 +94,8 @@ class GlaAttention(Attention):
 
     def _sum(self, q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor]:
         """u [B, H, T, V] and the last s."""
-        if q.dtype == k.dtype == v.dtype and runs_kernels(q.device, q.dtype):
-            return kernels.sum_causally(q, k, v, log_gate, carried, self.score_scale)
+        if sum_causally := kernel_for(CAUSAL_SUMS, q, k, v):
+            return sum_causally(q, k, v, log_gate, carried, self.score_scale)
         dtype = log_gate.dtype
         inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
         if self.options.gate == "vector":

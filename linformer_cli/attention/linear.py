@@ -11,12 +11,12 @@ from torch.nn import functional
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory, accumulator_dtype
-from .kernels import linear as kernels
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory
+from .kernels.registry import CAUSAL_SUMS, LINEAR_ATTENTION, LINEAR_ATTENTION_ALL, find_kernel, kernel_for
 from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
 from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
-from .parts.padding import fill_padding
 from .parts.whole_sums import read_whole_sums
+from .tensors import accumulator_dtype, fill_padding
 
 
 class LinearOptions(AttentionOptions):
@@ -60,7 +60,7 @@ class LinearAttention(Attention):
     method = "fixed feature map, running sums"
     memory = Memory.CONSTANT
     options_type = LinearOptions
-    has_kernels = True
+    compiled = CAUSAL_SUMS
     bidirectional = True
     options: LinearOptions
 
@@ -73,17 +73,16 @@ class LinearAttention(Attention):
             self.feature_map = FEATURE_MAPS[options.feature_map](shape.heads, shape.key_width)
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return self._is_fused(device, dtype) or super().is_compiled(device, dtype)
-
-    def _is_fused(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether a single kernel computes the feature map, the sums and the division."""
-        return kernels.serves(self.options.feature_map, device, dtype, self.shape.key_width, self.shape.value_width)
+        widths = self.shape.key_width, self.shape.value_width
+        fused = find_kernel(LINEAR_ATTENTION, device, dtype, widths, self.options.feature_map)
+        return fused is not None or super().is_compiled(device, dtype)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, LinearState]:
         dtype = accumulator_dtype(q.dtype)
         s, z = (None, None) if state is None else state
-        if q.dtype == k.dtype == v.dtype and self._is_fused(q.device, q.dtype):
-            y, s, z = kernels.attend(q, k, v, s, z, self.options.feature_map)
+        # A single kernel computes the feature map, the sums and the division.
+        if attend := kernel_for(LINEAR_ATTENTION, q, k, v, feature_map=self.options.feature_map):
+            y, s, z = attend(q, k, v, s, z, self.options.feature_map)
             return y, LinearState(s, z)
         phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
         # With a column of ones appended to the values, the last column of s is z.
@@ -96,10 +95,8 @@ class LinearAttention(Attention):
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
-        fused = q.device.type == "cpu" and self._is_fused(q.device, q.dtype)
-        if fused and q.dtype == k.dtype == v.dtype:
-            keys = fill_padding(k, lengths, -math.inf)
-            return kernels.attend_whole(q, keys, v, self.options.feature_map)
+        if attend_all := kernel_for(LINEAR_ATTENTION_ALL, q, k, v, feature_map=self.options.feature_map):
+            return attend_all(q, fill_padding(k, lengths, -math.inf), v, self.options.feature_map)
         phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
         return divide_by_weight(*read_whole_sums(phi_q, phi_k, v.to(dtype), lengths))
 

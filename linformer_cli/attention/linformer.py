@@ -10,10 +10,10 @@ from torch.nn import functional
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Memory
 from .parts.caches import add_cache, attend_masked, cache_format, fit_rows, init_cache
 from .parts.near_and_rows import Pattern, attend_near_and_rows
-from .parts.padding import find_padding
+from .tensors import accumulator_dtype, find_padding
 
 _DEFAULT_RANK = 4
 

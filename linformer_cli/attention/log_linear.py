@@ -9,13 +9,14 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Memory
 from .parts.causal_sums import divide_by_weight
 from .parts.feature_maps import Elu
 from .parts.halves import PowerOfTwoChunk
 from .parts.initial import inverse_softplus, log_memories
 from .parts.level_sums import LevelInputs, count_buckets, read_levels, step_levels
 from .parts.scaling import directions, scale_outputs
+from .tensors import accumulator_dtype
 
 # The code of each base mechanism in mix_log_linear.h. It equals the number of extra scalars that the mechanism needs.
 _OVER = {"linear": 0, "mamba2": 1, "deltanet": 2}

@@ -11,8 +11,9 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionOptions, Memory, accumulator_dtype
+from .base import AttentionOptions, Memory
 from .parts.caches import CachedAttention, KeyValueCache, Span, extend_cache, push_in_place, stack_spans
+from .tensors import accumulator_dtype
 
 LogsparseState = KeyValueCache
 

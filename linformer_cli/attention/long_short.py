@@ -11,13 +11,13 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Memory
 from .bidirectional.joined import join, weigh
 from .bidirectional.lists import list_blocks, weigh_lists
 from .parts.caches import CacheLayout, add_cache, cache_format, emit_rows, fit_rows, init_cache, stack_spans
 from .parts.near_and_rows import Pattern, attend_near_and_rows
-from .parts.padding import fill_padding
 from .parts.scaling import shrink_huge
+from .tensors import accumulator_dtype, fill_padding
 
 # The fewest queries in a block that shares one slice of near keys. Larger blocks copy fewer keys but mask more scores.
 _QUERY_BLOCK = 32

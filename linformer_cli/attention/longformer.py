@@ -13,10 +13,11 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 from linformer_cli.units import parse_count
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Memory
 from .bidirectional.joined import join_globals
 from .bidirectional.lists import SHORTEST_BLOCK, list_windows, weigh_lists
 from .parts.caches import CacheLayout, add_cache, attend_masked, emit_rows, init_cache, stack_spans
+from .tensors import accumulator_dtype
 
 
 class LongformerOptions(AttentionOptions):

@@ -10,11 +10,12 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Memory
 from .bidirectional.lsh import attend_sorted_chunks
 from .parts.bucket_chunks import EMPTY, attend_in_buckets, sort_by_bucket
 from .parts.caches import KeyValueCache, add_cache, cache_format, extend_cache, fit_rows, init_cache, push_in_place
 from .parts.scaling import shrink_huge
+from .tensors import accumulator_dtype
 
 
 def _scale_keys(queries: Tensor) -> Tensor:

@@ -10,11 +10,13 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory
+from .kernels.registry import CAUSAL_SUMS
 from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, sum_logs
 from .parts.initial import inverse_softplus, log_memories
 from .parts.scaling import shrink_huge
+from .tensors import accumulator_dtype
 
 _EPSILON = 1e-5  # added to the mean squares of queries and keys
 _SLOWEST_RATE = 1e-4  # the smallest -A computed from the input
@@ -100,7 +102,7 @@ class MambaAttention(Attention):
     method = "state space model, running sums with a decay computed from the input"
     memory = Memory.CONSTANT
     options_type = MambaOptions
-    has_kernels = True
+    compiled = CAUSAL_SUMS
     options: MambaOptions
 
     def __init__(self, options: MambaOptions, shape: AttentionShape) -> None:

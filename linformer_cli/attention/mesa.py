@@ -12,12 +12,13 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory, accumulator_dtype, runs_kernels
-from .kernels import mesa as kernels
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory
+from .kernels.registry import MESA_SOLVER, kernel_for
 from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums
 from .parts.initial import log_memories
 from .parts.scaling import directions, shrink_huge
+from .tensors import accumulator_dtype
 
 _LEAST_RIDGE = 0.25  # the smallest Lambda
 
@@ -62,7 +63,7 @@ class MesaAttention(Attention):
     method = "least squares over all positions, conjugate gradients"
     memory = Memory.CONSTANT
     options_type = MesaOptions
-    has_kernels = True
+    compiled = MESA_SOLVER
     extra_per_head = 2
     options: MesaOptions
 
@@ -158,9 +159,8 @@ class _System:
 
     def solve(self, right: Tensor, iterations: int) -> Tensor:
         """x [B, H, T, K] with (h_t + Lambda) x_t near `right`, without gradients."""
-        if runs_kernels(right.device, right.dtype):
-            matrices = self.keys, self.written, self.log_decay, self.carried, self.penalty
-            return kernels.solve(right, *matrices, iterations)
+        if solve := kernel_for(MESA_SOLVER, right):
+            return solve(right, self.keys, self.written, self.log_decay, self.carried, self.penalty, iterations)
         return _conjugate_gradients(lambda x: self.multiply(x)[0], right, iterations)
 
 

@@ -9,11 +9,13 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory
+from .kernels.registry import CAUSAL_SUMS
 from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, sum_logs
 from .parts.initial import log_memories
 from .parts.scaling import OUTPUT_FLOOR
+from .tensors import accumulator_dtype
 
 # The denominator is at least exp(-60), far below the rounding error of a sum whose largest weight is 1. Without this
 # bound, exp(-m) can round to 0, and a query of zeros gives 0 / 0.
@@ -64,7 +66,7 @@ class MlstmAttention(Attention):
     method = "running sums, exponential input gate"
     memory = Memory.CONSTANT
     options_type = MlstmOptions
-    has_kernels = True
+    compiled = CAUSAL_SUMS
     extra_per_head = 2
     options: MlstmOptions
 

@@ -10,11 +10,11 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, Shared, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Memory, Shared
 from .parts.causal_convolution import CausalConvolution, RecentValues
 from .parts.halves import PowerOfTwoChunk
-from .parts.padding import fill_padding, find_padding
 from .parts.running_averages import NOTHING, read_running_averages
+from .tensors import accumulator_dtype, fill_padding, find_padding
 
 
 class NystromOptions(AttentionOptions):

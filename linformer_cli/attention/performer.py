@@ -11,11 +11,10 @@ from torch.nn import functional
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory, accumulator_dtype, runs_kernels
-from .kernels import linear
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory
+from .kernels.registry import CAUSAL_SUMS, EXPONENTIAL_ATTENTION, kernel_for
 from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
 from .parts.decayed_sums import decayed_causal_sums
-from .parts.padding import fill_padding
 from .parts.pairwise_exponentials import divide_sums, exp_below_maximum, raise_maximum, replace_vanished
 from .parts.performer_map import RELU_OFFSET, FeatureMapName, PerformerMap
 from .parts.random_features import (
@@ -26,6 +25,7 @@ from .parts.random_features import (
     sine_features,
 )
 from .parts.whole_sums import read_whole_sums
+from .tensors import accumulator_dtype, fill_padding
 
 
 class PerformerOptions(AttentionOptions):
@@ -103,7 +103,7 @@ class PerformerAttention(Attention):
     method = "random features of softmax, running sums"
     memory = Memory.CONSTANT
     options_type = PerformerOptions
-    has_kernels = True
+    compiled = CAUSAL_SUMS
     bidirectional = True
     options: PerformerOptions
     directions: Tensor
@@ -150,44 +150,36 @@ class PerformerAttention(Attention):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, PerformerState]:
+        if self._is_exponential:
+            return self._attend_exponential(q, k, v, state)
         dtype = accumulator_dtype(q.dtype)
-        if self._is_exponential and q.dtype == k.dtype == v.dtype and runs_kernels(q.device, q.dtype):
-            return self._attend_compiled(q, k, v, state)
         # With a column of ones appended to the values, the last column of s is z.
         q, k, values = q.to(dtype), k.to(dtype), functional.pad(v.to(dtype), (0, 1), value=1.0)
-        if self.options.feature_map == "relu":
-            phi_q, phi_k = self._map.relu(q), self._map.relu(k)
-            sums, s = causal_sums(phi_q, phi_k, values, None if state is None else state.s, self.options.chunk)
-            y, state = divide_by_weight(sums[..., :-1], sums[..., -1]), PerformerState(s)
-        elif self.options.feature_map == "trig":
-            y, state = self._attend_trigonometric(q, k, values, state)
-        else:
-            y, state = self._attend_exponential(q, k, values, state)
-        return y, state
+        if self.options.feature_map == "trig":
+            return self._attend_trigonometric(q, k, values, state)
+        phi_q, phi_k = self._map.relu(q), self._map.relu(k)
+        sums, s = causal_sums(phi_q, phi_k, values, None if state is None else state.s, self.options.chunk)
+        return divide_by_weight(sums[..., :-1], sums[..., -1]), PerformerState(s)
 
-    def _attend_compiled(
+    def _attend_exponential(
         self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState | None
     ) -> tuple[Tensor, PerformerState]:
-        """`_attend_exponential` with a kernel that computes features from queries and keys."""
+        """`_attend` for `positive` and `hyperbolic`. Key features are divided by their maximum over all positions.
+
+        The sums at each position have a scale that cancels in y and needs no gradient. The kernel computes the features
+        from queries and keys.
+        """
         dtype = accumulator_dtype(q.dtype)
         before = None if state is None or state.c is None else (state.s, state.c)
-        result = linear.attend_exponential(q, k, v, self._map.exponent_columns(dtype), before)
 
         def log_features() -> tuple[Tensor, Tensor]:
             return self._map.log_query(q.to(dtype)), self._map.log_key(k.to(dtype))
 
-        y = replace_vanished(result.y, result.weights, log_features, functional.pad(v, (0, 1), value=1.0), before)
-        return y, PerformerState(torch.cat([result.s, result.z.unsqueeze(-1)], dim=-1), result.c)
-
-    def _attend_exponential(
-        self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None
-    ) -> tuple[Tensor, PerformerState]:
-        """`_attend` for `positive` and `hyperbolic`. Key features are divided by their maximum over all positions.
-
-        The sums at each position have a scale that cancels in y and needs no gradient.
-        """
-        a, b = self._map.log_query(q), self._map.log_key(k)
-        before = None if state is None or state.c is None else (state.s, state.c)
+        if attend := kernel_for(EXPONENTIAL_ATTENTION, q, k, v):
+            found = attend(q, k, v, self._map.exponent_columns(dtype), before)
+            y = replace_vanished(found.y, found.weights, log_features, functional.pad(v, (0, 1), value=1.0), before)
+            return y, PerformerState(torch.cat([found.s, found.z.unsqueeze(-1)], dim=-1), found.c)
+        (a, b), values = log_features(), functional.pad(v.to(dtype), (0, 1), value=1.0)
         c = b.detach().amax(dim=2)
         c = c if before is None else torch.maximum(c, before[1])
         carried = before and before[0] * (before[1] - c).exp().unsqueeze(-1)

@@ -10,13 +10,14 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionShape, Chunk, Memory, accumulator_dtype, runs_kernels
+from .base import Attention, AttentionShape, Chunk, Memory
 from .bidirectional.both_ways import sum_both_ways
-from .kernels import sums as kernels
+from .kernels.registry import CAUSAL_SUMS, kernel_for
 from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, multiply_features
 from .parts.fading import FadingOptions
 from .parts.scaling import scale_outputs
+from .tensors import accumulator_dtype
 
 _DEFAULT_WAVES = 2
 
@@ -76,7 +77,7 @@ class RetentionAttention(Attention):
     method = "running sums, a fixed decay per head"
     memory = Memory.CONSTANT
     options_type = RetentionOptions
-    has_kernels = True
+    compiled = CAUSAL_SUMS
     bidirectional = True
     options: RetentionOptions
 
@@ -123,8 +124,8 @@ class RetentionAttention(Attention):
         dtype = accumulator_dtype(q.dtype)
         column = (position + torch.arange(v.shape[2], device=v.device)) % self.shape.row
         log_decay = self._log_decays(column, dtype).unsqueeze(0)
-        if not self.plane and q.dtype == k.dtype == v.dtype and runs_kernels(q.device, q.dtype):
-            return kernels.sum_causally(q, k, v, log_decay.unsqueeze(-1), s, self.score_scale)
+        if not self.plane and (sum_causally := kernel_for(CAUSAL_SUMS, q, k, v)):
+            return sum_causally(q, k, v, log_decay.unsqueeze(-1), s, self.score_scale)
         factors = self._wave_factors(column, dtype) if self.plane else None
         inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
         return decayed_causal_sums(*inputs, log_decay, s, self.options.chunk, factors)

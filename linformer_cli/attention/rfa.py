@@ -9,11 +9,13 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory
+from .kernels.registry import CAUSAL_SUMS
 from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
 from .parts.decayed_sums import decayed_causal_sums
 from .parts.random_features import WEIGHT_FLOOR, divide_by_floored_weight, draw_directions, sine_features
 from .parts.whole_sums import read_whole_sums
+from .tensors import accumulator_dtype
 
 
 class RfaOptions(AttentionOptions):
@@ -62,7 +64,7 @@ class RfaAttention(Attention):
     method = "random Fourier features, gated running sums"
     memory = Memory.CONSTANT
     options_type = RfaOptions
-    has_kernels = True
+    compiled = CAUSAL_SUMS
     bidirectional = True
     # With a bias of 5, the gate initially remembers about 150 positions. With 2, the memory is too short for the model
     # to learn well.

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Memory
 from .parts.caches import (
     KeyValueCache,
     add_rows,
@@ -19,6 +19,7 @@ from .parts.caches import (
     init_cache,
     push_in_place,
 )
+from .tensors import accumulator_dtype
 
 
 class SingleHeadOptions(AttentionOptions):

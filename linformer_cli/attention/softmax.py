@@ -8,7 +8,7 @@ from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, Memory
 from .parts.caches import CachedAttention, KeyValueCache, attend_cached, attend_masked, extend_cache, push_in_place
-from .parts.padding import find_padding
+from .tensors import find_padding
 
 SoftmaxState = KeyValueCache
 

@@ -13,12 +13,13 @@ from torch.nn import functional
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import AttentionOptions, AttentionShape, Memory
 from .bidirectional.joined import join
 from .bidirectional.lists import weigh_lists
 from .bidirectional.sparse import list_near, weigh_columns, weigh_summaries
 from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place, stack_spans
 from .parts.recomputed import run_within
+from .tensors import accumulator_dtype
 
 SparseState = KeyValueCache
 

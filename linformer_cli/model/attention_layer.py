@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.attention.base import Attention, accumulator_dtype
-from linformer_cli.attention.parts.padding import fill_padding
+from linformer_cli.attention.base import Attention
 from linformer_cli.attention.parts.scaling import KEY_FLOOR, OUTPUT_FLOOR, directions
+from linformer_cli.attention.tensors import accumulator_dtype, fill_padding
 from linformer_cli.config import NetworkConfig
 from linformer_cli.native.program import Builder, MixInputs
 

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from linformer_cli.attention.kernels import triton_cache, triton_linear, triton_step
+from linformer_cli.attention.kernels import triton_linear, triton_steps
 from linformer_cli.native.constants import COMPILED_MAPS
 
 WIDTHS = {"C": 32, "V": 32}
@@ -43,9 +43,9 @@ def compile_for(kernel: Any, constants: dict[str, Any], capability: int, **optio
 def main() -> None:
     sums = ("_sum_kernel", "_forward_kernel", "_backward_queries_kernel", "_backward_keys_kernel")
     kernels = [(getattr(triton_linear, name), SUMS, {"num_warps": 4, "num_stages": 1}) for name in sums]
-    kernels += [(triton_step._step_kernel, {**WIDTHS, "FOLD": fold}, {"num_warps": 1}) for fold in (1, 8)]
-    rows = triton_cache.BLOCK_ELEMENTS // WIDTHS["C"]
-    kernels.append((triton_cache._attend_kernel, {**WIDTHS, "ROWS": rows}, {"num_warps": triton_cache.WARPS}))
+    kernels += [(triton_steps._step_folded_kernel, {**WIDTHS, "FOLD": fold}, {"num_warps": 1}) for fold in (1, 8)]
+    rows = triton_steps.BLOCK_ELEMENTS // WIDTHS["C"]
+    kernels.append((triton_steps._step_cache_kernel, {**WIDTHS, "ROWS": rows}, {"num_warps": triton_steps.WARPS}))
     for kernel, constants, options in kernels:
         compiled = compile_for(kernel, {"MAP": COMPILED_MAPS["elu"], **constants}, 90, **options)
         assert compiled.asm["cubin"]

@@ -7,8 +7,8 @@ from tolerances import assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.kernels import cache, linear
-from linformer_cli.attention.parts.caches import KeyValueCache
+from linformer_cli.attention.kernels import registry
+from linformer_cli.attention.parts.caches import KeyValueCache, step_fixed_cache
 from linformer_cli.attention.softmax import SoftmaxAttention, SoftmaxOptions
 
 FLOAT32, BFLOAT16 = 1e-5, 1e-2
@@ -19,9 +19,9 @@ POSITIONS = 11
 def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs every test in both forms."""
     if request.param == "triton":
-        triton_cache = pytest.importorskip("linformer_cli.attention.kernels.triton_cache", reason=NO_TRITON)
-        monkeypatch.setattr(triton_cache, "BLOCK_ELEMENTS", 64)  # several blocks per cache
-    monkeypatch.setattr(linear, "has_triton_kernels", lambda *arguments: request.param == "triton")
+        triton_steps = pytest.importorskip("linformer_cli.attention.kernels.triton_steps", reason=NO_TRITON)
+        monkeypatch.setattr(triton_steps, "BLOCK_ELEMENTS", 64)  # several blocks per cache
+    monkeypatch.setattr(registry, "has_triton", lambda device: request.param == "triton")
 
 
 def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -52,7 +52,7 @@ def step_through(inputs: list[Tensor], state: KeyValueCache) -> Tensor:
     outputs = []
     for position in range(int(state.position), POSITIONS):
         state.position.add_(1)
-        outputs.append(cache.step(*(part[:, :, position] for part in inputs), state))
+        outputs.append(step_fixed_cache(*(part[:, :, position] for part in inputs), state))
     return torch.stack(outputs, dim=2)
 
 

@@ -7,14 +7,19 @@ from tolerances import assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.kernels import folding
-from linformer_cli.attention.kernels.folding import build_folded_state
+from linformer_cli.attention.kernels import registry
 from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
+from linformer_cli.attention.parts.folded_sums import build_folded_state, step_folded
 
 pytest.importorskip("triton", reason=NO_TRITON)
 
 FLOAT32, BFLOAT16 = 1e-5, 1e-2
 POSITIONS = 11
+
+
+@pytest.fixture(autouse=True)
+def _with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "has_triton", lambda device: True)
 
 
 def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -43,7 +48,7 @@ def step_through(
         if folded is None:
             outputs.append(attention.step(*step, summed)[0])
         else:
-            outputs.append(folding.step(*step, folded, attention.options.feature_map))
+            outputs.append(step_folded(*step, folded, attention.options.feature_map))
         steps += 1
     return torch.stack(outputs, dim=2)
 
@@ -77,7 +82,7 @@ def test_the_sums_are_written_once_per_fold() -> None:
     expected = s.clone()
     for position in range(9):
         before = s.clone()
-        folding.step(keys[position], keys[position], values[position], state, "elu")
+        step_folded(keys[position], keys[position], values[position], state, "elu")
         steps += 1
         expected += attention.feature_map(keys[position]).unsqueeze(-1) * values[position].unsqueeze(-2)
         if position % 4 == 3:

@@ -10,7 +10,8 @@ from tolerances import BFLOAT16, FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.kernels import linear as kernels
+from linformer_cli.attention.kernels import cpu_linear as kernels
+from linformer_cli.attention.kernels.registry import LINEAR_ATTENTION, find_kernel
 from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
 from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.library import textbook_only
@@ -222,10 +223,13 @@ def test_images_and_heads_are_independent_of_each_other_and_of_the_thread_count(
 
 
 def test_unsupported_maps_devices_and_types_are_not_compiled() -> None:
-    assert kernels.serves("elu", CPU, torch.float64, 6, 5)
-    assert not kernels.serves("poly2", CPU, torch.float64, 6, 5)
-    assert not kernels.serves("elu", torch.device("cuda"), torch.float32, 6, 5)
-    assert not kernels.serves("elu", CPU, torch.float16, 6, 5)
+    def found(feature_map: str, device: torch.device, dtype: torch.dtype) -> bool:
+        return find_kernel(LINEAR_ATTENTION, device, dtype, (6, 5), feature_map) is not None
+
+    assert found("elu", CPU, torch.float64)
+    assert not found("poly2", CPU, torch.float64)
+    assert not found("elu", torch.device("cuda"), torch.float32)
+    assert not found("elu", CPU, torch.float16)
     assert not build(6, 5).is_compiled(torch.device("cuda"), torch.float32)
 
 

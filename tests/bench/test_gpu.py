@@ -5,7 +5,8 @@ import json
 import pytest
 from machine import HAS_LIBRARY, NO_LIBRARY
 
-from linformer_cli.attention.kernels import linear as kernels
+from linformer_cli.attention import linear
+from linformer_cli.attention.kernels.registry import Operation
 from linformer_cli.bench import gpu
 from linformer_cli.bench.gpu import GpuBench, GpuReport
 from linformer_cli.bench.gpu_checks import check_attention
@@ -63,8 +64,9 @@ def test_the_report_is_saved_after_every_part_and_every_group_of_sampling_rows(f
 @pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 def test_a_wrong_kernel_is_noticed(monkeypatch) -> None:
     bench = GpuBench("cpu", tiny_sizes())
-    real = kernels.attend
-    monkeypatch.setattr(kernels, "attend", lambda q, k, v, *rest: real(q, k, 1.1 * v, *rest))
+    real = linear.LINEAR_ATTENTION.cpu
+    wrong = Operation(lambda q, k, v, *rest: real(q, k, 1.1 * v, *rest))
+    monkeypatch.setattr(linear, "LINEAR_ATTENTION", wrong)
     bench.record(check_attention("cpu", (1, 20)))
     assert len(bench.result.checks) == 24 and not bench.result.passed
     assert all(not check.passed for check in bench.result.checks)

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from linformer_cli.attention.base import fork_state
-from linformer_cli.attention.kernels import linear as kernels
-from linformer_cli.attention.kernels.folding import FoldedState
+from linformer_cli.attention.kernels import registry
 from linformer_cli.attention.parts.caches import KeyValueCache
+from linformer_cli.attention.parts.folded_sums import FoldedState
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
@@ -42,8 +42,7 @@ def _torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _enable_triton(monkeypatch: pytest.MonkeyPatch, enabled: bool) -> None:
-    for name in ("serves", "has_triton_kernels"):
-        monkeypatch.setattr(kernels, name, lambda *arguments: enabled)
+    monkeypatch.setattr(registry, "has_triton", lambda device: enabled)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.parts.padding import find_padding
 from linformer_cli.attention.parts.recomputed import SCORES_KEPT, run_within
+from linformer_cli.attention.tensors import find_padding
 
 
 def weigh(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.parts.padding import find_padding
+from linformer_cli.attention.tensors import find_padding
 
 from .joined import join, weigh
 

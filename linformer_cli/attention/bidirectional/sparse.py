@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.parts.chunks import cut_chunks
-from linformer_cli.attention.parts.padding import find_padding
+from linformer_cli.attention.tensors import find_padding
 
 from .joined import weigh
 from .lists import Lists, list_blocks

@@ -21,14 +21,35 @@ from torch import Tensor
 
 from linformer_cli.native.constants import COMPILED_MAPS
 
-from .tensors import empty_like_projection, with_dense_rows
-from .triton_maps import phi, slope
+from .cpu_calls import empty_like_projection, require_sums_fit, with_dense_rows
 
 CHUNK = 64
 # This gives about two programs per multiprocessor of a large device.
 WANTED_PROGRAMS = 256
 # By default, Triton compiles separate kernels for the number 1, for multiples of 16 and for all other numbers.
 LENGTHS = ("T", "segments", "chunks")
+ELU: tl.constexpr = tl.constexpr(COMPILED_MAPS["elu"])
+RELU: tl.constexpr = tl.constexpr(COMPILED_MAPS["relu"])
+
+
+@triton.jit
+def phi(x, MAP: tl.constexpr):
+    """The features of x under feature map number `MAP`; NaN stays NaN."""
+    if MAP == ELU:
+        return tl.where(x < 0.0, tl.exp(tl.minimum(x, 0.0)), x + 1.0)
+    else:
+        tl.static_assert(MAP == RELU)
+        return tl.where(x < 0.0, 0.0, x)
+
+
+@triton.jit
+def slope(features, MAP: tl.constexpr):
+    """The derivative of the map, computed from the map's result."""
+    if MAP == ELU:
+        return tl.minimum(features, 1.0)
+    else:
+        tl.static_assert(MAP == RELU)
+        return tl.where(features > 0.0, 1.0, 0.0)
 
 
 @triton.jit
@@ -201,7 +222,8 @@ def _backward_keys_kernel(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The result of `attend` of `linear.py`, which has checked the sizes; `serves` must have accepted the tensors."""
+    """What `attend` of cpu_linear.py returns."""
+    require_sums_fit(q, k, v, s, z)
     q, k, v = map(with_dense_rows, (q, k, v))
     s = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3], dtype=torch.float32) if s is None else s.float()
     z = q.new_zeros(*q.shape[:2], q.shape[3], dtype=torch.float32) if z is None else z.float()

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.attention.kernels.registry import CACHE_STEP, kernel_for
 from linformer_cli.native.constants import FORMATS
 from linformer_cli.native.program import Builder, MixInputs
 
@@ -103,6 +104,23 @@ def attend_cached(q: Tensor, cache: KeyValueCache, values: Tensor) -> Tensor:
         # torch's is_causal aligns the triangle to the top left, which is wrong after a prefix.
         mask = torch.ones(block, length, dtype=torch.bool, device=q.device).tril(length - block)
     return attend_masked(q, keys, values, mask, is_causal=block == length)
+
+
+def step_fixed_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: KeyValueCache) -> Tensor:
+    """The output [B, H, V] for q_t and k_t [B, H, K] and v_t [B, H, V]; writes k_t and v_t to the cache.
+
+    This is a step of softmax attention for CUDA graphs, which always read and write the same tensors, so the number of
+    cached positions stays on the device. `cache.position` must already count the new position. q_t, k_t, v_t and the
+    cache have one type, and the cache is contiguous.
+    """
+    keys, values, position = cache
+    if step_cache := kernel_for(CACHE_STEP, keys, values):
+        return step_cache(q_t, k_t, v_t, cache)
+    slot = (position - 1).unsqueeze(0)
+    keys.index_copy_(2, slot, k_t.unsqueeze(2))
+    values.index_copy_(2, slot, v_t.unsqueeze(2))
+    seen = torch.arange(keys.shape[2], device=keys.device) < position
+    return attend_masked(q_t.unsqueeze(2), keys, values, seen.unsqueeze(0)).squeeze(2)
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:

@@ -10,8 +10,7 @@ and memory are linear in T: autograd keeps T * chunk products and T / chunk sums
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.base import runs_kernels
-from linformer_cli.attention.kernels import sums as kernels
+from linformer_cli.attention.kernels.registry import CAUSAL_SUMS, kernel_for
 
 from .chunks import cut_chunks
 
@@ -22,8 +21,8 @@ def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None,
     The outputs and the last sum include `carried` [B, H, C, V], the sum before these positions (None: no positions).
     Append a column of ones to v to get the normaliser phi(q_t) . z_t from the same products.
     """
-    if runs_kernels(v.device, v.dtype):
-        return kernels.sum_causally(phi_q, phi_k, v, None, carried)
+    if sum_causally := kernel_for(CAUSAL_SUMS, v):
+        return sum_causally(phi_q, phi_k, v, None, carried)
     length = phi_q.shape[2]
     # The last chunk is filled up with zero features, which add nothing to any sum.
     queries, keys, values = (cut_chunks(x, min(chunk, length)) for x in (phi_q, phi_k, v))

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from linformer_cli.attention.base import runs_kernels
-from linformer_cli.attention.kernels import sums as kernels
+from linformer_cli.attention.kernels.registry import CAUSAL_SUMS, kernel_for
 
 from .chunks import cut_chunks
 from .halves import corners, iter_halves, split_halves
@@ -71,10 +70,10 @@ def decayed_causal_sums(
     With `factors` [T, F], `multiply_features` is applied to phi_q and phi_k first, and s is [B, H, F C, V]. The factors
     do not make the pairwise products inside a chunk more expensive.
     """
-    if runs_kernels(v.device, v.dtype):
+    if sum_causally := kernel_for(CAUSAL_SUMS, v):
         if factors is not None:
             phi_q, phi_k = multiply_features(phi_q, factors), multiply_features(phi_k, factors)
-        return kernels.sum_causally(phi_q, phi_k, v, log_decay.unsqueeze(-1), carried)
+        return sum_causally(phi_q, phi_k, v, log_decay.unsqueeze(-1), carried)
     length = phi_q.shape[2]
     chunk = min(chunk, length)
     # In the padding, zeros add nothing and decay nothing.
@@ -141,8 +140,8 @@ def featurewise_decayed_causal_sums(
     `chunk` is a power of two. The weight of a pair differs between features, so the weights are part of the product of
     query and key. No exponential exceeds 1; see `pairwise_products`.
     """
-    if runs_kernels(v.device, v.dtype):
-        return kernels.sum_causally(phi_q, phi_k, v, log_decay, carried)
+    if sum_causally := kernel_for(CAUSAL_SUMS, v):
+        return sum_causally(phi_q, phi_k, v, log_decay, carried)
     length = phi_q.shape[2]
     while chunk >= 2 * length:
         chunk //= 2

@@ -8,7 +8,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape, Chunk, Memory, accumulator_dtype
+from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape, Chunk, Memory
+from linformer_cli.attention.kernels.registry import DELTA_RULE
+from linformer_cli.attention.tensors import accumulator_dtype
 from linformer_cli.native.program import MixInputs
 
 from .delta_rule import DeltaState, Updates, delta_step, delta_sums
@@ -33,7 +35,7 @@ class DeltaAttention(Attention):
     family = "kernel"
     memory = Memory.CONSTANT
     updates_per_position: ClassVar[int] = 1
-    has_kernels = True
+    compiled = DELTA_RULE
 
     def __init__(self, options: AttentionOptions, shape: AttentionShape, chunk: int) -> None:
         """`chunk` is the number of updates per chunk of the parallel form."""

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.base import runs_kernels
-from linformer_cli.attention.kernels import delta as kernels
+from linformer_cli.attention.kernels.registry import DELTA_RULE, kernel_for
 
 from .chunks import cut_chunks
 from .decayed_sums import decay_weights, pairwise_products, sum_logs
@@ -55,8 +54,8 @@ def delta_sums(q: Tensor, updates: Updates, carried: Tensor | None, chunk: int) 
 
     If d is k, keys have length at most 1 and beta is at most 2, then no entry of the system's inverse exceeds 2.
     """
-    if runs_kernels(q.device, q.dtype):
-        return kernels.follow_delta_rule(q, *updates, carried)
+    if follow_delta_rule := kernel_for(DELTA_RULE, q):
+        return follow_delta_rule(q, *updates, carried)
     batch, heads, length = q.shape[:3]
     per_row = updates.log_a.shape[-1] > 1
     chunk = min(chunk, 1 << (length - 1).bit_length() if per_row else length)

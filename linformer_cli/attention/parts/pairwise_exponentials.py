@@ -6,9 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from linformer_cli.attention.tensors import fill_padding
+
 from .chunks import cut_chunks
 from .decayed_sums import scan_with_decay
-from .padding import fill_padding
 
 # Positions per chunk.
 PAIRWISE_CHUNK = 8

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.kernels import scale as kernels
+from linformer_cli.attention.kernels.registry import SCALED_OUTPUTS, kernel_for
 
 # The floors are added to the squared lengths of queries and keys, and to the mean squares of outputs. Vectors of zeros
 # then stay zero and have finite gradients.
@@ -37,7 +37,7 @@ def scale_outputs(sums: Tensor, output_gate: Tensor | None) -> Tensor:
 
     Sums are not divided by their total weight, because the weights of signed queries and keys can add up to any number.
     """
-    if output_gate is not None and kernels.serves(sums, output_gate):
-        return kernels.scale(sums, output_gate, _EPSILON)
+    if output_gate is not None and (scale := kernel_for(SCALED_OUTPUTS, sums, output_gate)):
+        return scale(sums, output_gate, _EPSILON)
     y = functional.rms_norm(sums, sums.shape[-1:], eps=_EPSILON)
     return y if output_gate is None else y * functional.silu(output_gate.to(y.dtype))

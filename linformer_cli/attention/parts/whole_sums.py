@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from .padding import fill_padding
+from linformer_cli.attention.tensors import fill_padding
 
 
 def read_whole_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:

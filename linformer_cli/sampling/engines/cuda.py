@@ -14,11 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import fork_into, state_tensors
-from linformer_cli.attention.kernels import cache, folding
-from linformer_cli.attention.kernels import linear as kernels
-from linformer_cli.attention.kernels.folding import FoldedState
+from linformer_cli.attention.kernels.registry import FOLDED_STEP, find_kernel
 from linformer_cli.attention.linear import LinearAttention, LinearState
-from linformer_cli.attention.parts.caches import KeyValueCache
+from linformer_cli.attention.parts.caches import KeyValueCache, step_fixed_cache
+from linformer_cli.attention.parts.folded_sums import FoldedState, build_folded_state, refill, step_folded
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.errors import LintxError
 from linformer_cli.model.attention_layer import AttentionLayer
@@ -88,7 +87,7 @@ class CudaEngine(Engine):
         self._embedding.start(state.embedding)
         for own, layer in zip(self.states, state.layers, strict=True):
             if isinstance(own, FoldedState):
-                folding.refill(own, *layer)
+                refill(own, *layer)
             elif isinstance(own, KeyValueCache):
                 for part, new in ((own.keys, layer.keys), (own.values, layer.values)):
                     fork_into(part[:, :, : self._position], new[:, :, : self._position])
@@ -174,8 +173,9 @@ class CudaEngine(Engine):
         inner = cast(LinearAttention, block.attention.inner)
         s, z = (part.contiguous() for part in layer)
         shape, dtype = inner.shape, self.model.dtype
-        if kernels.serves(inner.options.feature_map, s.device, dtype, shape.key_width, shape.value_width):
-            return folding.build_folded_state(s, z, self._embedding.position, dtype)
+        widths = shape.key_width, shape.value_width
+        if find_kernel(FOLDED_STEP, s.device, dtype, widths, inner.options.feature_map):
+            return build_folded_state(s, z, self._embedding.position, dtype)
         return LinearState(s, z)
 
 
@@ -189,9 +189,9 @@ def _step_block(block: TransformerBlock, x_t: Tensor, state: _LayerState) -> Ten
         inputs, _ = layer.project(x_t)
         q_t, k_t, v_t = inputs.q, inputs.k, inputs.v
         if isinstance(state, KeyValueCache):
-            y_t = cache.step(q_t, k_t, v_t, state)
+            y_t = step_fixed_cache(q_t, k_t, v_t, state)
         else:
-            y_t = folding.step(q_t, k_t, v_t, state, cast(LinearAttention, layer.inner).options.feature_map)
+            y_t = step_folded(q_t, k_t, v_t, state, cast(LinearAttention, layer.inner).options.feature_map)
         return layer.finish(y_t, inputs.gate), state
 
     return block.add_branches(x_t, attention)[0]

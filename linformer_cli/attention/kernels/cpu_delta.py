@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .tensors import View, launch, require_fit, with_dense_rows
+from .cpu_calls import View, launch, require_fit, with_dense_rows
 
 _INPUTS = ("q", "k", "v", "d", "beta", "log_decay")
 _VIEWS = ("q", "k", "v", "d", "y", "error", "beta", "log_decay", *(f"grad_{name}" for name in _INPUTS))

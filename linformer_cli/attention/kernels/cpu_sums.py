@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.base import accumulator_dtype
+from linformer_cli.attention.tensors import accumulator_dtype
 
-from .tensors import View, launch, require_fit, with_dense_rows
+from .cpu_calls import View, launch, require_fit, with_dense_rows
 
 _VIEWS = ("q", "k", "v", "y", "log_decay", "grad_q", "grad_k", "grad_v", "grad_log_decay")
 _STATES = ("carried", "total", "grad_carried", "ends")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.base import fork_into
+from linformer_cli.attention.kernels.registry import FOLDED_STEP, kernel_for
 
 # The number of steps per write of s. A larger value writes s less often but reads more pending pairs per step. For
 # heads of width 32 and pairs in bfloat16, 8 moves the fewest bytes: 0.64 times as many as a step that reads and writes
@@ -54,11 +55,11 @@ def refill(state: FoldedState, s: Tensor, z: Tensor) -> None:
     state.values.zero_()
 
 
-def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map: str) -> Tensor:
+def step_folded(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map: str) -> Tensor:
     """The output [B, H, V] for q_t and k_t [B, H, C] and v_t [B, H, V]; updates `state` in place.
 
-    `serves` of `linear.py` must have accepted the tensors.
+    There must be a kernel of `FOLDED_STEP` for the tensors.
     """
-    from . import triton_step  # needs Triton, which `serves` has checked
-
-    return triton_step.step(q_t, k_t, v_t, state, feature_map)
+    kernel = kernel_for(FOLDED_STEP, q_t, v_t, feature_map=feature_map)
+    assert kernel is not None
+    return kernel(q_t, k_t, v_t, state, feature_map)

@@ -1,11 +1,32 @@
-"""Sequences of different lengths in one batch: the positions after the end of a sequence are padding."""
+"""What kernels, parts and mechanisms share: types of sums, padding, and the contexts of autograd functions."""
+
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+Settings = TypeVar("Settings")
+
+
+class Context(Protocol[Settings]):
+    """What torch gives to both passes of an autograd function; `settings` passes on what is no tensor."""
+
+    settings: Settings
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
+def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of running sums: float64 for float64 inputs, otherwise float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
 
 def find_padding(lengths: Tensor, positions: int) -> Tensor:
-    """True for padding, bool [B, positions], for `lengths` [B]."""
+    """True for the positions after the end of a sequence, bool [B, positions], for `lengths` [B]."""
     return torch.arange(positions, device=lengths.device) >= lengths.unsqueeze(1)
 
 

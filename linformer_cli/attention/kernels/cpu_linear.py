@@ -1,13 +1,13 @@
-"""Compiled linear attention: the kernels for CPUs, and the choice between CPU kernels and `triton_linear.py` for GPUs.
+"""Compiled linear attention for CPUs (linear.cpp).
 
-On the CPU, the forward pass visits all positions once and the backward pass twice. Outputs and sums are defined by
+The forward pass visits all positions once and the backward pass twice. Outputs and sums are defined by
 
     y_t = phi(q_t) s_t / (phi(q_t) . z_t),    s_t = s + sum over j <= t of phi(k_j) v_j^T,    z_t = z + sum of phi(k_j)
 
 The sums of one head are updated and read in order of position, four positions at a time, while they are in the L1
 cache. The same pass applies the feature map, divides, and converts bfloat16. The backward pass needs only the inputs
-and the denominators: it recomputes s forwards for the queries, and sums the gradient of s backwards for keys and values
-(linear.cpp). The textbook form is `causal_sums` and `divide_by_weight`.
+and the denominators: it recomputes s forwards for the queries, and sums the gradient of s backwards for keys and
+values. The textbook form is `causal_sums` and `divide_by_weight`.
 """
 
 import ctypes
@@ -17,11 +17,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.base import accumulator_dtype, runs_kernels
+from linformer_cli.attention.tensors import accumulator_dtype
 from linformer_cli.native.constants import COMPILED_MAPS
-from linformer_cli.native.gpu import has_triton
 
-from .tensors import View, empty_like_projection, empty_like_projections, launch, require_fit, with_dense_rows
+from .cpu_calls import (
+    View,
+    empty_like_projection,
+    empty_like_projections,
+    launch,
+    require_fit,
+    require_sums_fit,
+    with_dense_rows,
+)
 
 _VIEWS = ("q", "k", "v", "y", "grad_q", "grad_k", "grad_v")
 _STATES = ("s", "z", "total_s", "total_z", "grad_s", "grad_z", "weights", "grad_weights", "columns", "maxima")
@@ -47,27 +54,6 @@ class _Call(ctypes.Structure):
     ]
 
 
-# The widths and types that the Triton kernels support. The widths are whole tiles of a matrix unit, and the sums fit on
-# the chip.
-TRITON_WIDTHS = (16, 32, 64)
-TRITON_TYPES = (torch.float32, torch.bfloat16)
-
-
-def serves(feature_map: str, device: torch.device, dtype: torch.dtype, key_width: int, value_width: int) -> bool:
-    """Whether compiled kernels support this feature map, device, type and head widths."""
-    if feature_map not in COMPILED_MAPS:
-        return False
-    if device.type == "cpu":
-        return runs_kernels(device, dtype)
-    return has_triton_kernels(device, dtype, key_width, value_width)
-
-
-def has_triton_kernels(device: torch.device, dtype: torch.dtype, key_width: int, value_width: int) -> bool:
-    """Whether Triton kernels support this device, type and head widths."""
-    fits = key_width in TRITON_WIDTHS and value_width in TRITON_WIDTHS
-    return fits and dtype in TRITON_TYPES and has_triton(device)
-
-
 def attend(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: str
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,20 +61,15 @@ def attend(
 
     `s` and `z` are the sums before these positions (None: no positions); `feature_map` is one of `COMPILED_MAPS`. q, k,
     v and y share one type; s and z have its accumulator type. The result is differentiable once, in all inputs. Raises
-    the errors of `require_fit`.
+    the errors of `require_sums_fit`.
     """
-    for carried, values in ((s, v), (None if z is None else z.unsqueeze(-1), v[..., :1])):
-        require_fit(q, k, values, carried, narrow=True)
-    if q.device.type != "cpu":
-        from . import triton_linear  # needs Triton, which `serves` has checked
-
-        return triton_linear.attend(q, k, v, s, z, feature_map)
+    require_sums_fit(q, k, v, s, z)
     y, total_s, total_z, _ = _attend(q, k, v, s, z, _Map(COMPILED_MAPS[feature_map]))
     return y, total_s, total_z
 
 
-def attend_whole(q: Tensor, k: Tensor, v: Tensor, feature_map: str) -> Tensor:
-    """Outputs [B, H, T, V] of the bidirectional form for q, k [B, H, T, C] and v [B, H, T, V], for CPUs.
+def attend_all(q: Tensor, k: Tensor, v: Tensor, feature_map: str) -> Tensor:
+    """Outputs [B, H, T, V] of the bidirectional form for q, k [B, H, T, C] and v [B, H, T, V].
 
     s and z are the sums over all positions. A key of minus infinity has the features 0. Types and errors are those of
     `attend`.
@@ -114,7 +95,7 @@ class ExponentialSums(NamedTuple):
 def attend_exponential(
     q: Tensor, k: Tensor, v: Tensor, columns: Tensor, before: tuple[Tensor, Tensor] | None
 ) -> ExponentialSums:
-    """Linear attention with the features exp(q_t W) and exp(k_j W - |k_j|^2 / (2 sqrt(K))), for CPUs.
+    """Linear attention with the features exp(q_t W) and exp(k_j W - |k_j|^2 / (2 sqrt(K))).
 
     W is `columns` [K, C], in the accumulator type of q, k [B, H, T, K] and v [B, H, T, V]. c is the maximum of the
     exponents of all keys and of the c in `before`. s and z are divided by exp(c). `before` has s with z as its last

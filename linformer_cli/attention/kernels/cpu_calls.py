@@ -1,4 +1,4 @@
-"""Tensors as arguments of the CPU kernels."""
+"""Calls of the kernels for CPUs: tensors as their arguments, and checks."""
 
 import ctypes
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.base import accumulator_dtype
+from linformer_cli.attention.tensors import accumulator_dtype
 from linformer_cli.native.library import load_function
 
 
@@ -55,6 +55,12 @@ def require_fit(
     fits &= q.dtype == k.dtype == v.dtype and (narrow or q.dtype == accumulator_dtype(q.dtype))
     if not fits or any(x.dtype != accumulator_dtype(q.dtype) for x in given[3:]):
         raise ValueError(f"sizes or types do not match: {[(list(x.shape), x.dtype) for x in given]}")
+
+
+def require_sums_fit(q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None) -> None:
+    """`require_fit` for linear attention with the sums s [B, H, C, V] and z [B, H, C] (None: not given)."""
+    for carried, values in ((s, v), (None if z is None else z.unsqueeze(-1), v[..., :1])):
+        require_fit(q, k, values, carried, narrow=True)
 
 
 def with_dense_rows(x: Tensor) -> Tensor:

@@ -6,9 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.base import accumulator_dtype, runs_kernels
-
-from .tensors import View, empty_like_projection, launch, with_dense_rows
+from .cpu_calls import View, empty_like_projection, launch, with_dense_rows
 
 
 class _Call(ctypes.Structure):
@@ -21,16 +19,10 @@ class _Call(ctypes.Structure):
     ]
 
 
-def serves(sums: Tensor, gate: Tensor) -> bool:
-    """Whether `scale` supports the device, types and sizes of these tensors."""
-    fits = sums.dim() == 4 and sums.shape == gate.shape and sums.dtype == accumulator_dtype(gate.dtype)
-    return fits and sums.device == gate.device and runs_kernels(gate.device, gate.dtype)
-
-
 def scale(sums: Tensor, gate: Tensor, epsilon: float) -> Tensor:
     """sums / sqrt(mean of sums^2 + epsilon) * SiLU(gate), for [B, H, T, V], in the type of `gate`.
 
-    Differentiable once, in both inputs. `serves` must have accepted them.
+    sums has the accumulator type of `gate`. Differentiable once, in both inputs.
     """
     y: Tensor = _Scale.apply(sums, gate, epsilon)
     return y

@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from .tensors import View, launch, require_fit, with_dense_rows
+from .cpu_calls import View, launch, require_fit, with_dense_rows
 
 
 class _Call(ctypes.Structure):
