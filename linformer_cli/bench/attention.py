@@ -7,7 +7,6 @@ from functools import cached_property
 from linformer_cli.errors import UsageError
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.variants import Variant
-from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_free_memory
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, time_work
@@ -99,12 +98,7 @@ def run_attention_bench(
     report: Callable[[AttentionRow], None] = lambda row: None,
     check: Check = never_stop,
 ) -> AttentionReport:
-    """Compare the parallel and step forms of every variant, then measure every variant at every length.
-
-    When a length is finished, `report` is called with each of its rows. `check` is called before each pass. If it
-    raises `Interrupted`, the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any
-    timing if the forms disagree.
-    """
+    """Compare the forms of every variant, then measure it at every length, as `measure_groups` does."""
     groups = prepare(variants, positions, settings, ceilings, check)
     comparisons = [measurement.require_agreement for measurement in groups[0]]
     rows, ended = measure_groups(groups, report, check, comparisons)
@@ -118,8 +112,7 @@ def run_attention_bench(
         settings.batch if settings.batch is not None else f"scaled: {settings.pass_positions:,} / T, at least 1",
         _describe_memory(settings.device),
     )
-    exponents = describe_exponents(rows)
-    return AttentionReport(rows, ended, conditions, describe_environment(), ceilings.describe(), exponents)
+    return AttentionReport(rows, ended, conditions, ceilings.describe(), exponents=describe_exponents(rows))
 
 
 def prepare(
@@ -197,29 +190,26 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
             name=self._name,
             attention=setup.attention,
             attention_options=setup.options,
-            engine="parallel",
-            precision="fp32",
             device=setup.device,
             batch=batch,
             heads=setup.heads,
             head_width=setup.head_width,
             positions=setup.positions,
-            repeats=len(self.samples),
-            samples_seconds=list(self.samples),
             peak_memory_bytes=peak,
             memory_bytes_per_sequence=None if peak is None else peak / batch,
-            left_out=self.left_out,
+            **self.outcome,
         )
         if not self.samples:
             return row
         timing = Timing(self.samples)
         first, third = timing.quartiles
-        moved = timing.rate(self._least_bytes / 1e9)
+        share = timing.rate(self._least_bytes / 1e9) / self.ceilings.copy.gigabytes_per_second
+        quartiles = first / batch, third / batch
         return replace(
             row,
             seconds_per_sequence=timing.median / batch,
-            seconds_per_sequence_quartiles=(first / batch, third / batch),
-            copy_share=moved / self.ceilings.copy.gigabytes_per_second,
+            seconds_per_sequence_quartiles=quartiles,
+            copy_share=share,
         )
 
     def _require_fit(self) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.errors import Interrupted
 from linformer_cli.evaluation.agreement import AgreementRow
 from linformer_cli.model.variants import parse_variants
@@ -39,13 +40,53 @@ from .gpu_checks import (
     differentiate,
     draw_inputs,
 )
-from .gpu_sizes import GpuSizes
 from .measure.ceilings import Ceilings, CeilingsReport
-from .models import build_models
+from .models import Network, build_models, preset_network
 from .rounds import measure_groups
-from .rows import ModelRow, SamplingRow, TrainingRow
+from .rows import SamplingRow, TrainingRow
 from .sample import SamplingSettings
 from .train import TrainingSettings
+
+_TINY = ModelConfig(
+    layers=1, heads=2, width=32, head_width=16, feed_forward=32, image=ImageShape(height=4, width=4, levels=16)
+)
+
+
+@dataclass(frozen=True)
+class GpuSizes:
+    """The sizes of all parts: by default, so small that every part takes only seconds on any device.
+
+    `networks` holds pairs (name of the preset or None, network). `many` is the number of images drawn at once.
+    Attention alone is timed at `lengths` and checked at `checked_lengths`. For attention alone, `heads` holds the
+    number of images and the number of heads per image. `limit_seconds` is the time limit for one row of training or
+    sampling.
+    """
+
+    networks: Sequence[Network] = ((None, _TINY),)
+    sampling_batches: Sequence[int] = (2,)
+    training_batches: Sequence[int] = (2,)
+    many: int = 3
+    lengths: Sequence[int] = (20,)
+    heads: tuple[int, int] = (1, 2)
+    checked_lengths: Sequence[int] = (1, 20)
+    repeats: int = 1
+    limit_seconds: float = 5
+
+
+def full_sizes() -> GpuSizes:
+    """Return the sizes for a GPU, with the two networks of Katharopoulos 2020."""
+    networks = [preset_network(name) for name in ("mnist-paper", "cifar10-paper")]
+    return GpuSizes(
+        networks,
+        sampling_batches=(1, 64, 1024),
+        training_batches=(16, 64),
+        many=10_000,
+        lengths=(784, 3072, 16_384),
+        heads=(16, 8),
+        checked_lengths=(1, 70, 784),
+        repeats=3,
+        limit_seconds=2,
+    )
 
 
 @dataclass(frozen=True)
@@ -151,18 +192,19 @@ class GpuBench:
     def measure_sampling(self) -> None:
         """Time linear attention and softmax, each in the engine for this device and in plain torch."""
         sizes = self._sizes
+        engines = (AUTO, TEXTBOOK)
         settings = SamplingSettings(
-            sizes.sampling_batches,
-            sizes.repeats,
-            (AUTO, TEXTBOOK),
-            rerun=False,
-            limit_seconds=sizes.limit_seconds,
+            sizes.sampling_batches, sizes.repeats, engines, rerun=False, limit_seconds=sizes.limit_seconds
         )
+
+        def show(row: SamplingRow) -> None:
+            self._info(f"{row.precision}, {row.describe()}")
+
         for precision in ("fp32", "bf16"):
             models = build_models(parse_variants(COMPARED), sizes.networks, self._device, precision)
             for group in sample.prepare(models, settings, self._ceilings, self._check):
                 self._check()
-                rows, _ = measure_groups([group], self._say_speed, self._check)
+                rows, _ = measure_groups([group], show, self._check)
                 self.result.sampling += rows
                 self._save(self.result)
 
@@ -228,9 +270,6 @@ class GpuBench:
                 timing = Timing(seconds)
                 self.result.attention.append(KernelRow(name, batch, heads, 32, length, timing.median, timing.samples))
                 self._info(f"attention, {name}, T = {length:,}: {1e3 * timing.median:.4g} ms")
-
-    def _say_speed(self, row: ModelRow) -> None:
-        self._info(f"{row.precision}, {row.describe()}")
 
 
 def _differentiate_plainly(attention: LinearAttention, inputs: Sequence[Tensor]) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from linformer_cli.checkpoint import load_weights, read_checkpoint
 from linformer_cli.checkpoint_folders import holds_checkpoint
@@ -123,6 +124,20 @@ class BenchModel:
         """Return the bits/dim of the model's own run. Without one, take the best of `runs` with exactly this model."""
         found = self.run or find_trained(runs, self.model.config)
         return Quality() if found is None else found.quality
+
+    def describe(self, runs: Sequence[TrainedRun]) -> dict[str, Any]:
+        """Return the fields that every row of this model has."""
+        config = self.model.config
+        return {
+            "name": self.name,
+            "preset": self.preset,
+            "item": config.image.words.item,
+            "attention": config.attention,
+            "attention_options": config.attention_options,
+            "device": str(self.model.device),
+            "positions": config.image.positions,
+            **vars(self.find_quality(runs)),
+        }
 
     @property
     def precision(self) -> str:

@@ -3,10 +3,11 @@
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from linformer_cli.errors import Interrupted
+from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import Check, never_stop
 
 from .measure.ceilings import Ceilings, CeilingsReport
@@ -79,6 +80,11 @@ class Measurement(ABC, Generic[AnyRow, Work]):
         if not self.samples:
             self.left_out = reason
 
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """The fields of a row that every measurement has."""
+        return {"repeats": len(self.samples), "samples_seconds": list(self.samples), "left_out": self.left_out}
+
     @contextlib.contextmanager
     def _end_if_it_fails(self) -> Iterator[None]:
         try:
@@ -114,8 +120,8 @@ class BenchReport(Generic[AnyRow]):
     rows: list[AnyRow]
     ended: Ending
     settings: object
-    environment: Mapping[str, Any]
     ceilings: CeilingsReport
+    environment: Mapping[str, Any] = field(default_factory=describe_environment)
 
 
 def measure_groups(
@@ -126,9 +132,9 @@ def measure_groups(
 ) -> tuple[list[AnyRow], Ending]:
     """Measure all groups and return the rows. The memory of a group is freed before the next group starts.
 
-    `comparisons` run first. Each compares the parallel and the step form of a mechanism and raises if they disagree.
-    `report` is called with each row of a finished group. If `check` raises `Interrupted`, here or inside a measurement,
-    the benchmark ends and keeps the rows measured so far.
+    `comparisons` run first. Each compares the parallel and the step form of a mechanism and raises `DisagreementError`
+    if they disagree. `report` is called with each row of a finished group. `check` is called between steps. If it
+    raises `Interrupted`, the benchmark ends and keeps the rows measured so far.
     """
     rows: list[AnyRow] = []
     try:

@@ -165,6 +165,8 @@ class TrainingRow(ModelRow):
 class AttentionRow(Row):
     """A row of one mechanism alone. Samples and `peak_memory_bytes` are for a whole forward and backward pass."""
 
+    engine: str = "parallel"
+    precision: str = "fp32"
     heads: int
     head_width: int
     seconds_per_sequence: float | None = None

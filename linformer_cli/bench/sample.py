@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from linformer_cli.config import ImageShape
+from linformer_cli.evaluation.agreement import CHECKED_POSITIONS
 from linformer_cli.model.variants import SOFTMAX
 from linformer_cli.sampling.engines import AUTO, ENGINES, TEXTBOOK, choose_engine
-from linformer_cli.sampling.whole_images import WholeImages
-from linformer_cli.system.environment import describe_environment
+from linformer_cli.sampling.whole_images import WARM_UP_STEPS, WholeImages
 from linformer_cli.system.memory import measure_free_memory, measure_peak_memory
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, time_work
@@ -20,6 +21,7 @@ from linformer_cli.units import format_bytes, format_duration
 
 from .measure.ceilings import Ceilings
 from .measure.costs import (
+    WHAT_IS_COUNTED,
     count_product_flops,
     count_rerun_positions,
     count_state_bytes,
@@ -36,11 +38,10 @@ from .measure.sampling_work import (
     RerunPrefixes,
     SamplingWork,
 )
-from .models import BenchModel, TrainedRun, group_by_preset
+from .models import CHECKED_LAYERS, BenchModel, TrainedRun, group_by_preset
 from .published import find_published
 from .rounds import BenchReport, Measurement, measure_groups
 from .rows import Extrapolated, SamplingRow
-from .sampling_conditions import SamplingConditions, describe_network
 
 # The number of steps timed to estimate the time of a whole image.
 _PROBED_STEPS = 2
@@ -73,6 +74,53 @@ class SamplingSettings:
     formats: Mapping[str, torch.dtype] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class NetworkFacts:
+    """The size of a model."""
+
+    name: str
+    preset: str | None
+    image: ImageShape
+    layers: int
+    heads: int
+    width: int
+    parameters: int
+    product_flops_per_position: int
+
+
+@dataclass(frozen=True)
+class SamplingConditions:
+    """The settings that the rows depend on."""
+
+    repeats: int
+    limit_seconds: float | None
+    peak_memory: str | None
+    networks: list[NetworkFacts]
+    peak_memory_bytes: int
+    warm_up_steps: int = WARM_UP_STEPS
+    interleaved: bool = True
+    checked: str = f"the first {CHECKED_POSITIONS} positions; {CHECKED_LAYERS} layers of untrained models"
+    product_share: str = WHAT_IS_COUNTED
+    copy_share: str = (
+        "the rate of reading and writing the state in a step, as a share of the rate of memory copies; see "
+        "docs/guide/benchmark.md"
+    )
+
+
+def describe_network(timed: BenchModel) -> NetworkFacts:
+    model, config = timed.model, timed.model.config
+    return NetworkFacts(
+        timed.name,
+        timed.preset,
+        config.image,
+        config.layers,
+        config.heads,
+        config.width,
+        model.parameter_count(),
+        count_product_flops(model),
+    )
+
+
 def run_sampling_bench(
     models: Sequence[BenchModel],
     settings: SamplingSettings,
@@ -80,15 +128,9 @@ def run_sampling_bench(
     report: Callable[[SamplingRow], None] = lambda row: None,
     check: Check = never_stop,
 ) -> BenchReport[SamplingRow]:
-    """Check every model, then time all rows of `prepare`.
-
-    `report` is called with each row of a finished group. `check` is called between steps. If it raises `Interrupted`,
-    the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any timing if the parallel
-    and the step form of a model disagree.
-    """
-    groups = prepare(models, settings, ceilings, check)
+    """Check every model, then time all rows of `prepare`, as `measure_groups` does."""
     comparisons = [timed.require_agreement for timed in models]
-    rows, ended = measure_groups(groups, report, check, comparisons)
+    rows, ended = measure_groups(prepare(models, settings, ceilings, check), report, check, comparisons)
     conditions = SamplingConditions(
         settings.repeats,
         settings.limit_seconds,
@@ -96,7 +138,7 @@ def run_sampling_bench(
         [describe_network(timed) for timed in models],
         measure_peak_memory(str(models[0].model.device)) if models else 0,
     )
-    return BenchReport(rows, ended, conditions, describe_environment(), ceilings.describe())
+    return BenchReport(rows, ended, conditions, ceilings.describe())
 
 
 def prepare(
@@ -176,29 +218,19 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
             self._peak_memory_bytes = self.measure_apart(lambda: measure_sampling_memory(setup, limit_seconds))
 
     def row(self) -> SamplingRow:
-        timed, model, batch = self._timed, self._model, self._batch
-        config = model.config
+        config = self._model.config
         row = SamplingRow(
-            name=timed.name,
-            preset=timed.preset,
-            item=config.image.words.item,
-            attention=config.attention,
-            attention_options=config.attention_options,
             engine=self._engine,
             look_ahead=isinstance(self.work, WholeImages) and self.work.looked_ahead,
             precision=self._precision,
-            device=str(model.device),
-            batch=batch,
-            positions=config.image.positions,
+            batch=self._batch,
             state_bytes=self._state_bytes,
-            state_bytes_per_image=self._state_bytes // batch,
+            state_bytes_per_image=self._state_bytes // self._batch,
             peak_memory_bytes=self._peak_memory_bytes,
-            repeats=len(self.samples),
-            samples_seconds=list(self.samples),
             reduced=self.reduced,
-            left_out=self.left_out,
-            published=find_published(timed.preset, config.attention, config.attention_options, self._engine),
-            **vars(timed.find_quality(self._settings.runs)),
+            published=find_published(self._timed.preset, config.attention, config.attention_options, self._engine),
+            **self._timed.describe(self._settings.runs),
+            **self.outcome,
         )
         return self._with_shares(self._with_speed(row))
 

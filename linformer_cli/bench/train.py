@@ -13,7 +13,6 @@ from linformer_cli.native.library import textbook_only
 from linformer_cli.presets import RECIPES, complete_recipe
 from linformer_cli.sampling.engines import AUTO, NATIVE, TEXTBOOK
 from linformer_cli.system.device import torch_dtype
-from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.training.loop import Trainer
@@ -70,17 +69,10 @@ def run_training_bench(
     report: Callable[[TrainingRow], None] = lambda row: None,
     check: Check = never_stop,
 ) -> BenchReport[TrainingRow]:
-    """Check every model, then time all rows of `prepare`.
-
-    `report` is called with each row of a finished group. `check` is called before every step. If it raises
-    `Interrupted`, the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any timing
-    if the parallel and the step form of a model disagree.
-    """
-    groups = prepare(models, settings, ceilings, check)
+    """Check every model, then time all rows of `prepare`, as `measure_groups` does."""
     comparisons = [timed.require_agreement for timed in models]
-    rows, ended = measure_groups(groups, report, check, comparisons)
-    conditions = TrainingConditions(settings.repeats, settings.limit_seconds)
-    return BenchReport(rows, ended, conditions, describe_environment(), ceilings.describe())
+    rows, ended = measure_groups(prepare(models, settings, ceilings, check), report, check, comparisons)
+    return BenchReport(rows, ended, TrainingConditions(settings.repeats, settings.limit_seconds), ceilings.describe())
 
 
 def prepare(
@@ -135,23 +127,14 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
         return self._time_step(work)
 
     def row(self) -> TrainingRow:
-        model, batch, config = self._timed.model, self._batch, self._timed.model.config
+        model, batch = self._timed.model, self._batch
         row = TrainingRow(
-            name=self._timed.name,
-            preset=self._timed.preset,
-            item=config.image.words.item,
-            attention=config.attention,
-            attention_options=config.attention_options,
             engine=self._name_engine(),
             precision=self._precision,
-            device=self._device,
             batch=batch,
-            positions=config.image.positions,
-            repeats=len(self.samples),
-            samples_seconds=list(self.samples),
-            left_out=self.left_out,
             reduced=self.reduced,
-            **vars(self._timed.find_quality(self._settings.runs)),
+            **self._timed.describe(self._settings.runs),
+            **self.outcome,
         )
         if not self.samples:
             return row

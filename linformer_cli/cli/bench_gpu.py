@@ -38,8 +38,7 @@ def gpu(
     """
     require_writable(out)
 
-    from linformer_cli.bench.gpu import GpuBench, GpuReport
-    from linformer_cli.bench.gpu_sizes import full_sizes, tiny_sizes
+    from linformer_cli.bench.gpu import GpuBench, GpuReport, GpuSizes, full_sizes
     from linformer_cli.files import write_file
     from linformer_cli.report.tables import to_json
     from linformer_cli.system.signals import catch_signals
@@ -54,7 +53,7 @@ def gpu(
         write_file(out, (to_json(report) + "\n").encode())
 
     with catch_signals() as stop:
-        sizes = tiny_sizes() if tiny else full_sizes()
+        sizes = GpuSizes() if tiny else full_sizes()
         bench = GpuBench(place, sizes, write, info, stop.raise_if_set)
         with contextlib.suppress(Interrupted):  # the results so far are written below, before the command ends
             bench.run()

@@ -47,7 +47,7 @@ def paper(
 
     from linformer_cli.bench.models import read_trained_runs
     from linformer_cli.bench.paper import PaperBench, PaperSettings
-    from linformer_cli.bench.paper_page import render_figures, render_page
+    from linformer_cli.bench.paper_report import render_figures, render_page
     from linformer_cli.bench.rows import AttentionRow, ModelRow
     from linformer_cli.system.signals import catch_signals
 

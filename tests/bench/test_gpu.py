@@ -8,9 +8,8 @@ from machine import HAS_LIBRARY, NO_LIBRARY
 from linformer_cli.attention import linear
 from linformer_cli.attention.kernels.registry import Operation
 from linformer_cli.bench import gpu
-from linformer_cli.bench.gpu import GpuBench, GpuReport
+from linformer_cli.bench.gpu import GpuBench, GpuReport, GpuSizes
 from linformer_cli.bench.gpu_checks import check_attention
-from linformer_cli.bench.gpu_sizes import tiny_sizes
 from linformer_cli.errors import Interrupted
 from linformer_cli.report.tables import to_json
 
@@ -19,7 +18,7 @@ from linformer_cli.report.tables import to_json
 def found() -> tuple[GpuReport, list[str]]:
     """The report of one complete run, and the JSON documents saved after its parts."""
     saved: list[str] = []
-    report = GpuBench("cpu", tiny_sizes(), save=lambda report: saved.append(to_json(report))).run()
+    report = GpuBench("cpu", GpuSizes(), save=lambda report: saved.append(to_json(report))).run()
     return report, saved
 
 
@@ -63,7 +62,7 @@ def test_the_report_is_saved_after_every_part_and_every_group_of_sampling_rows(f
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 def test_a_wrong_kernel_is_noticed(monkeypatch) -> None:
-    bench = GpuBench("cpu", tiny_sizes())
+    bench = GpuBench("cpu", GpuSizes())
     real = linear.LINEAR_ATTENTION.cpu
     wrong = Operation(lambda q, k, v, *rest: real(q, k, 1.1 * v, *rest))
     monkeypatch.setattr(linear, "LINEAR_ATTENTION", wrong)
@@ -79,7 +78,7 @@ def test_a_part_that_fails_does_not_stop_the_others(monkeypatch) -> None:
     for name in ("record", "measure_sampling", "measure_training"):
         monkeypatch.setattr(GpuBench, name, fail if name == "measure_sampling" else lambda *arguments: None)
     monkeypatch.setattr(gpu, "find_flash_linear_attention", lambda: None)
-    report = GpuBench("cpu", tiny_sizes()).run()
+    report = GpuBench("cpu", GpuSizes()).run()
     assert report.failed == {"sampling": "RuntimeError: no such instruction"} and not report.passed
     assert report.many and report.attention and "flash-linear-attention" in report.missing
 
@@ -92,7 +91,7 @@ def test_an_interruption_keeps_what_was_measured(monkeypatch) -> None:
         if len(asked) == 2:
             raise Interrupted("Stopped", 2)
 
-    bench = GpuBench("cpu", tiny_sizes(), check=check)
+    bench = GpuBench("cpu", GpuSizes(), check=check)
     with pytest.raises(Interrupted):
         bench.run()
     assert bench.result.checks and not bench.result.sampling
@@ -110,7 +109,7 @@ def test_an_interruption_of_sampling_keeps_its_rows_and_begins_no_other_group(mo
         return ["row"], "interrupted"
 
     monkeypatch.setattr(gpu, "measure_groups", measure_groups)
-    bench = GpuBench("cpu", tiny_sizes(), check=check)
+    bench = GpuBench("cpu", GpuSizes(), check=check)
     with pytest.raises(Interrupted):
         bench.measure_sampling()
     assert begun == ["group"] and bench.result.sampling == ["row"]
@@ -123,7 +122,7 @@ def test_the_measurement_of_attention_can_be_stopped_between_passes() -> None:
         if next(calls, None) is None:
             raise Interrupted("Stopped", 2)
 
-    bench = GpuBench("cpu", tiny_sizes(), check=check)
+    bench = GpuBench("cpu", GpuSizes(), check=check)
     with pytest.raises(Interrupted):
         bench.measure_attention()
 
@@ -136,7 +135,7 @@ def test_another_library_is_timed_without_copying_its_inputs(monkeypatch) -> Non
         return q * k * v, None
 
     monkeypatch.setattr(gpu, "find_flash_linear_attention", lambda: attend)
-    bench = GpuBench("cpu", tiny_sizes())
+    bench = GpuBench("cpu", GpuSizes())
     bench.measure_attention()
     assert [row.name for row in bench.result.attention][-1] == "flash-linear-attention" and not bench.result.missing
     assert seen == [(seen[0][0], (1, 20, 2, 32), True)] * 2  # a warm-up and one repeat

@@ -14,8 +14,7 @@ from linformer_cli.bench.measure.costs import count_product_flops
 from linformer_cli.bench.measure.pass_memory import PassMemory
 from linformer_cli.bench.models import BenchModel, build_models, read_trained_runs
 from linformer_cli.bench.paper import METHODS, PaperBench, PaperSettings
-from linformer_cli.bench.paper_page import render_figures, render_page
-from linformer_cli.bench.paper_report import PaperReport
+from linformer_cli.bench.paper_report import PaperReport, render_figures, render_page
 from linformer_cli.bench.paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
 from linformer_cli.bench.rows import Row
 from linformer_cli.checkpoint import save_checkpoint
@@ -41,7 +40,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, ceilings) -> None:
     Ceilings are made up; the copy task has two updates.
     """
     monkeypatch.setattr(paper, "Ceilings", lambda device: ceilings)
-    monkeypatch.setattr(paper, "require_model_agrees", lambda timed: None)
+    monkeypatch.setattr(BenchModel, "require_agreement", lambda timed: None)
     monkeypatch.setattr(attention, "require_agreement", lambda model: None)
     monkeypatch.setattr(sample, "measure_sampling_memory", lambda setup, limit: 1000 * setup.batch)
     monkeypatch.setattr(attention, "measure_pass_memory", lambda setup, limit: PassMemory(100 * setup.positions, 0.001))
@@ -136,7 +135,7 @@ def test_nothing_is_timed_if_attend_and_step_disagree(networks, monkeypatch) -> 
         if timed.name == "lsh-4":
             raise DisagreementError("'lsh' is not timed")
 
-    monkeypatch.setattr(paper, "require_model_agrees", disagree)
+    monkeypatch.setattr(BenchModel, "require_agreement", disagree)
     told: list[Row] = []
     with pytest.raises(DisagreementError):
         measure(networks, report=lambda part, row, number: told.append(row))
