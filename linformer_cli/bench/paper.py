@@ -98,6 +98,7 @@ class PaperBench:
         self._ceilings = Ceilings(settings.device)
         self._variants = parse_variants(METHODS)
         self._models: dict[str, list[BenchModel]] = {}
+        # The measurements of each part by the title of their group.
         self._sampling: dict[str, list[SamplingMeasurement]] = {}
         self._training: dict[str, list[TrainingMeasurement]] = {}
         self._scaling: dict[str, list[AttentionMeasurement]] = {}
@@ -158,13 +159,14 @@ class PaperBench:
 
     def _describe_conditions(self) -> PaperConditions:
         networks = dict(self._settings.networks)
+        flops = {
+            name: {timed.name: count_product_flops(timed.model) for timed in models}
+            for name, models in self._models.items()
+        }
         return PaperConditions(
             METHODS,
             networks,
-            {
-                name: {timed.name: count_product_flops(timed.model) for timed in models}
-                for name, models in self._models.items()
-            },
+            flops,
             self._sizes.batches,
             self._sizes.rounds,
             self._sampling_precision,
@@ -193,18 +195,12 @@ class PaperBench:
             timed.require_agreement()
 
     def _has_model(self, run: TrainedRun) -> bool:
-        return any(find_trained([run], timed.model.config) is not None for timed in self._list_models())
-
-    def _list_models(self) -> Iterable[BenchModel]:
-        return (timed for models in self._models.values() for timed in models)
+        models = (timed for models in self._models.values() for timed in models)
+        return any(find_trained([run], timed.model.config) is not None for timed in models)
 
     def _finish_group(self, part: Part, title: str) -> None:
         """Report the rows of a group that finished a round."""
-        measured: Mapping[str, Mapping[str, Sequence[Measurement[Any, Any]]]] = {
-            "sampling": self._sampling,
-            "training": self._training,
-            "scaling": self._scaling,
-        }
+        measured: Mapping[str, Any] = {"sampling": self._sampling, "training": self._training, "scaling": self._scaling}
         number = part.rounds_done + 1
         for row in rows_of(measured.get(part.name, {}).get(title, ())):
             if number == 1 or not row.left_out:
@@ -229,10 +225,9 @@ class PaperBench:
             limit = _TIMED_SHARE * seconds / len(wanted) / sizes.rounds / rows
             if not self._sampling:
                 limit = min(limit, _FIRST_RESULTS_SECONDS / rows)
-            # There is one repeat in each round.
             settings = SamplingSettings(
                 [batch],
-                1,
+                repeats=1,  # in each round
                 rerun_patience=_RERUN_PATIENCE,
                 limit_seconds=limit,
                 runs=self._settings.runs,
