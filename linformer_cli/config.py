@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from .documents import Config
+from .native.constants import LARGEST_GUIDANCE as LARGEST_GUIDANCE
 from .units import IMAGES, WINDOWS, Words
 
 OptionValue = bool | int | float | str
@@ -27,7 +28,6 @@ class Duration:
 # products within 64 bits.
 LARGEST_SIZE = 65_536
 LARGEST_STEP = 2**40
-LARGEST_GUIDANCE = 1000
 # The default guidance of images with a class. A classifier then recognises 99 % of the images of `mnist-deep`, and is
 # sure of as many as of test images (docs/notes/quality.md, "Classes").
 CLASS_GUIDANCE = 2.5

@@ -1,6 +1,5 @@
 """The exact engine as a source of integer distributions, for the entropy coder."""
 
-import ctypes
 import hashlib
 
 import numpy as np
@@ -8,11 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.native.library import load_library
-from linformer_cli.sampling.choose import Filters
-from linformer_cli.sampling.engines.base import DAMAGED
 from linformer_cli.sampling.engines.native import NativeEngine, encode_step
 
 # The version of the exact engine's results. Increase it when a change of the engine gives int8 other bits, because
@@ -31,10 +26,6 @@ class Predictor:
     def __init__(self, model: PixelModel, batch: int) -> None:
         self.model, self.batch = model, batch
         self._engine = NativeEngine(model, batch, look_ahead=False, products=torch.int8)
-        self._head = self._engine.describe_head(Filters())
-        self._scale = load_library().lintx_frequencies
-        pointer, size = ctypes.c_void_p, ctypes.c_int64
-        self._scale.argtypes, self._scale.restype = (pointer, size, size, pointer, size, pointer), size
         self._frequencies = np.empty((batch, model.head.levels))
         self._parameters = torch.empty(0)
 
@@ -49,10 +40,7 @@ class Predictor:
         Raises `LintxError` if the prediction is NaN or infinite.
         """
         self._parameters = self._engine.step(tokens)
-        rows = (self.batch, self._parameters.data_ptr(), self._parameters.stride(0))
-        head, output = self._head.address, self._frequencies.ctypes.data
-        if self._scale(head, self._engine.threads, *rows, output):
-            raise LintxError(DAMAGED)
+        self._engine.runner.call("frequencies", self._frequencies)
         return self._frequencies
 
     def nats(self, values: Tensor) -> Tensor:

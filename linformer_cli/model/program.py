@@ -45,12 +45,16 @@ def compile_step(model: PixelModel, window: int = 1, products: torch.dtype | Non
     return Program(products, window, *parts, recent, label, output, tuple(states), stride, blocks, pixel)
 
 
+def describe_images(model: PixelModel) -> Images:
+    """What the program of `model` draws."""
+    head, shape = model.head, model.config.image
+    mixture = (head.mixtures, head.log_scale_bounds) if isinstance(head, MixtureHead) else ()
+    return Images(shape.channels, shape.height, shape.width, shape.levels, model.config.classes, *mixture)
+
+
 def encode_model(model: PixelModel, window: int, products: torch.dtype | None = None) -> bytes:
     """The bytes of a program file (`native/program_file.py`) that draws the images of `model`.
 
     `compile_step` explains `window` and `products`, and what it raises.
     """
-    head, shape = model.head, model.config.image
-    mixture = (head.mixtures, head.log_scale_bounds) if isinstance(head, MixtureHead) else ()
-    images = Images(shape.channels, shape.height, shape.width, shape.levels, model.config.classes, *mixture)
-    return encode_program(compile_step(model, window, products), images)
+    return encode_program(compile_step(model, window, products), describe_images(model))

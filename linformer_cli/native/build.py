@@ -33,14 +33,13 @@ EXACT, FUSED = "-ffp-contract=off", "-ffp-contract=fast"
 # so that no core waits for them at the end.
 SOURCES = {
     "attention/kernels/linear.cpp": FUSED,
-    "native/runner.cpp": EXACT,  # includes engine.cpp
+    "native/runner.cpp": EXACT,
     "attention/kernels/sums.cpp": FUSED,
     "attention/kernels/delta.cpp": FUSED,
     "attention/kernels/mesa.cpp": FUSED,
     "attention/kernels/scale.cpp": FUSED,
     "model/dropout.cpp": FUSED,
     "model/linear_layers.cpp": FUSED,
-    "native/frequencies.cpp": EXACT,
     "native/threads.cpp": EXACT,
     "native/library.cpp": EXACT,
 }

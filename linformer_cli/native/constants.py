@@ -14,6 +14,8 @@ DIFFERENCE_SCALE = 8
 LANES, TILE_ROWS = 16, 64
 # The largest number of levels of a value, or of logistics in a mixture.
 MOST_LEVELS = 1024
+# The largest weight of classifier-free guidance.
+LARGEST_GUIDANCE = 1000
 # The activations and the number formats of a projection. `exact` is float32 whose results have the same bits on every
 # processor, for single products of int8 programs.
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
@@ -41,6 +43,7 @@ def definitions() -> tuple[str, ...]:
         **{f"MAP_{name.upper()}": number for name, number in STEP_MAPS.items()},
         "DIFFERENCE_SCALE": DIFFERENCE_SCALE,
         **{"LANES": LANES, "TILE_ROWS": TILE_ROWS, "MOST_LEVELS": MOST_LEVELS},
+        "LARGEST_GUIDANCE": LARGEST_GUIDANCE,
         **{f"ACTIVATION_{name.upper()}": number for name, number in ACTIVATIONS.items()},
         **{f"FORMAT_{name.upper()}": number for name, number in FORMATS.items()},
         **{"BUFFERS": BUFFERS, "INTEGERS": INTEGERS, "REALS": REALS},

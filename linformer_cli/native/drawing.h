@@ -10,52 +10,61 @@
 
 namespace {  // local to the library that includes it: the compiler may inline all of it
 
-// A single image drawn with look-ahead. With guidance, it is two images of the program: with its class, and without.
-struct Drawing {
-    Head head;
-    int64_t ring, reach, output;  // the buffer of recent values, its length, and the buffer of the head's parameters
-    int64_t row;                  // values in a row of the image
-    const double* uniforms;       // [count], one for each value
-    int64_t* values;              // [count]: known values, then guesses up to index `guessed`, then undefined values
-    int64_t count, known, guessed;
-    int64_t first;   // position of the token that holds values[0]
-    int64_t rows;    // positions in the next pass
-    int64_t passes;  // passes so far
-};
-
-inline double log_sigmoid(double x) { return (x < 0 ? x : 0) - logarithm(1 + exponential(-std::fabs(x))); }
-
 // Replaces numbers x by exp(x / temperature), divided by the largest result.
 inline void exponentiate(int64_t count, double* numbers, double temperature) {
     const double most = *std::max_element(numbers, numbers + count);
     for (int64_t i = 0; i < count; i++) numbers[i] = exponential((numbers[i] - most) / temperature);
 }
 
-// The logarithm of the probability of a value of a mixture, up to a constant; MixtureHead of heads.py has the formula.
-inline double find_log_mass(const Head& head, const float* parameters, int64_t value) {
-    const int64_t K = head.mixtures;
-    const double bin = 2.0 / static_cast<double>(head.levels - 1), centre = static_cast<double>(value) * bin - 1;
-    double logs[MOST_LEVELS];
-    for (int64_t n = 0; n < K; n++) {
+// The logarithms of the probabilities [levels] of all values of a mixture, up to a constant; MixtureHead of heads.py
+// has the formula. With the edges of a value's bin, divided by the scale, as a < b, a logistic has the mass
+//
+//     sigmoid(b) sigmoid(-a) (1 - exp(a - b)) = exp(min(b, 0) + min(-a, 0)) (1 - exp(a - b)) / ((1 + B) (1 + A))
+//
+// with A = exp(-|a|) and B = exp(-|b|). The first bin has no lower edge, and the last has no upper edge. The sum over
+// the logistics is taken relative to the largest exponent, so no digits are lost where all of them are tiny.
+inline void find_mixture_logs(const Head& head, const float* parameters, double* logs) {
+    const int64_t K = head.mixtures, last = head.levels - 1;
+    const double bin = 2.0 / static_cast<double>(last), infinite = 1e300;
+    // Edge number v is the lower edge of value v.
+    double edges[MOST_LEVELS + 1], tails[MOST_LEVELS + 1], sums[MOST_LEVELS];
+    const auto find_edges = [&](int64_t n, double& inside) {
         const double mean = parameters[K + n], inverse = exponential(-head.bound(parameters[2 * K + n]));
         const double width = bin * inverse;
-        const bool first = value == 0, last = value == head.levels - 1;
-        logs[n] = parameters[n];
-        if (!last) logs[n] += log_sigmoid((centre + bin / 2 - mean) * inverse);
-        if (!first) logs[n] += log_sigmoid((mean - centre + bin / 2) * inverse);
+        edges[0] = -infinite;
+        for (int64_t v = 1; v <= last; v++) edges[v] = (static_cast<double>(v) * bin - 1 - bin / 2 - mean) * inverse;
+        edges[last + 1] = infinite;
         // For a small width, 1 - exp(-width) would lose digits.
-        if (!first && !last) logs[n] += logarithm(width < 1e-5 ? width * (1 - width / 2) : 1 - exponential(-width));
+        inside = logarithm(width < 1e-5 ? width * (1 - width / 2) : 1 - exponential(-width));
+    };
+    const auto exponent = [&](int64_t v, double logit) {
+        const double upper = edges[v + 1], lower = -edges[v];
+        return logit + (upper < 0 ? upper : 0) + (lower < 0 ? lower : 0);
+    };
+    for (int64_t v = 0; v <= last; v++) logs[v] = -infinite, sums[v] = 0;
+    double inside;
+    for (int64_t n = 0; n < K; n++) {
+        find_edges(n, inside);
+        for (int64_t v = 0; v <= last; v++) {
+            const double found = exponent(v, parameters[n] + (v == 0 || v == last ? 0 : inside));
+            logs[v] = found > logs[v] ? found : logs[v];
+        }
     }
-    const double most = *std::max_element(logs, logs + K);
-    double sum = 0;
-    for (int64_t n = 0; n < K; n++) sum += exponential(logs[n] - most);
-    return most + logarithm(sum);
+    for (int64_t n = 0; n < K; n++) {
+        find_edges(n, inside);
+        for (int64_t v = 0; v <= last + 1; v++) tails[v] = 1 + exponential(-std::fabs(edges[v]));
+        for (int64_t v = 0; v <= last; v++) {
+            const double found = exponent(v, parameters[n] + (v == 0 || v == last ? 0 : inside));
+            sums[v] += exponential(found - logs[v]) / (tails[v] * tails[v + 1]);
+        }
+    }
+    for (int64_t v = 0; v <= last; v++) logs[v] += logarithm(sums[v]);
 }
 
 // The logarithms of the probabilities [levels] of all values, up to a constant.
 inline void find_logs(const Head& head, const float* parameters, double* logs) {
-    for (int64_t value = 0; value < head.levels; value++)
-        logs[value] = head.mixtures ? find_log_mass(head, parameters, value) : parameters[value];
+    if (head.mixtures) return find_mixture_logs(head, parameters, logs);
+    for (int64_t value = 0; value < head.levels; value++) logs[value] = parameters[value];
 }
 
 // Replaces the logarithms [levels] of an image with its class by others + guidance (logs - others), where `others` are
@@ -97,17 +106,11 @@ inline int64_t draw_filtered(const Head& head, const float* parameters, const fl
     return find_share(head.levels, shares, uniform, nullptr);
 }
 
-// Draws values [rows] from parameters [rows, stride], with uniforms [rows] in [0, 1). With guidance, another `rows`
-// rows of parameters follow, for the same images without their classes.
-inline void draw(const Head& head, int64_t rows, const float* parameters, int64_t stride, const double* uniforms,
-                 int64_t* values) {
-    for (int64_t row = 0; row < rows; row++) {
-        const float* own = parameters + row * stride;
-        const float* free = head.is_guided() ? own + rows * stride : nullptr;
-        values[row] = head.is_filtered() ? draw_filtered(head, own, free, uniforms[row])
-                      : head.mixtures    ? draw_mixture(head, own, uniforms[row])
-                                         : invert(head.levels, own, uniforms[row], nullptr);
-    }
+// Draws a value from the parameters of an image. With guidance, `free` are its parameters without the class.
+inline int64_t draw(const Head& head, const float* parameters, const float* free, double uniform) {
+    return head.is_filtered() ? draw_filtered(head, parameters, free, uniform)
+           : head.mixtures    ? draw_mixture(head, parameters, uniform)
+                              : invert(head.levels, parameters, uniform, nullptr);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "maths.h"
 
@@ -27,11 +28,16 @@ struct Head {
     }
 };
 
-// Whether all numbers are finite. The difference of a number and itself is 0 or NaN.
+// Whether all numbers are finite: NaN and infinity are the numbers whose exponent has only ones.
 inline bool are_finite(int64_t count, const float* numbers) {
-    float sum = 0;
-    for (int64_t i = 0; i < count; i++) sum += numbers[i] - numbers[i];
-    return sum == 0;
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        std::memcpy(&bits, numbers + i, sizeof bits);
+        const uint32_t exponent = bits & 0x7f800000;
+        largest = exponent > largest ? exponent : largest;
+    }
+    return largest != 0x7f800000;
 }
 
 // The index whose part of the sum of all shares contains `uniform` times the sum. The position within that part, from

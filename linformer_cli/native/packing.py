@@ -23,6 +23,13 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat((_arrange(integers), _arrange(tail)), dim=1)
 
 
+def count_words(weight: Tensor, dtype: torch.dtype) -> int:
+    """The number of words that `pack` returns."""
+    rows, columns = weight.shape
+    numbers = 4 // dtype.itemsize
+    return (rows + -rows % TILE_ROWS) * (-(-columns // numbers) + (2 if dtype == torch.int8 else 0))
+
+
 def _arrange(rows: Tensor) -> Tensor:
     """Return rows that consist of whole words as int32 [rows / 16, words, 16]."""
     panels: Tensor = rows.contiguous().view(torch.int32).unflatten(0, (-1, LANES))

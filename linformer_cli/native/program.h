@@ -1,4 +1,4 @@
-// A recurrent step as data: buffers, and operations on them. model/program.py builds it, and native_memory.py gives it
+// A recurrent step as data: buffers, and operations on them. model/program.py builds it, and runner.cpp gives it
 // memory.
 #pragma once
 
@@ -30,9 +30,8 @@ struct Program {
     int64_t batch;
     int64_t window;  // the largest number of positions of a single image in one pass
     int64_t threads;
-    int64_t divided;  // whether the threads divide the images; see `step`
-    int64_t stride;   // positions from one step of the blocks to the next
-    int64_t blocks;   // how many operations, from the first, run only then, with position / stride as their position
+    int64_t stride;  // positions from one step of the blocks to the next
+    int64_t blocks;  // how many operations, from the first, run only then, with position / stride as their position
     int64_t count;
     const Buffer* buffers;
     const Operation* operations;

@@ -47,6 +47,8 @@ struct FileProgram {
 
     // Whether an image needs no class. The initial label is then `classes`, and the table of classes has a row for it.
     bool is_class_optional() const { return classes && buffers[label].initial == classes; }
+    // The number of labels: the classes, and no class if that is possible.
+    int64_t label_count() const { return classes + is_class_optional(); }
 };
 
 // Takes words of eight bytes from the file. After the first fault, `sound` is false and every word is 0.
@@ -129,15 +131,16 @@ inline FileOperation read_operation(Words& words, int64_t buffers) {
 }
 
 // Reads the header of `data`, which starts at a multiple of ALIGNMENT and must outlive `program`. Returns a message if
-// the file is not a sound program, else an empty text.
-inline Text read_program(const char* data, int64_t bytes, FileProgram& program) {
+// the file is not a sound program, else an empty text. `verify` asks for the checksum.
+inline Text read_program(const char* data, int64_t bytes, FileProgram& program, bool verify = true) {
     if (bytes < CHECKED_FROM || std::memcmp(data, "LINTXPRG", 8)) return "this is not a program file of lintx";
     Words words(data, bytes, 8);
     const int64_t format = words.take<int64_t>(), size = words.take<int64_t>(), sum = words.take<int64_t>();
     if (format < 1 || format > FILE_FORMATS)
         return Text("the file has format ") << format << ", this program reads 1 to " << FILE_FORMATS;
     if (size != bytes) return Text("the file has ") << bytes << " bytes instead of " << size;
-    if (sum != checksum(data + CHECKED_FROM, bytes - CHECKED_FROM)) return "the file is damaged: its checksum is wrong";
+    if (verify && sum != checksum(data + CHECKED_FROM, bytes - CHECKED_FROM))
+        return "the file is damaged: its checksum is wrong";
     const int64_t longest = 1 << 16, most_values = 1 << 24;
     program.channels = words.integer(1, 3);
     words.sound = words.sound && program.channels != 2;

@@ -1,4 +1,4 @@
-"""Writes a program and its weights as one file, which runner.h reads without Python.
+"""Writes a program and its weights as one file, or as the same bytes in memory, for the functions of runner.h.
 
 The format is described in docs/reference/formats.md.
 """
@@ -7,13 +7,18 @@ import struct
 import zlib
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from .packing import pack
+from .packing import count_words, pack
 from .program import Buffer, Kind, Operation, Program
 
 SUFFIX = ".lintx"
 MAGIC = b"LINTXPRG"
+# The checksum is the word before these bytes.
+_CHECKED = 32
+_CHECKSUM = _CHECKED - 8
 # Shared data starts at multiples of this number of bytes.
 ALIGNMENT = 64
 # The index of a type in this list is its code in a file.
@@ -35,38 +40,44 @@ class Images:
 
 def encode_program(program: Program, images: Images) -> bytes:
     """Return the bytes of a program file. Weights are packed as the engine needs them."""
-    buffers = [_bind(buffer) for buffer in program.buffers]
+    data = lay_out_program(program, images)
+    data[_CHECKSUM:_CHECKED] = np.frombuffer(_integers(zlib.crc32(data[_CHECKED:].data)), np.uint8)
+    return data.tobytes()
+
+
+def lay_out_program(program: Program, images: Images) -> NDArray[np.uint8]:
+    """Return a program file without its checksum, in memory that begins at a multiple of `ALIGNMENT`."""
     # The size of the header does not depend on the offsets in it.
-    header = len(_encode_header(program, images, buffers, [0] * len(buffers))) + 32
+    header = _CHECKED + len(_encode_header(program, images, [0] * len(program.buffers)))
     offsets, end = [], header
-    for buffer in buffers:
+    for buffer in program.buffers:
         end += -end % ALIGNMENT if buffer.tensor is not None else 0
         offsets.append(end if buffer.tensor is not None else 0)
-        end += _data_bytes(buffer)
-    body = bytearray(end - 32)
-    body[: header - 32] = _encode_header(program, images, buffers, offsets)
-    for buffer, offset in zip(buffers, offsets, strict=True):
-        if buffer.tensor is not None:
-            data = buffer.tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            body[offset - 32 : offset - 32 + len(data)] = data
+        end += _count_numbers(buffer) * _stored_type(buffer).itemsize if buffer.tensor is not None else 0
+    memory = np.zeros(end + ALIGNMENT, np.uint8)
+    data = memory[-memory.ctypes.data % ALIGNMENT :][:end]
     # Format 2 has one more word. Programs without it keep format 1, so that compressed files still name their program.
-    return MAGIC + _integers(2 if program.blocks else 1, end, zlib.crc32(body)) + bytes(body)
+    start = MAGIC + _integers(2 if program.blocks else 1, end, 0) + _encode_header(program, images, offsets)
+    data[:header] = np.frombuffer(start, np.uint8)
+    for buffer, offset in zip(program.buffers, offsets, strict=True):
+        if buffer.tensor is not None:
+            tensor = pack(buffer.tensor, buffer.dtype) if buffer.kind == Kind.WEIGHTS else buffer.tensor.cpu()
+            found = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+            data[offset : offset + len(found)] = found
+    return data
 
 
-def _bind(buffer: Buffer) -> Buffer:
-    """Turn a buffer of weights into the shared buffer that the engine reads. Other buffers are unchanged."""
-    if buffer.kind != Kind.WEIGHTS:
-        return buffer
-    assert buffer.tensor is not None
-    packed = pack(buffer.tensor, buffer.dtype)
-    return Buffer(Kind.SHARED, packed.numel(), packed.dtype, packed)
+def _stored_type(buffer: Buffer) -> torch.dtype:
+    return torch.int32 if buffer.kind == Kind.WEIGHTS else buffer.dtype
 
 
-def _data_bytes(buffer: Buffer) -> int:
-    return 0 if buffer.tensor is None else buffer.width * buffer.dtype.itemsize
+def _count_numbers(buffer: Buffer) -> int:
+    if buffer.kind != Kind.WEIGHTS or buffer.tensor is None:
+        return buffer.width
+    return count_words(buffer.tensor, buffer.dtype)
 
 
-def _encode_header(program: Program, images: Images, buffers: list[Buffer], offsets: list[int]) -> bytes:
+def _encode_header(program: Program, images: Images, offsets: list[int]) -> bytes:
     order = 0  # raster order, with the channels of a pixel adjacent
     parts = [
         _integers(images.channels, images.height, images.width, images.levels, order, images.mixtures),
@@ -75,8 +86,8 @@ def _encode_header(program: Program, images: Images, buffers: list[Buffer], offs
         _integers(program.recent, program.label, program.output),
         _integers(len(program.states)),
         *(_integers(len(layer), *layer) for layer in program.states),
-        _integers(len(buffers)),
-        *(_encode_buffer(buffer, offset) for buffer, offset in zip(buffers, offsets, strict=True)),
+        _integers(len(program.buffers)),
+        *(_encode_buffer(buffer, offset) for buffer, offset in zip(program.buffers, offsets, strict=True)),
         _integers(len(program.operations)),
         *(_encode_operation(operation) for operation in program.operations),
     ]
@@ -84,7 +95,8 @@ def _encode_header(program: Program, images: Images, buffers: list[Buffer], offs
 
 
 def _encode_buffer(buffer: Buffer, offset: int) -> bytes:
-    kind_and_size = _integers(buffer.kind, TYPES.index(buffer.dtype), buffer.width)
+    kind = Kind.SHARED if buffer.kind == Kind.WEIGHTS else buffer.kind
+    kind_and_size = _integers(kind, TYPES.index(_stored_type(buffer)), _count_numbers(buffer))
     return kind_and_size + _reals(buffer.initial) + _integers(offset)
 
 

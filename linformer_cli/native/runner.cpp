@@ -3,75 +3,26 @@
 #include "runner.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <numeric>
+#include <utility>
 #include <vector>
 
-#include "engine.cpp"
-#include "philox.h"
-#include "program_file.h"
+#include "engine.h"
+#include "fork.h"
+#include "frequencies.h"
+#include "runner_state.h"
+
+struct lintx_runner : RunnerState {};
 
 namespace {
 
-constexpr int64_t LARGEST_BATCH = 1 << 20, LARGEST_GUIDANCE = 1000;
-// With at most this many images per thread, all threads share every operation; see native_memory.py.
-constexpr int64_t FEW = 2;
-
-struct Release {
-    void operator()(char* memory) const { ::operator delete(memory, std::align_val_t(ALIGNMENT)); }
-};
-typedef std::unique_ptr<char, Release> Memory;
-
-// Memory that begins at a multiple of ALIGNMENT, filled with zeros; null if there is not enough.
-Memory allocate(int64_t bytes) {
-    void* found = static_cast<uint64_t>(bytes) > PTRDIFF_MAX
-                      ? nullptr
-                      : ::operator new(static_cast<size_t>(bytes), std::align_val_t(ALIGNMENT), std::nothrow);
-    if (found) std::memset(found, 0, static_cast<size_t>(bytes));
-    return Memory(static_cast<char*>(found));
-}
-
-template <class A>
-void fill(char* memory, int64_t count, double initial) {
-    std::fill_n(reinterpret_cast<A*>(memory), count, static_cast<A>(initial));
-}
-
-}  // namespace
-
-struct lintx_runner {
-    FileProgram file;
-    Memory data;                   // the whole file
-    size_t bytes;                  // of the file
-    std::vector<Memory> memories;  // of each buffer that is not shared
-    std::vector<Buffer> buffers;
-    std::vector<Operation> operations;
-    Program program;
-    Drawing drawing;
-    Memory values;        // int64 [batch, T]
-    Memory uniforms;      // float64 [T] of the first image, from the first unknown value on
-    double guidance = 1;  // of the next images
-    uint64_t seed, first;
-    int64_t known, drawn;  // values of each image, and how many of them were drawn
-    bool predicted;        // the step for the next value is done
-
-    int64_t batch() const { return program.batch; }
-    // The number of different images: with guidance, the second half of the batch repeats the first without classes.
-    int64_t images() const { return images_with(file.head.guidance); }
-    int64_t images_with(double weight) const { return weight == 1 ? batch() : batch() / 2; }
-    int64_t count() const { return file.values(); }
-    int64_t* values_of(int64_t image) const { return reinterpret_cast<int64_t*>(values.get()) + image * count(); }
-    double* numbers() const { return reinterpret_cast<double*>(uniforms.get()); }
-    float* parameters(int64_t image) const { return memory<float>(file.output, image); }
-    template <class A>
-    A* memory(int64_t buffer, int64_t image) const {
-        return reinterpret_cast<A*>(buffers[buffer].data + image * buffers[buffer].stride);
-    }
-};
-
-namespace {
+constexpr int64_t LARGEST_BATCH = 1 << 20;
+constexpr const char* DAMAGED = "the model's prediction is not a finite number: its weights are damaged";
 
 thread_local Text message;
 
@@ -80,68 +31,140 @@ int64_t fail(const Text& reason) {
     return -1;
 }
 
-// Gives every buffer its memory. Returns whether there is enough.
-bool allocate_buffers(lintx_runner& runner) {
-    // Look-ahead has a window of rows for each of at most two images.
-    const int64_t window = std::min<int64_t>(runner.batch(), 2) * runner.file.window;
-    const int64_t rows = std::max(runner.batch(), window), word = sizeof(double);
-    runner.values = allocate(runner.batch() * runner.count() * word);
-    runner.uniforms = allocate(runner.count() * word);
-    if (!runner.values || !runner.uniforms) return false;
-    for (const FileBuffer& buffer : runner.file.buffers) {
-        if (buffer.kind == SHARED) {
-            runner.buffers.push_back({const_cast<char*>(buffer.data), 0, SHARED});
-            continue;
-        }
-        runner.memories.push_back(allocate((buffer.kind == STATE ? runner.batch() : rows) * buffer.bytes()));
-        if (!runner.memories.back()) return false;
-        runner.buffers.push_back({runner.memories.back().get(), buffer.bytes(), buffer.kind});
-    }
-    return true;
+lintx_runner* refuse(const Text& reason) {
+    fail(reason);
+    return nullptr;
 }
 
-// Whether row number `row` of a pass has finite parameters.
-bool is_finite(lintx_runner& runner, int64_t row) {
-    return are_finite(runner.file.head.parameters(), runner.parameters(row));
+// Finishes a runner whose file is in memory.
+lintx_runner* open(std::unique_ptr<lintx_runner> runner, int64_t bytes, int64_t batch, bool verify) {
+    if (batch < 1 || batch > LARGEST_BATCH) return refuse("a batch has 1 to 1048576 images");
+    runner->bytes = static_cast<size_t>(bytes);
+    runner->capacity = batch;
+    runner->numbers.resize(static_cast<size_t>(batch));
+    Text reason = read_program(runner->data, bytes, runner->file, verify);
+    if (reason.empty()) reason = check_program(runner->file);
+    if (!reason.empty()) return refuse(reason);
+    const FileProgram& found = runner->file;
+    for (const FileOperation& operation : found.operations) runner->operations.push_back(operation.arguments);
+    const int64_t count = static_cast<int64_t>(runner->operations.size());
+    runner->program = {batch, found.window, 1, found.channels, found.blocks, count, nullptr, nullptr};
+    if (!allocate_buffers(*runner)) return refuse("there is not enough memory");
+    runner->program.buffers = runner->buffers.data();
+    runner->program.operations = runner->operations.data();
+    lintx_start(runner.get(), 0, 0, nullptr);
+    return runner.release();
 }
 
-// Computes the parameters of the next value of every image, unless that is done already. Returns 0 or -1.
-int64_t predict(lintx_runner& runner) {
-    if (runner.known == runner.count()) return fail("all values of the image are known");
-    const int64_t reach = runner.file.buffers[runner.file.recent].width, position = runner.known;
-    if (!runner.predicted) {
-        for (int64_t image = 0; position && image < runner.batch(); image++)
-            runner.memory<int16_t>(runner.file.recent, image)[(position - 1) % reach] =
-                static_cast<int16_t>(runner.values_of(image)[position - 1]);
-        step(runner.program, position);
-    }
-    runner.predicted = true;
+// Makes room for another value. Returns 0 or -1.
+int64_t make_room(lintx_runner& runner) {
+    if (runner.known < runner.limit()) return 0;
+    if (!runner.endless) return fail("all values of the image are known");
+    const int64_t forgotten = runner.known - 1;
     for (int64_t image = 0; image < runner.batch(); image++)
-        if (!is_finite(runner, image)) return fail("the model's prediction is not a finite number");
+        runner.values_of(image)[0] = runner.values_of(image)[forgotten];
+    runner.first += forgotten;
+    runner.known = runner.guessed = 1;
     return 0;
 }
 
-// Gives the images that repeat others their values up to number `known`, and returns it.
-int64_t repeat(lintx_runner& runner, int64_t known) {
+// Reads the last token of every image, so that its next value is predicted, unless that is done already.
+void predict(lintx_runner& runner) {
+    if (runner.is_predicted()) return;
+    const int64_t position = runner.read++;
+    for (int64_t image = 0; position && image < runner.batch(); image++)
+        runner.recent(image)[(position - 1) % runner.reach()] =
+            static_cast<int16_t>(runner.values_of(image)[runner.known - 1]);
+    step(runner.program, position);
+}
+
+// Whether row number `row` of a pass has finite parameters.
+bool is_finite(const lintx_runner& runner, int64_t row) {
+    return are_finite(runner.file.head.parameters(), runner.parameters(row));
+}
+
+// Predicts the next value of every image, if there is one. Returns 0, or -1 if a prediction is not finite.
+int64_t predict_next(lintx_runner& runner) {
+    if (make_room(runner)) return -1;
+    predict(runner);
+    for (int64_t image = 0; image < runner.batch(); image++)
+        if (!is_finite(runner, image)) return fail(DAMAGED);
+    return 0;
+}
+
+// Gives the images that repeat others their values up to number `known`.
+void repeat(lintx_runner& runner, int64_t known) {
     const int64_t images = runner.images();
     for (int64_t image = images; image < runner.batch(); image++)
         std::copy(runner.values_of(image - images) + runner.known, runner.values_of(image - images) + known,
                   runner.values_of(image) + runner.known);
-    return runner.known = known;
+    runner.known = known;
 }
 
-int64_t draw_ahead(lintx_runner& runner) {
-    Drawing& drawing = runner.drawing;
-    drawing.known = runner.known;
-    drawing.guessed = std::max(drawing.guessed, drawing.known);
-    for (int64_t n = 0; n < std::min(drawing.rows, runner.count() - runner.known); n++)
-        runner.numbers()[runner.known + n] = draw_uniform(runner.seed, runner.first, runner.drawn + n);
-    look_ahead(runner.program, drawing);
-    for (int64_t image = 0; image < runner.batch(); image++)
-        if (!is_finite(runner, image * runner.program.window))
-            return fail("the model's prediction is not a finite number");
-    runner.drawn += drawing.known - runner.known;
-    return repeat(runner, drawing.known);
+// Draws the next value of every image. Returns 0 or -1.
+int64_t draw_one(lintx_runner& runner) {
+    const Head& head = runner.file.head;
+    const int64_t images = runner.images(), work = images * head.parameters() * (head.mixtures ? head.levels : 1);
+    predict(runner);
+    std::atomic<bool> damaged{false};
+    spread(work > 32768 ? runner.program.threads : 1, images, [&](int64_t image) {
+        const float* free = head.is_guided() ? runner.parameters(images + image) : nullptr;
+        if (!is_finite(runner, image) || (free && !is_finite(runner, images + image)))
+            return damaged.store(true, std::memory_order_relaxed);
+        runner.values_of(image)[runner.known] = draw(head, runner.parameters(image), free, runner.uniform(image, 0));
+    });
+    if (damaged.load(std::memory_order_relaxed)) return fail(DAMAGED);
+    runner.drawn++;
+    repeat(runner, runner.known + 1);
+    return 0;
+}
+
+// Draws the next values of a single image, up to number `end`. All positions of a window are computed as if the guesses
+// were right. With its random number, each position yields one value. This value is right if all earlier guesses are
+// right, so the first value is always right. With guidance, the image has two rows of the batch. Returns 0 or -1.
+int64_t draw_ahead(lintx_runner& runner, int64_t end) {
+    const Program& program = runner.program;
+    const Head& head = runner.file.head;
+    const int64_t known = runner.known, rows = std::min(runner.ahead, end - known), images = runner.rows_per_image();
+    const int64_t start = runner.read;  // position of the next token: it holds the last known value
+    int64_t *values = runner.values_of(0), *next = values + known;
+    // The first guess for a value is the value above it. Later passes guess the values that were drawn after a wrong
+    // guess, which are better guesses.
+    const int64_t above = runner.file.channels * runner.file.width;
+    for (int64_t index = std::max(runner.guessed, known); index < known + rows - 1; index++)
+        values[index] = values[index - (index < above ? 1 : above)];
+    const auto pass = [&](int64_t image, int64_t count, Mode mode) {
+        return Pass{program, start, image * program.window, count, mode, true, image};
+    };
+    for (int64_t image = 0; image < images; image++) {
+        int16_t* ring = runner.recent(image);
+        for (int64_t r = 0; r < rows; r++) ring[(start + r - 1) % runner.reach()] = static_cast<int16_t>(next[r - 1]);
+        run(pass(image, rows, TRY));
+    }
+    int64_t right = 0;
+    bool sure = true;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t guess = next[r];  // undefined and unused in the last row
+        bool finite = true;
+        for (int64_t image = 0; image < images; image++)
+            finite = finite && is_finite(runner, image * program.window + r);
+        if (!r && !finite) return fail(DAMAGED);
+        // A later row with NaN becomes the first row of the next pass.
+        sure = sure && finite;
+        const float* free = images == 2 ? runner.parameters(program.window + r) : nullptr;
+        next[r] = draw(head, runner.parameters(r), free, runner.uniform(0, r));
+        right += sure;
+        sure = sure && next[r] == guess;
+    }
+    for (int64_t image = 0; image < images; image++) run(pass(image, right, COMMIT));
+    runner.guessed = std::max(runner.guessed, known + rows);
+    runner.read += right;
+    runner.drawn += right;
+    runner.look_aheads++;
+    // The next pass has one position more than were right in this pass. If all were right, it has twice as many.
+    runner.ahead = right < rows ? right + 1 : std::min(2 * rows, program.window);
+    repeat(runner, known + right);
+    return 0;
 }
 
 }  // namespace
@@ -153,29 +176,21 @@ const char* lintx_error(void) { return message.letters(); }
 void lintx_close(lintx_runner* runner) { delete runner; }
 
 lintx_runner* lintx_open(const void* file, int64_t bytes, int64_t batch) {
-    const auto refuse = [](const Text& reason) {
-        fail(reason);
-        return static_cast<lintx_runner*>(nullptr);
-    };
-    if (batch < 1 || batch > LARGEST_BATCH) return refuse("a batch has 1 to 1048576 images");
     if (bytes < 0) return refuse("a file has no negative size");
     std::unique_ptr<lintx_runner> runner(new lintx_runner{});
-    runner->data = allocate(bytes);
-    if (!runner->data) return refuse("there is not enough memory");
-    runner->bytes = static_cast<size_t>(bytes);
-    if (bytes) std::memcpy(runner->data.get(), file, runner->bytes);
-    Text reason = read_program(runner->data.get(), bytes, runner->file);
-    if (reason.empty()) reason = check_program(runner->file);
-    if (!reason.empty()) return refuse(reason);
-    const FileProgram& found = runner->file;
-    runner->program = {batch, found.window, 1, 0, found.channels, found.blocks, 0, nullptr, nullptr};
-    for (const FileOperation& operation : found.operations) runner->operations.push_back(operation.arguments);
-    if (!allocate_buffers(*runner)) return refuse("there is not enough memory");
-    runner->program.count = static_cast<int64_t>(runner->operations.size());
-    runner->program.buffers = runner->buffers.data();
-    runner->program.operations = runner->operations.data();
-    lintx_start(runner.get(), 0, 0, nullptr);
-    return runner.release();
+    runner->copy = allocate(bytes);
+    if (!runner->copy) return refuse("there is not enough memory");
+    if (bytes) std::memcpy(runner->copy.get(), file, static_cast<size_t>(bytes));
+    runner->data = runner->copy.get();
+    return open(std::move(runner), bytes, batch, true);
+}
+
+lintx_runner* lintx_open_in_place(const void* file, int64_t bytes, int64_t batch) {
+    if (bytes < 0) return refuse("a file has no negative size");
+    if (reinterpret_cast<uintptr_t>(file) % ALIGNMENT) return refuse("the file does not begin at a multiple of 64");
+    std::unique_ptr<lintx_runner> runner(new lintx_runner{});
+    runner->data = static_cast<const char*>(file);
+    return open(std::move(runner), bytes, batch, false);
 }
 
 lintx_description lintx_describe(const lintx_runner* runner) {
@@ -186,26 +201,34 @@ lintx_description lintx_describe(const lintx_runner* runner) {
 
 void lintx_use_threads(lintx_runner* runner, int64_t threads) {
     runner->program.threads = std::max<int64_t>(1, threads);
-    runner->program.divided = threads > 1 && runner->batch() > FEW * threads;
 }
 
 int64_t lintx_filter(lintx_runner* runner, double temperature, int64_t top_k, double top_p) {
     if (!(temperature > 0 && std::isfinite(temperature))) return fail("a temperature is above 0 and finite");
     if (top_k < 0) return fail("top-k is not negative");
     if (!(top_p >= 0 && top_p <= 1)) return fail("top-p is 0 to 1");
-    for (Head* head : {&runner->file.head, &runner->drawing.head}) {
-        head->temperature = temperature;
-        head->top_k = top_k;
-        head->top_p = top_p;
-    }
+    Head& head = runner->file.head;
+    head.temperature = temperature;
+    head.top_k = top_k;
+    head.top_p = top_p;
     return 0;
 }
 
 int64_t lintx_guide(lintx_runner* runner, double weight) {
-    if (!(weight >= 0 && weight <= LARGEST_GUIDANCE)) return fail("a guidance is from 0 to 1000");
+    const int64_t most = LINTX_LARGEST_GUIDANCE;
+    if (!(weight >= 0 && weight <= most)) return fail(Text("a guidance is from 0 to ") << most);
     if (weight != 1 && !runner->file.is_class_optional()) return fail("guidance needs a model with an optional class");
     if (weight != 1 && runner->batch() % 2) return fail("with guidance, the batch is twice the number of images");
     runner->guidance = weight;
+    return 0;
+}
+
+void lintx_draw_without_end(lintx_runner* runner) { runner->endless = true; }
+
+int64_t lintx_resize(lintx_runner* runner, int64_t batch) {
+    if (batch < 1 || batch > runner->capacity) return fail("the runner was opened for fewer images");
+    if (runner->guidance != 1 && batch % 2) return fail("with guidance, the batch is twice the number of images");
+    runner->program.batch = batch;
     return 0;
 }
 
@@ -214,9 +237,8 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
     const bool optional = file.is_class_optional();
     const int64_t images = runner->images_with(runner->guidance);
     for (int64_t image = 0; labels && file.classes && image < images; image++)
-        if (labels[image] < 0 || labels[image] >= file.classes + optional)
+        if (labels[image] < 0 || labels[image] >= file.label_count())
             return fail(Text("classes are 0 to ") << file.classes - 1);
-    runner->file.head.guidance = runner->guidance;
     for (size_t n = 0; n < file.buffers.size(); n++) {
         const FileBuffer& buffer = file.buffers[n];
         if (buffer.kind != STATE) continue;
@@ -233,75 +255,115 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
         *runner->memory<int64_t>(file.label, image) = labels && image < images ? labels[image]
                                                       : optional ? file.classes
                                                                  : static_cast<int64_t>((first + image) % file.classes);
+    std::iota(runner->numbers.begin(), runner->numbers.end(), first);
+    runner->file.head.guidance = runner->guidance;
     runner->seed = seed;
-    runner->first = first;
-    runner->known = runner->drawn = 0;
-    runner->predicted = false;
-    const int64_t reach = file.buffers[file.recent].width;
-    runner->drawing = {file.head,
-                       file.recent,
-                       reach,
-                       file.output,
-                       file.channels * file.width,
-                       runner->numbers(),
-                       runner->values_of(0),
-                       file.values(),
-                       0,
-                       0,
-                       1,
-                       file.window,
-                       0};
+    runner->first = 1;
+    runner->read = runner->known = runner->drawn = runner->guessed = runner->look_aheads = 0;
+    runner->ahead = file.window;
+    return 0;
+}
+
+int64_t lintx_seed(lintx_runner* runner, uint64_t seed, const uint64_t* numbers, int64_t drawn) {
+    runner->file.head.guidance = runner->guidance;
+    std::copy_n(numbers, runner->images(), runner->numbers.begin());
+    runner->seed = seed;
+    runner->drawn = drawn;
+    return 0;
+}
+
+int64_t lintx_place(lintx_runner* runner, int64_t tokens) {
+    if (tokens < 0) return fail("there is no negative number of tokens");
+    if (!runner->endless && tokens > runner->count()) return fail("an image has fewer values");
+    runner->first = std::max<int64_t>(tokens, 1);
+    runner->read = tokens;
+    runner->known = runner->guessed = 0;
+    return 0;
+}
+
+int64_t lintx_fork(lintx_runner* runner, int64_t images, const int64_t* ancestors) {
+    const int64_t before = runner->images(), each = runner->rows_per_image();
+    if (images < 1 || images * each > runner->capacity) return fail("the runner was opened for fewer images");
+    std::vector<int64_t> sources;
+    for (int64_t row = 0; row < images * each; row++) {
+        const int64_t ancestor = ancestors[row % images];
+        if (ancestor < 0 || ancestor >= before) return fail("the batch has no such image");
+        sources.push_back(row / images * before + ancestor);
+    }
+    const std::vector<Share> shares = list_shares(*runner);
+    const std::vector<Move> moves = order_moves(sources, runner->batch());
+    spread(runner->program.threads, static_cast<int64_t>(shares.size()), [&](int64_t n) {
+        const Share& share = shares[n];
+        for (const Move& move : moves)
+            if (move.swaps) std::swap_ranges(share.of(move.to), share.of(move.to) + share.bytes, share.of(move.from));
+            else std::memcpy(share.of(move.to), share.of(move.from), static_cast<size_t>(share.bytes));
+    });
+    runner->program.batch = images * each;
     return 0;
 }
 
 int64_t lintx_continue(lintx_runner* runner, const lintx_runner* other) {
     if (runner->file.head.is_guided() != other->file.head.is_guided())
         return fail("one runner has guidance and the other has none");
-    if (runner->bytes != other->bytes || std::memcmp(runner->data.get(), other->data.get(), runner->bytes))
+    if (runner->bytes != other->bytes || std::memcmp(runner->data, other->data, runner->bytes))
         return fail("the runners have different programs");
-    for (int64_t image = 0; image < runner->batch(); image++) {
-        const int64_t source = image < runner->images() ? 0 : other->images();
-        for (size_t n = 0; n < runner->buffers.size(); n++)
-            if (runner->buffers[n].kind == STATE)
-                std::memcpy(runner->memory<char>(n, image), other->memory<char>(n, source), runner->buffers[n].stride);
-        std::memcpy(runner->parameters(image), other->parameters(source), runner->buffers[runner->file.output].stride);
-        std::copy_n(other->values_of(source), other->known, runner->values_of(image));
-    }
+    runner->first = other->first;
+    runner->read = other->read;
     runner->known = other->known;
     runner->drawn = other->drawn;
-    runner->predicted = other->predicted;
+    const std::vector<Share> to = list_shares(*runner), from = list_shares(*other);
+    for (int64_t row = 0; row < runner->batch(); row++) {
+        const int64_t source = row < runner->images() ? 0 : other->images();
+        for (size_t n = 0; n < to.size(); n++)
+            std::memcpy(to[n].of(row), from[n].of(source), static_cast<size_t>(to[n].bytes));
+    }
     return 0;
 }
 
-int64_t lintx_draw_next(lintx_runner* runner) {
-    const int64_t images = runner->images();
-    const bool ahead = images == 1 && runner->file.window > 1 && !runner->predicted;
-    if (ahead && runner->known && runner->known < runner->count()) return draw_ahead(*runner);
-    if (predict(*runner)) return -1;
-    const int64_t stride = runner->parameters(images) - runner->parameters(0);  // to the parameters without a class
-    for (int64_t image = 0; image < images; image++) {
-        const double uniform = draw_uniform(runner->seed, runner->first + image, runner->drawn);
-        int64_t* value = runner->values_of(image) + runner->known;
-        draw(runner->file.head, 1, runner->parameters(image), stride, &uniform, value);
+int64_t lintx_draw(lintx_runner* runner, int64_t count, int64_t steps) {
+    if (make_room(*runner)) return -1;
+    const int64_t before = runner->known, end = before + std::min(count, runner->limit() - before);
+    for (; steps > 0 && runner->known < end; steps--) {
+        const bool ahead = runner->images() == 1 && runner->file.window > 1 && runner->known && !runner->is_predicted();
+        if (ahead ? draw_ahead(*runner, end) : draw_one(*runner)) return -1;
     }
-    runner->predicted = false;
-    runner->drawn++;
-    return repeat(*runner, runner->known + 1);
+    return runner->known - before;
+}
+
+int64_t lintx_draw_next(lintx_runner* runner) {
+    return lintx_draw(runner, runner->count(), 1) < 0 ? -1 : runner->known;
 }
 
 int64_t lintx_give_next(lintx_runner* runner, const int64_t* values) {
     for (int64_t image = 0; image < runner->images(); image++)
         if (values[image] < 0 || values[image] >= runner->file.levels)
             return fail(Text("values are 0 to ") << runner->file.levels - 1);
-    if (predict(*runner)) return -1;
+    if (predict_next(*runner)) return -1;
     for (int64_t image = 0; image < runner->images(); image++) runner->values_of(image)[runner->known] = values[image];
-    runner->predicted = false;
-    return repeat(*runner, runner->known + 1);
+    repeat(*runner, runner->known + 1);
+    return runner->known;
+}
+
+int64_t lintx_read(lintx_runner* runner, const int64_t* tokens) {
+    const FileProgram& file = runner->file;
+    const bool begins = !runner->read;
+    const int64_t count = begins ? file.label_count() : file.levels;
+    for (int64_t image = 0; image < runner->batch() && !(begins && !file.classes); image++)
+        if (tokens[image] < 0 || tokens[image] >= count)
+            return fail(Text(begins ? "classes are 0 to " : "values are 0 to ") << count - 1);
+    if (!begins) runner->known = runner->read - runner->first;
+    for (int64_t image = 0; image < runner->batch(); image++)
+        if (!begins) runner->values_of(image)[runner->known] = tokens[image];
+        else if (file.classes) *runner->memory<int64_t>(file.label, image) = tokens[image];
+    runner->known += !begins;
+    if (make_room(*runner)) return -1;
+    predict(*runner);
+    return 0;
 }
 
 int64_t lintx_probabilities(lintx_runner* runner, int64_t image, double* probabilities) {
     if (image < 0 || image >= runner->batch()) return fail("the batch has no such image");
-    if (predict(*runner)) return -1;
+    if (predict_next(*runner)) return -1;
     const Head& head = runner->file.head;
     find_logs(head, runner->parameters(image), probabilities);
     exponentiate(head.levels, probabilities, 1);
@@ -310,7 +372,32 @@ int64_t lintx_probabilities(lintx_runner* runner, int64_t image, double* probabi
     return 0;
 }
 
+int64_t lintx_frequencies(lintx_runner* runner, double* frequencies) {
+    if (make_room(*runner)) return -1;
+    predict(*runner);
+    const int64_t stride = runner->parameters(1) - runner->parameters(0);
+    const Head& head = runner->file.head;
+    const int64_t threads = runner->program.threads;
+    const int64_t damaged =
+        find_frequencies(head, threads, runner->batch(), runner->parameters(0), stride, frequencies);
+    return damaged ? fail(DAMAGED) : 0;
+}
+
+void lintx_choose(const lintx_runner* runner, int64_t rows, const float* parameters, int64_t stride,
+                  const double* uniforms, int64_t* values) {
+    Head head = runner->file.head;
+    head.guidance = runner->guidance;
+    for (int64_t row = 0; row < rows; row++) {
+        const float* own = parameters + row * stride;
+        values[row] = draw(head, own, head.is_guided() ? own + rows * stride : nullptr, uniforms[row]);
+    }
+}
+
 const int64_t* lintx_values(const lintx_runner* runner, int64_t image) { return runner->values_of(image); }
+
+int64_t lintx_known(const lintx_runner* runner) { return runner->known; }
+
+int64_t lintx_look_aheads(const lintx_runner* runner) { return runner->look_aheads; }
 
 void lintx_pixels(const lintx_runner* runner, int64_t image, uint8_t* pixels) {
     const int64_t most = runner->file.levels - 1, *values = lintx_values(runner, image);
@@ -320,11 +407,19 @@ void lintx_pixels(const lintx_runner* runner, int64_t image, uint8_t* pixels) {
 
 const void* lintx_state(const lintx_runner* runner, int64_t image, int64_t layer, int64_t number, int64_t* bytes) {
     const std::vector<std::vector<int64_t>>& states = runner->file.states;
-    if (image < 0 || image >= runner->batch()) return nullptr;
-    if (layer < 0 || layer >= static_cast<int64_t>(states.size())) return nullptr;
-    if (number < 0 || number >= static_cast<int64_t>(states[layer].size())) return nullptr;
+    const bool exists = image >= 0 && image < runner->batch() && layer >= 0 && number >= 0 &&
+                        layer < static_cast<int64_t>(states.size()) &&
+                        number < static_cast<int64_t>(states[layer].size());
+    if (!exists) return fail("there is no such state"), nullptr;
     const int64_t buffer = states[layer][number];
     *bytes = runner->file.buffers[buffer].bytes();
     return runner->memory<char>(buffer, image);
+}
+
+void* lintx_buffer(lintx_runner* runner, int64_t buffer, int64_t* bytes) {
+    if (buffer < 0 || buffer >= static_cast<int64_t>(runner->buffers.size()))
+        return fail("there is no such buffer"), nullptr;
+    *bytes = runner->file.buffers[buffer].bytes();
+    return runner->buffers[buffer].data;
 }
 }

@@ -1,4 +1,5 @@
-/* Draws images with a program file that `lintx export` wrote, without Python. A C interface; runner.cpp implements it.
+/* Draws images with a program file that `lintx export` wrote. A C interface; runner.cpp implements it, and every driver
+ * uses it: C and C++ programs such as draw.cpp, the page of `lintx demo`, and the engine `native` of `lintx`.
  *
  * A runner draws a batch of images value by value. The values of an image are in raster order, with the channels of a
  * pixel adjacent. With the same seed, filters and guidance, the images are those of `lintx sample --precision int8`.
@@ -24,6 +25,11 @@ typedef struct {
 
 /* Makes a runner for `batch` images from the `bytes` bytes of a program file, which are copied. */
 lintx_runner* lintx_open(const void* file, int64_t bytes, int64_t batch);
+
+/* Does the same without a copy, and without verifying the checksum. The file must begin at a multiple of 64 bytes, and
+ * must stay unchanged until the runner is closed. */
+lintx_runner* lintx_open_in_place(const void* file, int64_t bytes, int64_t batch);
+
 void lintx_close(lintx_runner* runner);
 
 /* The last error of this thread. */
@@ -53,6 +59,28 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
  * own seed and image numbers. Returns 0. */
 int64_t lintx_continue(lintx_runner* runner, const lintx_runner* other);
 
+/* Lets image i of `images` images continue where image ancestors[i] is: it takes over the state, the values and the
+ * prediction, in place. Any image may be the ancestor of several others, or of none. With guidance, the second half of
+ * the batch follows the first. The batch becomes as large as needed, up to the batch of `lintx_open`; to read a
+ * beginning once, `lintx_resize` makes it smaller before. Returns 0. */
+int64_t lintx_fork(lintx_runner* runner, int64_t images, const int64_t* ancestors);
+
+/* Lets a runner work on the first `batch` images only, up to the batch of `lintx_open`. Returns 0. */
+int64_t lintx_resize(lintx_runner* runner, int64_t batch);
+
+/* Lets the images draw the random numbers of images `numbers` from now on, beginning with number `drawn` of each. There
+ * is one number for each image, or with guidance for each image of the first half. A new guidance begins here, too.
+ * Returns 0. */
+int64_t lintx_seed(lintx_runner* runner, uint64_t seed, const uint64_t* numbers, int64_t drawn);
+
+/* Lets the runner draw more values than an image has, if the program has no bound: no operation depends on the
+ * position. The runner then forgets old values. */
+void lintx_draw_without_end(lintx_runner* runner);
+
+/* Draws up to `count` values of every image, and fewer if that takes more than `steps` steps or if an image is
+ * complete. Returns the number of values drawn. With look-ahead (see below), a step draws several values. */
+int64_t lintx_draw(lintx_runner* runner, int64_t count, int64_t steps);
+
 /* Draws the next value of every image, and returns the number of values known so far. For a single image, one call may
  * draw several values with little more work than one (look-ahead); the image is the same. */
 int64_t lintx_draw_next(lintx_runner* runner);
@@ -60,12 +88,32 @@ int64_t lintx_draw_next(lintx_runner* runner);
 /* Does the same with given values [batch], to complete images whose first values are known. */
 int64_t lintx_give_next(lintx_runner* runner, const int64_t* values);
 
+/* Reads the next token [batch] of every image of the batch: first its class, which is ignored if there are no classes,
+ * and then its values. A value that was drawn but not read yet is replaced. Returns 0; a prediction that is not a
+ * finite number is no error here. */
+int64_t lintx_read(lintx_runner* runner, const int64_t* tokens);
+
 /* Writes the probabilities [levels] of the next value of an image before guidance and filters, and returns 0. The next
  * `lintx_draw_next` then draws one value. */
 int64_t lintx_probabilities(lintx_runner* runner, int64_t image, double* probabilities);
 
+/* Writes the distribution of the next value of every image as integers for an entropy coder, [batch, levels]: the
+ * frequencies minus 1, which add up to 2^24 - levels. Returns 0. */
+int64_t lintx_frequencies(lintx_runner* runner, double* frequencies);
+
+/* Draws values [rows] from parameters [rows, stride] with uniform numbers [rows] in [0, 1), by the runner's filters.
+ * With guidance, another `rows` rows of parameters follow, for the same images without their class. */
+void lintx_choose(const lintx_runner* runner, int64_t rows, const float* parameters, int64_t stride,
+                  const double* uniforms, int64_t* values);
+
 /* The values of an image. Only the known ones are defined. */
 const int64_t* lintx_values(const lintx_runner* runner, int64_t image);
+
+/* The number of known values of each image. */
+int64_t lintx_known(const lintx_runner* runner);
+
+/* The number of steps with look-ahead since `lintx_start`. */
+int64_t lintx_look_aheads(const lintx_runner* runner);
 
 /* Writes an image with brightnesses 0 to 255, [height, width, channels]; unknown values are 0. */
 void lintx_pixels(const lintx_runner* runner, int64_t image, uint8_t* pixels);
@@ -73,6 +121,14 @@ void lintx_pixels(const lintx_runner* runner, int64_t image, uint8_t* pixels);
 /* The bytes of state number `number` of a layer, for one image. They change with every step. Most states are floats.
  * `bytes` receives their number. Returns null if there is no such state. */
 const void* lintx_state(const lintx_runner* runner, int64_t image, int64_t layer, int64_t number, int64_t* bytes);
+
+/* The memory of a buffer of the program: `bytes` receives the bytes of an image, and those of the next image follow.
+ * Returns null if there is no such buffer. */
+void* lintx_buffer(lintx_runner* runner, int64_t buffer, int64_t* bytes);
+
+/* Declares that the caller has written the states of images that have read `tokens` tokens, and the parameters of their
+ * next value unless `tokens` is 0. Known values become unknown. Returns 0. */
+int64_t lintx_place(lintx_runner* runner, int64_t tokens);
 
 #ifdef __cplusplus
 }

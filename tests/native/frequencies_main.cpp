@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "frequencies.cpp"
+#include "frequencies.h"
 
 #ifdef _WIN32
 #include <fcntl.h>
@@ -25,7 +25,7 @@ int main() {
                 one = static_cast<float>((static_cast<double>(state >> 40) / 8388608 - 1) * spread);
             }
             std::vector<double> found(rows * levels);
-            if (lintx_frequencies(&head, 3, rows, parameters.data(), levels, found.data())) return 1;
+            if (find_frequencies(head, 3, rows, parameters.data(), levels, found.data())) return 1;
             std::vector<int32_t> whole(found.begin(), found.end());
             std::fwrite(whole.data(), sizeof(int32_t), whole.size(), stdout);
         }

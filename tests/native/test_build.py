@@ -51,9 +51,9 @@ def test_the_libraries_were_built_from_the_cpp_that_is_here() -> None:
 
 
 def test_every_cpp_file_is_in_the_libraries() -> None:
-    """runner.cpp includes engine.cpp, draw.cpp is an example, and wasm.cpp is for the demo."""
+    """draw.cpp is an example, and wasm.cpp is for the demo."""
     files = {file.relative_to(build.PACKAGE).as_posix() for file in build.PACKAGE.rglob("*.cpp")}
-    assert files == {*build.SOURCES, *build.RUNTIME, "native/engine.cpp", "native/draw.cpp", "demo/wasm.cpp"}
+    assert files == {*build.SOURCES, *build.RUNTIME, "native/draw.cpp", "demo/wasm.cpp"}
 
 
 @needs_library
@@ -85,12 +85,12 @@ def test_an_outdated_damaged_or_missing_library_is_built_again(tmp_path, fake_co
 
 @needs_shell
 def test_a_failing_compiler_gives_one_line_for_each_library(tmp_path, fake_compiler) -> None:
-    fake_compiler("echo 'engine.cpp: in function f' >&2\necho 'engine.cpp:1: error: I cannot' >&2\nexit 1")
+    fake_compiler("echo 'runner.cpp: in function f' >&2\necho 'runner.cpp:1: error: I cannot' >&2\nexit 1")
     target = build.this_machine()
     outcome = build.build_libraries(target, tmp_path / "new")
     assert outcome.libraries == ()
     assert outcome.problems == tuple(
-        f"no library for {one.name}: c++: engine.cpp:1: error: I cannot" for one in target.instruction_sets
+        f"no library for {one.name}: c++: runner.cpp:1: error: I cannot" for one in target.instruction_sets
     )
     assert not list((tmp_path / "new").iterdir())
 

@@ -9,7 +9,7 @@ import re
 import struct
 import subprocess
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +23,14 @@ from sampling.test_native_mechanisms import POSITIONS, VARIANTS
 from linformer_cli.checkpoint import load_model
 from linformer_cli.config import ImageShape
 from linformer_cli.data.sequence import values_to_images
+from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.program import encode_model
 from linformer_cli.native import program_file
 from linformer_cli.native.build import PACKAGE, find_system_compiler
 from linformer_cli.native.constants import definitions
-from linformer_cli.native.library import load_library
 from linformer_cli.native.program import NoProgram, Operation
+from linformer_cli.native.runner import Runner
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
@@ -39,100 +40,63 @@ pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 NATIVE_FOLDER = PACKAGE / "native"
 SEED = 2**63 - 1
-_SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
-_SIGNATURES = {
-    "lintx_open": (_POINTER, [ctypes.c_char_p, _SIZE, _SIZE]),
-    "lintx_close": (None, [_POINTER]),
-    "lintx_error": (ctypes.c_char_p, []),
-    "lintx_use_threads": (None, [_POINTER, _SIZE]),
-    "lintx_filter": (_SIZE, [_POINTER, ctypes.c_double, _SIZE, ctypes.c_double]),
-    "lintx_guide": (_SIZE, [_POINTER, ctypes.c_double]),
-    "lintx_start": (_SIZE, [_POINTER, ctypes.c_uint64, ctypes.c_uint64, _POINTER]),
-    "lintx_continue": (_SIZE, [_POINTER, _POINTER]),
-    "lintx_draw_next": (_SIZE, [_POINTER]),
-    "lintx_give_next": (_SIZE, [_POINTER, _POINTER]),
-    "lintx_probabilities": (_SIZE, [_POINTER, _SIZE, _POINTER]),
-    "lintx_values": (ctypes.POINTER(_SIZE), [_POINTER, _SIZE]),
-    "lintx_pixels": (None, [_POINTER, _SIZE, _POINTER]),
-    "lintx_state": (ctypes.POINTER(ctypes.c_float), [_POINTER, *[_SIZE] * 3, ctypes.POINTER(_SIZE)]),
-}
 
 
-class Refused(Exception):
-    """An error of the runner."""
+class Opened(Runner):
+    """A runner of a program file, with the functions of runner.h as methods."""
 
-
-class Runner:
-    """The functions of runner.h."""
-
-    def __init__(self, library: ctypes.CDLL, data: bytes, image: ImageShape, batch: int = 1) -> None:
-        self.library, self.image, self.batch = library, image, batch
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-        self.handle = library.lintx_open(data, len(data), batch)
-        self.check(-1 if self.handle is None else 0)
-
-    def check(self, result: int) -> int:
-        if result < 0:
-            raise Refused(self.library.lintx_error().decode())
-        return result
+    def __init__(self, data: bytes, image: ImageShape, batch: int = 1) -> None:
+        self.image, self.batch = image, batch
+        super().__init__(np.frombuffer(data, np.uint8), batch, copy=True)
 
     def filter(self, temperature: float, top_k: int = 0, top_p: float = 0) -> None:
-        self.check(self.library.lintx_filter(self.handle, temperature, top_k, top_p))
+        self.call("filter", temperature, top_k, top_p)
 
     def guide(self, weight: float) -> None:
-        self.check(self.library.lintx_guide(self.handle, weight))
+        self.call("guide", weight)
 
     def start(self, seed: int = SEED, first: int = 0, labels: Sequence[int] | None = None) -> None:
-        array = None if labels is None else (_SIZE * self.batch)(*labels)
-        self.check(self.library.lintx_start(self.handle, seed, first, array))
+        self.call("start", seed, first, None if labels is None else np.array(labels))
 
-    def continue_from(self, other: "Runner") -> None:
-        self.check(self.library.lintx_continue(self.handle, other.handle))
+    def continue_from(self, other: "Opened") -> None:
+        self.call("continue", other.address)
 
     def draw(self) -> int:
-        return self.check(self.library.lintx_draw_next(self.handle))
+        return self.call("draw_next")
 
     def give(self, *values: int) -> int:
-        return self.check(self.library.lintx_give_next(self.handle, (_SIZE * self.batch)(*values)))
+        return self.call("give_next", np.array(values))
 
     def finish(self) -> NDArray[np.int64]:
         """Draw all other values; returns the values [batch, T]."""
         while self.draw() < self.image.positions:
             pass
-        found = [self.library.lintx_values(self.handle, n)[: self.image.positions] for n in range(self.batch)]
-        return np.array(found)
+        return self.values(self.batch, self.image.positions)[:, :-1].clone().numpy()
 
     def probabilities(self, image: int) -> NDArray[np.float64]:
         found = np.empty(self.image.levels)
-        self.check(self.library.lintx_probabilities(self.handle, image, found.ctypes.data))
+        self.call("probabilities", image, found)
         return found
 
     def pixels(self, image: int) -> NDArray[np.uint8]:
         found = np.empty((self.image.height, self.image.width, self.image.channels), np.uint8)
-        self.library.lintx_pixels(self.handle, image, found.ctypes.data)
+        self.call("pixels", image, found)
         return found
 
-    def state(self, image: int, layer: int, number: int) -> NDArray[np.float32] | None:
-        count = _SIZE()
-        found = self.library.lintx_state(self.handle, image, layer, number, ctypes.byref(count))
-        return np.array(found[: count.value // 4], np.float32) if found else None
+    def state(self, image: int, layer: int, number: int) -> NDArray[np.float32]:
+        size = ctypes.c_int64()
+        address = self.call("state", image, layer, number, ctypes.byref(size))
+        return np.frombuffer(ctypes.string_at(address, size.value), np.float32)
 
 
 @pytest.fixture
-def open_program() -> Iterator[Callable[..., Runner]]:
+def open_program() -> Callable[..., Opened]:
     """Provides `open_program(model, batch)`, which makes a runner from the int8 program of a model or from a file."""
-    runners = []
 
-    def open_program(model: PixelModel, batch: int = 1, data: bytes | None = None) -> Runner:
-        data = data or encode_int8(model)
-        runners.append(Runner(load_library(), data, model.config.image, batch))
-        return runners[-1]
+    def open_program(model: PixelModel, batch: int = 1, data: bytes | None = None) -> Opened:
+        return Opened(data or encode_int8(model), model.config.image, batch)
 
-    yield open_program
-    for runner in runners:
-        runner.library.lintx_close(runner.handle)
+    return open_program
 
 
 def encode_int8(model: PixelModel) -> bytes:
@@ -180,7 +144,7 @@ def test_every_mechanism_draws_the_images_of_the_sampler(open_program, build_tin
 def test_the_number_of_threads_does_not_change_an_image(open_program, build_tiny_model) -> None:
     model = build_tiny_model()
     runner = open_program(model, batch=7)
-    runner.library.lintx_use_threads(runner.handle, 3)
+    runner.call("use_threads", 3)
     runner.start()
     assert np.array_equal(runner.finish(), sample(model, range(7)))
 
@@ -193,7 +157,7 @@ def test_classes_are_chosen_or_rotate(open_program, build_tiny_model) -> None:
     runner.start()
     assert np.array_equal(runner.finish(), sample(model, range(4)))
     for wrong in (-1, 3):
-        with pytest.raises(Refused, match="classes are 0 to 2"):
+        with pytest.raises(LintxError, match="classes are 0 to 2"):
             runner.start(labels=[0, 0, 0, wrong])
 
 
@@ -211,7 +175,7 @@ def test_an_optional_class_is_none_by_default(open_program, build_tiny_model) ->
     alone.start(first=2)
     assert np.array_equal(alone.finish(), without[2:3])
     for wrong in (-1, 4):
-        with pytest.raises(Refused, match="classes are 0 to 2"):
+        with pytest.raises(LintxError, match="classes are 0 to 2"):
             runner.start(labels=[0, 0, 0, wrong])
 
 
@@ -228,7 +192,7 @@ def test_a_wrong_initial_class_is_refused(open_program, build_tiny_model, option
     data = encode_int8(model)
     start = data.index(struct.pack("<qqqd", 1, 5, 1, 3.0 if optional else 0.0)) + 24
     body = data[32:start] + struct.pack("<d", initial) + data[start + 8 :]
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(LintxError, match=reason):
         open_program(model, data=data[:24] + zlib.crc32(body).to_bytes(8, "little") + body)
 
 
@@ -300,24 +264,24 @@ def test_a_refused_start_changes_nothing(open_program, build_tiny_model) -> None
         each.start(labels=[0, 1])
         each.draw()
     runner.guide(2.0)
-    with pytest.raises(Refused, match="classes are 0 to 1"):
+    with pytest.raises(LintxError, match="classes are 0 to 1"):
         runner.start(labels=[-1, 0])
     assert np.array_equal(runner.finish(), expected.finish())
 
 
 def test_wrong_guidance_is_refused(open_program, build_tiny_model) -> None:
     runner = open_program(build_tiny_model(classes=3, optional_class=True), 3)
-    with pytest.raises(Refused, match="the batch is twice the number of images"):
+    with pytest.raises(LintxError, match="the batch is twice the number of images"):
         runner.guide(2)
     for wrong in (-1, 1001, math.nan):
-        with pytest.raises(Refused, match="from 0 to 1000"):
+        with pytest.raises(LintxError, match="from 0 to 1000"):
             runner.guide(wrong)
-    with pytest.raises(Refused, match="needs a model with an optional class"):
+    with pytest.raises(LintxError, match="needs a model with an optional class"):
         open_program(build_tiny_model(classes=3), 2).guide(2)
     guided, plain = (open_program(build_tiny_model(classes=3, optional_class=True), 2) for _ in range(2))
     guided.guide(2)
     guided.start()
-    with pytest.raises(Refused, match="one runner has guidance and the other has none"):
+    with pytest.raises(LintxError, match="one runner has guidance and the other has none"):
         guided.continue_from(plain)
 
 
@@ -351,7 +315,9 @@ def test_probabilities_and_states_are_those_of_the_engine(open_program, build_ti
             assert np.array_equal(runner.state(1, layer, place), state[1].numpy())
         tokens = prefix[:, known]
         assert runner.give(*tokens.tolist()) == known + 1
-    assert runner.state(1, 2, 0) is runner.state(2, 0, 0) is runner.state(0, 0, 9) is None
+    for missing in ((1, 2, 0), (2, 0, 0), (0, 0, 9)):
+        with pytest.raises(LintxError, match="no such state"):
+            runner.state(*missing)
     assert np.array_equal(runner.finish()[:, :20], prefix.numpy())
 
 
@@ -387,7 +353,7 @@ def test_images_continue_a_beginning_that_another_runner_read(open_program, buil
     assert np.array_equal(continued.probabilities(batch - 1), probabilities)
     assert np.array_equal(continued.finish(), expected.finish())
     for other in (build_tiny_model(head=changes), build_tiny_model(1, head=changes, classes=2)):
-        with pytest.raises(Refused, match="different programs"):
+        with pytest.raises(LintxError, match="different programs"):
             continued.continue_from(open_program(other))
 
 
@@ -395,22 +361,22 @@ def test_wrong_calls_are_refused(open_program, build_tiny_model) -> None:
     model = build_tiny_model()
     runner = open_program(model)
     for wrong in (-1, 16):
-        with pytest.raises(Refused, match="values are 0 to 15"):
+        with pytest.raises(LintxError, match="values are 0 to 15"):
             runner.give(wrong)
     for filters, reason in (
         *(((temperature,), "a temperature is above 0") for temperature in (0.0, -1.0, np.inf, np.nan)),
         ((1.0, -1), "top-k is not negative"),
         *(((1.0, 0, top_p), "top-p is 0 to 1") for top_p in (-0.1, 1.1, np.nan)),
     ):
-        with pytest.raises(Refused, match=reason):
+        with pytest.raises(LintxError, match=reason):
             runner.filter(*filters)
-    with pytest.raises(Refused, match="no such image"):
+    with pytest.raises(LintxError, match="no such image"):
         runner.probabilities(1)
     runner.finish()
     for call in (runner.draw, lambda: runner.give(0), lambda: runner.probabilities(0)):
-        with pytest.raises(Refused, match="all values"):
+        with pytest.raises(LintxError, match="all values"):
             call()
-    with pytest.raises(Refused, match="a batch has"):
+    with pytest.raises(LintxError, match="a batch has"):
         open_program(model, batch=0)
 
 
@@ -420,7 +386,7 @@ def test_a_damaged_model_is_refused(open_program, build_tiny_model) -> None:
     for batch in (1, 2):
         runner = open_program(model, batch)
         for _ in range(2):
-            with pytest.raises(Refused, match="not a finite number"):
+            with pytest.raises(LintxError, match="not a finite number"):
                 runner.draw()
 
 
@@ -434,10 +400,10 @@ def test_a_damaged_file_is_refused(open_program, build_tiny_model) -> None:
         "checksum": data[:-9] + b"!" + data[-8:],
     }
     for reason, damaged in cases.items():
-        with pytest.raises(Refused, match=reason):
+        with pytest.raises(LintxError, match=reason):
             open_program(model, data=damaged)
     for length in [*range(1, 100), *range(100, len(data), 997)]:
-        with pytest.raises(Refused):
+        with pytest.raises(LintxError):
             open_program(model, data=data[:length])
 
 
@@ -450,10 +416,10 @@ def test_unknown_and_unsound_operations_are_refused(open_program, build_tiny_mod
         assert damaged != data[32:]
         return data[:24] + zlib.crc32(damaged).to_bytes(8, "little") + damaged
 
-    with pytest.raises(Refused, match=r"unknown operation 'mix\.tinear'"):
+    with pytest.raises(LintxError, match=r"unknown operation 'mix\.tinear'"):
         open_program(model, data=replace(b"mix.linear", b"mix.tinear"))
     heads = (2).to_bytes(8, "little") + (8).to_bytes(8, "little") * 2
-    with pytest.raises(Refused, match=r"operation 'mix\.linear' leaves its buffers"):
+    with pytest.raises(LintxError, match=r"operation 'mix\.linear' leaves its buffers"):
         open_program(model, data=replace(heads, (3).to_bytes(8, "little") + heads[8:]))
 
 
@@ -478,7 +444,7 @@ def test_integers_without_meaning_are_refused(
     model = build_tiny_model(**changes)
     open_program(model)
     monkeypatch.setattr(program_file, "_encode_operation", change)
-    with pytest.raises(Refused, match=f"operation '{name}' leaves its buffers"):
+    with pytest.raises(LintxError, match=f"operation '{name}' leaves its buffers"):
         open_program(model)
 
 

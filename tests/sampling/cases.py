@@ -7,6 +7,9 @@ import torch
 
 from linformer_cli.config import ImageShape
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.native.program import Builder, Program
+from linformer_cli.native.program_file import Images
+from linformer_cli.native.runner import Runner
 from linformer_cli.sampling.choose import Filters
 from linformer_cli.sampling.decode import SampledBatch, Sampler
 
@@ -82,3 +85,10 @@ def draw_tokens(model: PixelModel, batch: int, count: int = 60) -> torch.Tensor:
     """Return tokens [batch, count]: start tokens of rotating classes, then random values."""
     values = torch.randint(0, model.config.image.levels, (batch, count), generator=torch.Generator().manual_seed(3))
     return model.shift_values(values, model.take_turns(range(1, 1 + batch))).to(model.device)
+
+
+def open_runner(builder: Builder, output: int, batch: int, positions: int = 1) -> Runner:
+    """Return a runner for operations alone: without tokens, and with `output` as the parameters of a value."""
+    recent = builder.state(1, dtype=torch.int16)
+    parts = tuple(builder.buffers), tuple(builder.operations)
+    return Runner.of(Program(builder.products, 1, *parts, recent, -1, output, ()), Images(1, 1, positions, 2, 0), batch)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
 from numpy.typing import NDArray
-from sampling.cases import CHANGES, draw_tokens
+from sampling.cases import CHANGES, draw_tokens, open_runner
 from sampling.test_native_mechanisms import VARIANTS
 from torch import Tensor
 
@@ -21,11 +21,10 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.program import compile_step
 from linformer_cli.native.build import PACKAGE, this_machine
 from linformer_cli.native.constants import FORMATS
-from linformer_cli.native.program import Builder, Program
+from linformer_cli.native.program import Builder
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE, EngineCache
 from linformer_cli.sampling.engines.native import NativeEngine
-from linformer_cli.sampling.engines.native_memory import Memory
 
 pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
@@ -41,11 +40,10 @@ def multiply(
     """Return the native engine's products [N, rows] of weight [rows, columns] and x [N, columns], plus the bias."""
     builder = Builder(torch.int8, x.shape[1])
     output = builder.project_by(weight, bias, builder.x, "output", activation, sensitive)
-    program = Program(torch.int8, 1, tuple(builder.buffers), tuple(builder.operations), -1, -1, output, ())
-    memory = Memory(program, len(x))
-    memory.tensors[builder.x].copy_(x)
-    memory.kernels.lintx_step(memory.address, 0)
-    return memory.tensors[output][:, : len(weight)].numpy()
+    runner = open_runner(builder, output, len(x))
+    runner.view(builder.x, len(x), torch.float32).copy_(x)
+    runner.call("read", torch.zeros(len(x), dtype=torch.int64))
+    return runner.view(output, len(x), torch.float32)[:, : len(weight)].numpy()
 
 
 def quantise(rows: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -123,7 +121,7 @@ def test_products_of_differences_and_of_a_mixture_head_are_sensitive(build_tiny_
 def test_the_engine_uses_no_elementary_functions_of_the_c_library() -> None:
     """The functions of the C library differ between machines; `maths.h` has replacements."""
     folder = PACKAGE / "native"
-    for file in (*folder.glob("*.h"), folder / "engine.cpp", *(folder / "ops").glob("*.h")):
+    for file in (*folder.glob("*.h"), folder / "runner.cpp", *(folder / "ops").glob("*.h")):
         code = re.sub("//.*", "", file.read_text())
         assert not re.findall(r"\b(?:exp2?|expm1|log|log2|log1p|pow|cbrt|sin|cos|tan|tanh|erf)f?\(", code), file
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
+from sampling.cases import open_runner
 from sampling.test_native_mechanisms import POSITIONS, VARIANTS
 from torch import Tensor
 from torch.nn import functional
@@ -13,10 +14,9 @@ from linformer_cli.attention.base import Attention, AttentionShape
 from linformer_cli.attention.catalogue import find_attention, fit_attention
 from linformer_cli.config import ImageShape
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.native.program import Builder, Kind, MixInputs, Program
+from linformer_cli.native.program import Builder, MixInputs
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines.native import NativeEngine
-from linformer_cli.sampling.engines.native_memory import Memory
 
 pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
@@ -53,19 +53,16 @@ class Step:
             sizes[0] = 0
         columns = tuple(sum(sizes[:n]) for n in range(4))
         builder = Builder(products, sum(sizes))
-        self.source, self.width, self.position = builder.x, sum(sizes), 0
-        self.output = builder.scratch("output", heads * value_width)
-        attention.emit(MixInputs(builder, self.source, self.output, (columns[0], *columns[1:]), shape.heads_and_widths))
-        self.states = [n for n, buffer in enumerate(builder.buffers) if buffer.kind == Kind.STATE]
-        parts = tuple(builder.buffers), tuple(builder.operations)
-        self.memory = Memory(Program(products, 1, *parts, -1, -1, self.output, (tuple(self.states),)), batch)
-        self.memory.start()
+        self.batch, self.width = batch, sum(sizes)
+        output = builder.scratch("output", heads * value_width)
+        attention.emit(MixInputs(builder, builder.x, output, (columns[0], *columns[1:]), shape.heads_and_widths))
+        self.runner = open_runner(builder, output, batch, POSITIONS)
+        self.input, self.output = (self.runner.view(n, batch, torch.float32) for n in (builder.x, output))
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        self.memory.tensors[self.source].copy_(inputs)
-        self.memory.kernels.lintx_step(self.memory.address, self.position)
-        self.position += 1
-        return self.memory.tensors[self.output].clone()
+        self.input.copy_(inputs)
+        self.runner.call("read", torch.zeros(self.batch, dtype=torch.int64))
+        return self.output.clone()
 
 
 def draw_inputs(step: Step, batch: int) -> Tensor:

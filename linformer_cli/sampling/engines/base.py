@@ -25,9 +25,6 @@ class Engine(ABC):
 
     name: ClassVar[str]
 
-    # The number of look-ahead passes through the layers since `start`.
-    look_aheads: int = 0
-
     def __init__(
         self,
         model: PixelModel,
@@ -121,6 +118,11 @@ class Engine(ABC):
             if number < count - 1:
                 parameters = self.step(drawn.repeat(filters.rows_per_image))
         return values.T.contiguous()
+
+    @property
+    def look_aheads(self) -> int:
+        """The number of look-ahead passes through the layers since `start`."""
+        return 0
 
     @property
     @abstractmethod

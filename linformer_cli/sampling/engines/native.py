@@ -1,27 +1,27 @@
-"""The CPU engine: the program of a step (`native/program.py`), run by C++."""
+"""The CPU engine: the program of a step (`native/program.py`), run by C++ (`native/runner.h`)."""
 
-import ctypes
+import time
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from linformer_cli.attention.base import fork_into
 from linformer_cli.errors import LintxError
 from linformer_cli.model.embedding import fill_ring
-from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
-from linformer_cli.model.program import compile_step, encode_model
-from linformer_cli.native.library import NoLibrary
+from linformer_cli.model.program import compile_step, describe_images, encode_model
+from linformer_cli.native.library import NoLibrary, load_library
 from linformer_cli.native.program import Kind, NoProgram
+from linformer_cli.native.runner import Runner
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.system.signals import Check, never_stop
 
-from .base import DAMAGED, Engine
-from .native_memory import Drawing, Head, Memory, load_kernels
+from .base import Engine
 
-# The number of look-ahead passes between two calls of `before_step`.
-_PASSES = 32
+# Between two calls of `before_step`, the engine draws for about this number of seconds, in at most this many steps.
+_SECONDS, _STEPS = 0.05, 64
 
 
 class NativeEngine(Engine):
@@ -39,22 +39,27 @@ class NativeEngine(Engine):
     """
 
     name = "native"
-    # The largest number of positions of a single image in one pass; see `look_ahead` of engine.cpp.
+    # The largest number of positions of a single image in one pass; see `draw_ahead` of runner.cpp.
     window: ClassVar[int] = 8
 
     def prepare(self, look_ahead: bool) -> None:
         # Several images keep the processor busy without look-ahead. Two rows may be one image with guidance.
         self.program = compile_step(self.model, self.window if look_ahead and self.batch <= 2 else 1, self.products)
-        self._memory = Memory(self.program, self.batch)
-        self._kernels = self._memory.kernels
-        self._heads: dict[Filters, Head] = {}
-        self._is_bounded = self.model.find_bound() is not None
+        self.runner = Runner.of(self.program, describe_images(self.model), self.batch)
+        if self.model.find_bound() is None:
+            self.runner.call("draw_without_end")
+        self._views = {
+            n: self.runner.view(n, self.batch, buffer.dtype)
+            for n, buffer in enumerate(self.program.buffers)
+            if buffer.kind == Kind.STATE or n == self.program.output
+        }
+        self._values = self.runner.values(self.batch, self.model.config.image.positions)
+        self._output = self._views[self.program.output][:, : self.model.head.projection.out_features]
         self.use_threads(torch.get_num_threads())
 
     def use_threads(self, threads: int) -> None:
         """Let up to `threads` threads work on every step."""
-        self.threads = threads
-        self._memory.use_threads(threads)
+        self.runner.call("use_threads", threads)
 
     @classmethod
     def refusal(cls, model: PixelModel, products: torch.dtype | None = None) -> str | None:
@@ -62,69 +67,62 @@ class NativeEngine(Engine):
             return "it runs on the CPU only"
         try:
             compile_step(model, products=products)
-            load_kernels()
+            load_library()
         except (NoProgram, NoLibrary) as error:
             return str(error)
         return None
 
     def start(self, state: PixelState | None = None) -> None:
-        self._memory.start()
-        self._position, self.look_aheads = 0, 0
+        self.runner.call("resize", self.batch)
+        self.runner.call("guide", 1.0)
+        self.runner.call("start", 0, 0, None)
         if state is None:
             return
-        self._position = int(state.embedding.position)
-        fork_into(self._recent, fill_ring(state.embedding, self._recent.shape[1]))
+        recent = self._views[self.program.recent]
+        fork_into(recent, fill_ring(state.embedding, recent.shape[1]))
         if self.program.label >= 0:
-            fork_into(self._memory.tensors[self.program.label], state.embedding.label)
+            fork_into(self._views[self.program.label], state.embedding.label)
         if self.program.pixel >= 0:
-            fork_into(self._memory.tensors[self.program.pixel], state.pixel)
-        for index, (block, layer) in enumerate(zip(self.model.typed_blocks, state.layers, strict=True)):
-            self._memory.set_layer(index, block.list_states(layer))
+            fork_into(self._views[self.program.pixel], state.pixel)
+        for indices, block, layer in zip(self.program.states, self.model.typed_blocks, state.layers, strict=True):
+            for index, part in zip(indices, block.list_states(layer), strict=True):
+                fork_into(self._views[index], part.reshape(len(part), -1))
+        self.runner.call("place", int(state.embedding.position))
 
     @property
     def state_bytes(self) -> int:
         return self.program.state_bytes(self.batch)
 
     @property
+    def look_aheads(self) -> int:
+        return self.runner.call("look_aheads")
+
+    @property
     def states(self) -> list[Tensor]:
         """The memory of every state, each [B, width]."""
-        return [self._memory.tensors[n] for n, buffer in enumerate(self.program.buffers) if buffer.kind == Kind.STATE]
+        return [view for n, view in self._views.items() if n != self.program.output]
 
-    @property
-    def _recent(self) -> Tensor:
-        """The ring of recent values, int16 [B, length]."""
-        return self._memory.tensors[self.program.recent]
-
-    @property
-    def _output(self) -> Tensor:
-        """The head's parameters after a pass, [rows, P]."""
-        return self._memory.tensors[self.program.output][:, : self.model.head.projection.out_features]
-
+    @torch.no_grad()
     def step(self, tokens_t: Tensor) -> Tensor:
-        position = self._position
-        if self._is_bounded and position == self.model.config.image.positions:
-            raise ValueError(f"all {position} values of the image have already been drawn")
-        rows = len(tokens_t)
-        if position:
-            self._recent[:rows, (position - 1) % self._recent.shape[1]] = tokens_t
-        elif self.program.label >= 0:
-            self._memory.tensors[self.program.label][:rows, 0] = tokens_t
-        self._kernels.lintx_step(self._memory.address, position)
-        self._position += 1
-        return self._output[:rows]
+        self.runner.call("read", tokens_t.to(torch.int64).contiguous())
+        return self._output[: len(tokens_t)]
 
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Tensor:
         """Do what `Engine.read` does, but in steps: with int8, the results have the same bits on every processor."""
-        rows = len(tokens)
         self.start()
-        self._memory.use_rows(rows)
+        self.runner.call("resize", len(tokens))
         for tokens_t in tokens.unbind(dim=1):
-            parameters = self.step(tokens_t)
-        self._memory.use_rows(self.batch)
-        for state in self.states:
-            fork_into(state, state[:rows].clone())
-        return parameters.repeat_interleave(self.batch // rows, dim=0)
+            self.step(tokens_t)
+        self.fork(torch.arange(len(tokens)).repeat_interleave(self.batch // len(tokens)))
+        return self._output
+
+    def fork(self, ancestors: Tensor) -> None:
+        """Let image i continue where image ancestors[i] is, for int64 ancestors in any order and number up to `batch`.
+
+        Between draws with guidance, the images are those with their class; the others follow them.
+        """
+        self.runner.call("fork", len(ancestors), ancestors.contiguous())
 
     @torch.no_grad()
     def draw_values(
@@ -135,50 +133,35 @@ class NativeEngine(Engine):
         count: int,
         before_step: Check = never_stop,
     ) -> Tensor:
-        """Do what `Engine.draw_values` does. While looking ahead, `before_step` is called less often."""
-        if self.program.window == 1 or self.batch != filters.rows_per_image:
-            return super().draw_values(parameters, streams, filters, count, before_step)
-        uniforms = streams.take_many(count, self.model.device)[:, 0].contiguous()
-        values = torch.empty(count, dtype=torch.int64)
-        values[:1] = self.draw(parameters, uniforms[:1], filters)
-        drawing = self._describe_drawing(uniforms, values, filters)
-        while bool(parameters.isfinite().all()):
-            if drawing.known == count:
-                # A step followed each value but the last.
-                self._position += count - 1
-                self.look_aheads += drawing.passes
-                return values.to(torch.uint8).unsqueeze(0)
+        """Do what `Engine.draw_values` does. `before_step` is called before every few steps."""
+        self._filter(filters)
+        self.runner.call("seed", streams.seed, np.array(streams.indices, np.uint64), streams.taken)
+        if parameters.data_ptr() != self._output.data_ptr():
+            self._output[: len(parameters)] = parameters
+        values = torch.empty(len(parameters) // filters.rows_per_image, count, dtype=torch.uint8)
+        done, steps = 0, 1
+        while done < count:
             before_step()
-            self._kernels.lintx_look_ahead(self._memory.address, ctypes.addressof(drawing), _PASSES)
-            parameters = self._output[:: self.program.window]
-        raise LintxError(DAMAGED)
-
-    def draw(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
-        parameters = parameters.float()
-        if parameters.stride(1) != 1:
-            parameters = parameters.contiguous()
-        values = torch.empty(len(parameters) // filters.rows_per_image, dtype=torch.int64)
-        rows = (len(values), parameters.data_ptr(), parameters.stride(0))
-        if filters not in self._heads:
-            self._heads[filters] = self.describe_head(filters)
-        self._kernels.lintx_draw(self._heads[filters].address, *rows, uniforms.data_ptr(), values.data_ptr())
+            began = time.perf_counter()
+            drawn = self.runner.call("draw", count - done, steps)
+            known = self.runner.call("known")
+            values[:, done : done + drawn] = self._values[: len(values), known - drawn : known]
+            done += drawn
+            steps = min(2 * steps, _STEPS) if time.perf_counter() - began < _SECONDS else (steps + 1) // 2
+        streams.skip(count)
         return values
 
-    def describe_head(self, filters: Filters) -> Head:
-        """The distribution of a value after `filters`, for the functions of the library."""
-        head = self.model.head
-        bounds = (head.mixtures, *head.log_scale_bounds) if isinstance(head, MixtureHead) else (0, 0, 0)
-        top_k = min(filters.top_k or 0, head.levels)
-        return Head(head.levels, *bounds, filters.guidance, filters.temperature, top_k, filters.top_p or 0)
+    def draw(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
+        self._filter(filters)
+        parameters = parameters.float().contiguous()
+        values = torch.empty(len(parameters) // filters.rows_per_image, dtype=torch.int64)
+        self.runner.call("choose", len(values), parameters, parameters.stride(0), uniforms.contiguous(), values)
+        return values
 
-    def _describe_drawing(self, uniforms: Tensor, values: Tensor, filters: Filters) -> Drawing:
-        return Drawing(
-            self.describe_head(filters),
-            *(self.program.recent, self._recent.shape[1], self.program.output),
-            self.model.config.image.values_per_row,
-            *(uniforms.data_ptr(), values.data_ptr()),
-            *(len(values), 1, 1, self._position, self.program.window, 0),
-        )
+    def _filter(self, filters: Filters) -> None:
+        top_k = min(filters.top_k or 0, self.model.head.levels)
+        self.runner.call("filter", filters.temperature, top_k, filters.top_p or 0)
+        self.runner.call("guide", filters.guidance)
 
 
 def encode_step(model: PixelModel, products: torch.dtype | None) -> bytes:
