@@ -21,7 +21,7 @@ from linformer_cli.config import DataConfig, ImageShape, ModelConfig, RunConfig,
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import Interrupted
-from linformer_cli.report.numbered import NumberedImages
+from linformer_cli.sampling.numbered import NumberedImages
 from linformer_cli.system.distributed import ALONE, Team, end_process, join_team, process_rank
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer

@@ -50,9 +50,7 @@ def attentions(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            "--checkpoint",
-            help="Take positions, heads and head width from a checkpoint.",
-            metavar="CHECKPOINT",
+            "--checkpoint", help="Take positions, heads and head width from a checkpoint.", metavar="CHECKPOINT"
         ),
     ] = None,
     style: options.Style = "table",

@@ -2,9 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +14,9 @@ from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.units import WINDOWS
 
 from . import options
+from .config_options import with_fields
 from .output import info, print_json, warn, warn_smaller_batch
-from .session import Session, open_session
+from .session import DrawingOptions, Session
 
 if TYPE_CHECKING:
     from linformer_cli.data.pictures import Picture
@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 _MOST_COMPLETIONS = 100_000
 
 
-def complete(
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files of any size and format.")],
-    checkpoint: options.CheckpointOption = None,
+@dataclass(frozen=True, kw_only=True)
+class CompleteOptions:
+    """The options of the command."""
+
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files of any size and format.")]
+    checkpoint: options.CheckpointOption = None
     keep: Annotated[
         str,
         typer.Option(
@@ -37,15 +40,14 @@ def complete(
             help="The part to keep: top:0.5 (fraction), top:50%, top:14rows (or top:14), top:392px.",
             metavar="PART",
         ),
-    ] = "top:0.5",
+    ] = "top:0.5"
     class_name: Annotated[
-        str | None,
-        typer.Option("--class", help="The class of the images, for a model with classes."),
-    ] = None,
+        str | None, typer.Option("--class", help="The class of the images, for a model with classes.")
+    ] = None
     count: Annotated[
         int, typer.Option("-n", "--count", min=1, max=_MOST_COMPLETIONS, help="Completions of each image.")
-    ] = 3,
-    out: Annotated[Path, typer.Option("-o", "--out", help="PNG file for the result.")] = Path("completed.png"),
+    ] = 3
+    out: Annotated[Path, typer.Option("-o", "--out", help="PNG file for the result.")] = Path("completed.png")
     frame: Annotated[
         Framing,
         typer.Option(
@@ -53,33 +55,25 @@ def complete(
             help="'auto' matches the position, size, contrast and background of a drawing to those of the training "
             "images, unless the file already has the model's size. 'none' only resizes. --fit and --invert imply none.",
         ),
-    ] = "auto",
+    ] = "auto"
     fit: Annotated[
         Fit | None,
-        typer.Option(
-            "--fit",
-            help="How to fit an image whose aspect ratio is not the model's. Default: crop.",
-        ),
-    ] = None,
+        typer.Option("--fit", help="How to fit an image whose aspect ratio is not the model's. Default: crop."),
+    ] = None
     invert: Annotated[
         bool, typer.Option("--invert", help="Invert the brightness of the images before they are completed.")
-    ] = False,
-    scale: options.Scale = None,
+    ] = False
+    scale: options.Scale = None
     gif: Annotated[
-        Path | None,
-        typer.Option("--gif", help="Also write an animation of the images being drawn.", metavar="FILE"),
-    ] = None,
-    guidance: options.ClassGuidance = None,
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    precision: options.SamplingPrecision = "auto",
-    engine: options.Engine = "auto",
-    quiet: options.Quiet = False,
-    json: options.Json = False,
-) -> None:
+        Path | None, typer.Option("--gif", help="Also write an animation of the images being drawn.", metavar="FILE")
+    ] = None
+    drawing: DrawingOptions
+    quiet: options.Quiet = False
+    json: options.Json = False
+
+
+@with_fields
+def complete(asked: CompleteOptions) -> None:
     """Complete your own images.
 
     Keeps the top of each image and draws the rest with the model, several times. The result has a row for each image:
@@ -93,84 +87,78 @@ def complete(
     - `lintx complete photo-of-a-digit.jpg --keep top:0.6`
     - `lintx complete scans/*.jpg --invert --fit pad --keep top:10rows`
     """
-    options.require_output("-o", out, ".png")
-    options.require_output("--gif", gif, ".gif")
-    options.require_distinct(out, gif)
-    outputs = {os.path.realpath(file) for file in (out, gif) if file is not None}
-    if given := [path for path in images if os.path.realpath(path) in outputs]:
-        raise UsageError(f"'{given[0]}' is one of the images and would be replaced; choose another output file")
+    _check_outputs(asked)
 
-    from linformer_cli.data.pictures import load_picture, open_picture
-    from linformer_cli.sampling.choose import Filters
+    from linformer_cli.data.pictures import open_picture
     from linformer_cli.sampling.complete import parse_keep
-    from linformer_cli.sampling.decode import Sampler
 
-    if len(images) == 1:  # of several images, those that cannot be opened are skipped later
-        with open_picture(images[0], str(images[0])):
+    if len(asked.images) == 1:  # of several images, those that cannot be opened are skipped later
+        with open_picture(asked.images[0], str(asked.images[0])):
             pass
-    filters = Filters(temperature, top_k, top_p)
-    session = open_session(checkpoint, device, precision, engine)
-    if session.checkpoint.info.data.words is WINDOWS:
+    session = asked.drawing.open(asked.checkpoint)
+    if session.words is WINDOWS:
         path = session.checkpoint.name
         raise UsageError(f"'{path}' draws bytes, not images; to continue a text: lintx sample {path} --prompt TEXT")
-    known = parse_keep(keep, session.model.config.image)
-    label = session.choose_class(class_name, "images")
-    filters = replace(filters, guidance=session.choose_guidance(guidance, label is not None))
-    drawing = {"seed": seed, "batch": count, **vars(filters)}
-    settings = {**session.record, **drawing, "keep": keep, "invert": invert, "class": label}
-    sampler = Sampler(session.model, seed, filters, session.engine, session.products)
-    training_frame = session.checkpoint.info.data.frame if frame == "auto" and fit is None and not invert else None
-    load = partial(
-        load_picture, shape=session.model.config.image, fit=fit or "crop", invert=invert, frame=training_frame
-    )
-    work = _complete_all(_Task(session, sampler, known, count, label, load, invert), images)
+    known = parse_keep(asked.keep, session.model.config.image)
+    label = session.choose_class(asked.class_name, "images")
+    sampler = asked.drawing.build_sampler(session, label is not None)
+    settings = {**session.record, "seed": sampler.seed, "batch": asked.count, **vars(sampler.filters)}
+    settings |= {"keep": asked.keep, "invert": asked.invert, "class": label}
+    work = _complete_all(_Task(asked, session, sampler, known, label), asked.images)
     if work.done:
         record = {**settings, "images": [picture.path for picture, _ in work.done]}
-        _write_pictures(session, work.done, (out, gif), scale, record)
-    if json:
-        written = {"out": out, "gif": gif} if work.done else {"out": None, "gif": None}
+        _write_pictures(asked, session, work.done, record)
+    if asked.json:
+        written = {"out": asked.out, "gif": asked.gif} if work.done else {"out": None, "gif": None}
         rows = [_describe(*pair) for pair in work.done]
         print_json({**settings, "images": len(rows), "rows": rows, "failures": work.failures, **written})
     if work.stopped is not None:
         if work.done:
-            warn(f"stopped after {len(work.done)} of {len(images)} images, which are kept")
+            warn(f"stopped after {len(work.done)} of {len(asked.images)} images, which are kept")
         raise work.stopped
     if work.failures:
         others = "; the others were completed" if work.done else ""
-        raise DataError(f"{len(work.failures)} of {len(images)} images could not be read{others}")
+        raise DataError(f"{len(work.failures)} of {len(asked.images)} images could not be read{others}")
+
+
+def _check_outputs(asked: CompleteOptions) -> None:
+    options.require_output("-o", asked.out, ".png")
+    options.require_output("--gif", asked.gif, ".gif")
+    options.require_distinct(asked.out, asked.gif)
+    outputs = {os.path.realpath(file) for file in (asked.out, asked.gif) if file is not None}
+    if given := [path for path in asked.images if os.path.realpath(path) in outputs]:
+        raise UsageError(f"'{given[0]}' is one of the images and would be replaced; choose another output file")
 
 
 @dataclass(frozen=True)
 class _Task:
     """The work to do on each image."""
 
+    asked: CompleteOptions
     session: Session
     sampler: "Sampler"
     known: int
-    count: int
     label: int | None
-    load: "Callable[[Path], Picture]"
-    invert: bool
 
     def complete(self, path: Path) -> "tuple[Picture, Completion]":
         """Return the image at `path` and its completions. Prints notes about the image on stderr."""
-        from linformer_cli.data.pictures import border_brightness
+        from linformer_cli.data.pictures import border_brightness, load_picture
         from linformer_cli.data.sequence import images_to_values
         from linformer_cli.sampling.complete import complete_values
 
-        shape = self.session.model.config.image
-        picture = self.load(path)
+        asked, shape, data = self.asked, self.session.model.config.image, self.session.checkpoint.info.data
+        frame = data.frame if asked.frame == "auto" and asked.fit is None and not asked.invert else None
+        picture = load_picture(path, shape=shape, fit=asked.fit or "crop", invert=asked.invert, frame=frame)
         for note in picture.notes:
             info(f"{path}: {note}")
-        trained_on = self.session.checkpoint.info.data.border_mean
-        if shape.channels == 1 and abs((ours := border_brightness(picture.image)) - trained_on) > 128:
+        if shape.channels == 1 and abs((ours := border_brightness(picture.image)) - data.border_mean) > 128:
             colours = ("light", "dark") if ours > 127 else ("dark", "light")
-            remedy = "leave out --invert" if self.invert else "try --invert"
+            remedy = "leave out --invert" if asked.invert else "try --invert"
             info(
                 f"hint: {path} has a {colours[0]} background, but the model was trained on a {colours[1]} one; {remedy}"
             )
         values = images_to_values(picture.image[None], shape.levels)[0]
-        return picture, complete_values(self.sampler, values, self.known, self.count, self.label, warn_smaller_batch)
+        return picture, complete_values(self.sampler, values, self.known, asked.count, self.label, warn_smaller_batch)
 
 
 @dataclass(frozen=True)
@@ -202,26 +190,21 @@ def _complete_all(task: _Task, images: Sequence[Path]) -> _Work:
 
 
 def _write_pictures(
-    session: Session,
-    done: "Sequence[tuple[Picture, Completion]]",
-    files: tuple[Path, Path | None],
-    scale: int | None,
-    record: dict[str, Any],
+    asked: CompleteOptions, session: Session, done: "Sequence[tuple[Picture, Completion]]", record: dict[str, Any]
 ) -> None:
-    """Write all rows as a PNG and, if requested, as an animation. `files` has the paths (PNG, GIF)."""
+    """Write all rows as a PNG and, if requested, as an animation."""
     from linformer_cli.files import write_file
     from linformer_cli.report.animation import encode_gif, frame_rows
     from linformer_cli.report.grids import encode_png, stack_rows
 
-    out, gif = files
     image = session.model.config.image
-    write_file(out, encode_png(stack_rows([_render(session, *pair, scale) for pair in done]), record))
-    info(f"wrote {out}")
-    if gif is not None:
+    write_file(asked.out, encode_png(stack_rows([_render(session, *pair, asked.scale) for pair in done]), record))
+    info(f"wrote {asked.out}")
+    if asked.gif is not None:
         shown = frame_rows(image.height, done[0][1].known // image.values_per_row)
-        frames = [stack_rows([_render(session, *pair, scale, rows) for pair in done]) for rows in shown]
-        write_file(gif, encode_gif(frames, record))
-        info(f"wrote {gif}")
+        frames = [stack_rows([_render(session, *pair, asked.scale, rows) for pair in done]) for rows in shown]
+        write_file(asked.gif, encode_gif(frames, record))
+        info(f"wrote {asked.gif}")
 
 
 def _render(

@@ -44,19 +44,16 @@ def compress(
     out: Annotated[str, typer.Option("-o", "--out", help="The file to write; '-' is stdout.", metavar="FILE")] = "",
     checkpoint: options.CheckpointOption = None,
     data: Annotated[
-        str | None,
-        typer.Option("--data", help="Compress a data set instead of files.", metavar="NAME"),
+        str | None, typer.Option("--data", help="Compress a data set instead of files.", metavar="NAME")
     ] = None,
     split: Annotated[Split | None, typer.Option("--split", help="The split of the data set. Default: test.")] = None,
     data_dir: options.DataDir = None,
     limit: options.Limit = None,
     tile: Annotated[
-        bool,
-        typer.Option("--tile", help="Cut pictures of any size into tiles of the model's size. Edges are padded."),
+        bool, typer.Option("--tile", help="Cut pictures of any size into tiles of the model's size. Edges are padded.")
     ] = False,
     class_name: Annotated[
-        str | None,
-        typer.Option("--class", help="The class of all pictures, for a model that needs a class."),
+        str | None, typer.Option("--class", help="The class of all pictures, for a model that needs a class.")
     ] = None,
     length: Annotated[
         int | None,

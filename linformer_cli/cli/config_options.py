@@ -1,10 +1,12 @@
-"""Command line options made from the fields of configurations, so that a new setting needs only a new field.
+"""Command line options made from fields, so that a command takes many options as one parameter.
 
-A command takes a group of options as one parameter, `Annotated[dict[str, Any], Fields(TrainConfig, "Training")]`. Typer
+A parameter `Annotated[dict[str, Any], Fields(TrainConfig, "Training")]` stands for the fields of a configuration. Typer
 sees one option for each field, with the field's type, bounds, default and description. The command receives a
-dictionary of the values that were given.
+dictionary of the values that were given. A parameter of a dataclass stands for the fields of the dataclass, which are
+annotated as for Typer, or are such groups again. The command receives an instance.
 """
 
+import dataclasses
 import functools
 import inspect
 import typing
@@ -52,34 +54,51 @@ class Fields:
 
 
 def with_fields(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` for Typer. Each parameter annotated with `Fields` is replaced by one option per field."""
+    """Return `command` for Typer. Each parameter that stands for a group of options is replaced by these options."""
     signature = inspect.signature(command)
-    groups: dict[str, Fields] = {}
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in signature.parameters.items():
-        group = next((mark for mark in _metadata(parameter.annotation) if isinstance(mark, Fields)), None)
-        if group is None:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-        else:
-            groups[name] = group
-            parameters += group.build_parameters()
+    given = signature.parameters
+    parameters = [one for each in given.values() for one in _expand(each.name, each.annotation, each.default)]
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        command(**{name: group.take_given(values) for name, group in groups.items()}, **values)
+        command(**{name: _take(name, parameter.annotation, values) for name, parameter in given.items()})
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
+def _expand(name: str, annotation: Any, default: Any) -> list[inspect.Parameter]:
+    """Return the options that a parameter of a command, or a field of a dataclass, stands for."""
+    if (group := _find_group(annotation)) is not None:
+        return group.build_parameters()
+    if dataclasses.is_dataclass(annotation):
+        fields = dataclasses.fields(annotation)
+        return [parameter for field in fields for parameter in _expand(field.name, field.type, field.default)]
+    default = inspect.Parameter.empty if default is dataclasses.MISSING else default
+    return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)]
+
+
+def _take(name: str, annotation: Any, values: dict[str, Any]) -> Any:
+    """Remove the options of a parameter from `values`, and return its value."""
+    if (group := _find_group(annotation)) is not None:
+        return group.take_given(values)
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return annotation(
+            **{field.name: _take(field.name, field.type, values) for field in dataclasses.fields(annotation)}
+        )
+    return values.pop(name)
+
+
+def _find_group(annotation: Any) -> Fields | None:
+    marks = typing.get_args(annotation)[1:] if typing.get_origin(annotation) is Annotated else ()
+    return next((mark for mark in marks if isinstance(mark, Fields)), None)
+
+
 def _build_parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
     kind, metadata = unwrap(field)
     annotation: Any = kind
-    option: dict[str, Any] = {
-        "help": f"{field.description}{describe_default(name, field)}",
-        "rich_help_panel": panel,
-    }
+    option: dict[str, Any] = {"help": f"{field.description}{describe_default(name, field)}", "rich_help_panel": panel}
     if typing.get_origin(kind) is dict:
         annotation, option["metavar"] = list[str], "KEY=VALUE"
     elif any(isinstance(mark, Duration) for mark in metadata):
@@ -132,7 +151,3 @@ def _build_parser(kind: type, metadata: list[Any]) -> Callable[[str], Any]:
             raise typer.BadParameter(f"{error.errors()[0]['msg']}, found '{text}'") from None
 
     return parse
-
-
-def _metadata(annotation: Any) -> tuple[Any, ...]:
-    return typing.get_args(annotation)[1:] if typing.get_origin(annotation) is Annotated else ()

@@ -3,8 +3,9 @@
 import dataclasses
 import functools
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,28 +13,37 @@ from linformer_cli.data import Split
 from linformer_cli.errors import UsageError
 from linformer_cli.report.tables import Column
 from linformer_cli.system.device import SamplingPrecision
-from linformer_cli.units import WINDOWS
+from linformer_cli.units import WINDOWS, Words, format_bits
 
 from . import options
+from .config_options import with_fields
 from .images import load_images_to_fit
 from .output import info, print_facts, print_json, print_records, write_plot
 from .session import Session, open_session
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from linformer_cli.config import ImageShape
+    from linformer_cli.data.images import ImageSet
+    from linformer_cli.evaluation.bits import Bits, ImageNats
 
 
-def evaluate(
-    checkpoint: options.CheckpointArgument = None,
-    data: options.ModelData = None,
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """The options of the command."""
+
+    checkpoint: options.CheckpointArgument = None
+    data: options.ModelData = None
     split: Annotated[
         Split, typer.Option("--split", help="Split to measure. Choose settings on validation, not on test.")
-    ] = "validation",
-    data_dir: options.DataDir = None,
-    length: options.EvaluatedLength = None,
-    limit: options.Limit = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 64,
-    device: options.Device = "auto",
+    ] = "validation"
+    data_dir: options.DataDir = None
+    length: options.EvaluatedLength = None
+    limit: options.Limit = None
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 64
+    device: options.Device = "auto"
     precision: Annotated[
         SamplingPrecision,
         typer.Option(
@@ -41,7 +51,7 @@ def evaluate(
             help="Precision of weights and activations. int8 needs --engine native. auto is fp32 or, with --engine, "
             "what lintx sample would choose.",
         ),
-    ] = "fp32",
+    ] = "fp32"
     engine: Annotated[
         str | None,
         typer.Option(
@@ -50,7 +60,7 @@ def evaluate(
             "parallel, to measure the effect of its precision.",
             metavar="NAME",
         ),
-    ] = None,
+    ] = None
     against: Annotated[
         str | None,
         typer.Option(
@@ -58,27 +68,26 @@ def evaluate(
             help="A second checkpoint. Also show bits/dim minus the second model's bits/dim, on the same images.",
             metavar="CHECKPOINT",
         ),
-    ] = None,
+    ] = None
     given_class: Annotated[
         bool,
         typer.Option(
             "--given-class", help="Measure a model trained with --hide-class with the class of each image, not without."
         ),
-    ] = False,
+    ] = False
     by_position: Annotated[
         bool, typer.Option("--by-position", help="Also show bits/dim for each of the positions 0, 1, 2-3, 4-7, ...")
-    ] = False,
+    ] = False
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot",
-            help="Also plot bits/dim against the position to a .png or .svg file.",
-            metavar="FILE",
-        ),
-    ] = None,
-    quiet: options.Quiet = False,
-    json: options.Json = False,
-) -> None:
+        typer.Option("--plot", help="Also plot bits/dim against the position to a .png or .svg file.", metavar="FILE"),
+    ] = None
+    quiet: options.Quiet = False
+    json: options.Json = False
+
+
+@with_fields
+def evaluate(asked: EvaluateOptions) -> None:
     """Measure bits/dim over a split of a data set.
 
     Bits/dim is the number of bits that the model needs per value, shown with the standard error over images. Every
@@ -103,95 +112,136 @@ def evaluate(
     - `lintx eval runs/second --against runs/first`
     - `lintx eval runs/text --length 65536 --by-position --plot positions.png`
     """
-    options.require_plots(plot)
-    if precision == "int8" and engine is None:
+    options.require_plots(asked.plot)
+    if asked.precision == "int8" and asked.engine is None:
         raise UsageError("--precision int8 is a format of the sampling engine; add --engine native")
-    session = open_session(checkpoint, device, precision, engine)
+    session = open_session(asked.checkpoint, asked.device, asked.precision, asked.engine)
 
-    from linformer_cli.config import choose_words
-    from linformer_cli.evaluation.bits import block_nats, measure_nats, stepped_nats
     from linformer_cli.evaluation.position_plot import render_positions
-    from linformer_cli.sampling.engines import EngineCache
-    from linformer_cli.units import format_bits
 
-    name = data or session.checkpoint.info.data.name
-    words, own, wanted = choose_words(name), session.checkpoint.info.data.words, session.model.config.image
-    if own is not words:
-        raise UsageError(f"'{session.checkpoint.name}' predicts {own.items}, and '{name}' has {words.items}")
-    if length is not None:
-        if words is not WINDOWS:
-            raise UsageError(f"--length is for windows of bytes, and '{name}' has images; drop --length")
-        wanted = wanted.model_copy(update={"width": length})
-    _require_size(session, wanted)
-    classes, other_classes = _count_classes(session, given_class), 0
-    parallel: SamplingPrecision = "fp32" if precision in ("int8", "auto") else precision
-    other = None if against is None else open_session(against, device, parallel)
+    name = asked.data or session.checkpoint.info.data.name
+    wanted = _choose_size(asked, session, name)
+    model = _Measured(session, _count_classes(session, asked.given_class))
+    other = _open_other(asked, wanted)
+    images = load_images_to_fit(name, asked.split, asked.data_dir, wanted)
     if other is not None:
-        _require_size(other, wanted)
-        other_classes = _count_classes(other, given_class and other.model.config.classes > 0)
-    images = load_images_to_fit(name, split, data_dir, wanted)
-    labels, other_labels = (images.require_labels(count) if count else None for count in (classes, other_classes))
-    chosen = images.images if limit is None else images.images[:limit]  # a slice of windows of bytes is read at once
-    info(f"{len(chosen):,} of {len(images):,} {split} {words.items} of {name}")
+        other.find_labels(images)  # raises its error before the first model is measured
+    items = f"{min(len(images), asked.limit or len(images)):,} of {len(images):,} {asked.split} {session.words.items}"
+    info(f"{items} of {name}")
     began = time.perf_counter()
-    nats = functools.partial(block_nats, session.model)
-    if engine is not None:
-        nats = functools.partial(stepped_nats, EngineCache(session.engine, session.model, products=session.products))
-    measured = measure_nats(session.model, chosen, batch, nats=nats, labels=labels)
+    measured = model.measure(images, asked.limit, asked.batch, stepped=asked.engine is not None)
     bits, positions = measured.describe(), measured.describe_positions()
-    class_bits = session.model.config.class_bits_per_dim if classes else 0.0
-    with_class = bits.bits_per_dim + class_bits
     result = {
         **session.record,
         "data": name,
-        "split": split,
+        "split": asked.split,
         "images_in_split": len(images),
         **dataclasses.asdict(bits),
         "classes": session.model.config.classes,
-        "given_class": classes > 0,
-        "bits_per_dim_with_class": with_class if classes else None,
+        "given_class": model.classes > 0,
+        "bits_per_dim_with_class": bits.bits_per_dim + model.class_bits if model.classes else None,
         "by_position": positions,
-        "plot": plot,
+        "plot": asked.plot,
         "seconds": time.perf_counter() - began,
     }
     if other is not None:
-        rival = measure_nats(
-            other.model, chosen, batch, nats=functools.partial(block_nats, other.model), labels=other_labels
-        )
-        difference, error = measured.measure_difference(rival)
-        difference += class_bits - (other.model.config.class_bits_per_dim if other_classes else 0.0)
-        result["against"] = {
-            **other.record,
-            "bits_per_dim": rival.describe().bits_per_dim,
-            "difference": difference,
-            "difference_standard_error": error,
-        }
-    given = ", given the class" if classes else ""
-    without = format_bits(bits.bits_per_dim_without_first_value, bits.standard_error_without_first_value)
-    facts = {
-        words.bits: f"{format_bits(bits.bits_per_dim, bits.standard_error)}  (every value{given})",
-        "without first value": f"{without}  (as in the code of Katharopoulos 2020{given})",
-        words.items: f"{bits.images:,} of {name} {split}",
-    }
-    if words is WINDOWS:
-        del facts["without first value"]
-        facts[words.items] += f", {bits.values_per_image:,} bytes each"
-    if classes:
-        facts["with the class"] = (
-            f"{format_bits(with_class, bits.standard_error)}  (log2({classes})/{bits.values_per_image} added, to "
-            "compare with a model without classes)"
-        )
-    if other is not None:
-        sign = "+" if difference > 0 else ""
-        facts["difference"] = f"{sign}{format_bits(difference, error)}  (this model minus {other.checkpoint.name})"
-    if json:
+        result["against"] = _compare(model, measured, other, other.measure(images, asked.limit, asked.batch))
+    if asked.json:
         print_json(result)
     else:
-        print_facts(facts)
-        if by_position:
-            columns = (Column("place", "position"), Column("bits", words.bits))
-            print_records(positions, columns, "table")
-    write_plot(plot, lambda kind: render_positions(positions, kind, words))
+        print_facts(_list_facts(result, bits, session.words))
+        if asked.by_position:
+            print_records(positions, (Column("place", "position"), Column("bits", session.words.bits)), "table")
+    write_plot(asked.plot, lambda kind: render_positions(positions, kind, session.words))
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A model to measure, given the class of each image if there are `classes`, which is 0 otherwise."""
+
+    session: Session
+    classes: int
+
+    @property
+    def class_bits(self) -> float:
+        """The bits/dim of the class that the model is given."""
+        return self.session.model.config.class_bits_per_dim if self.classes else 0.0
+
+    def find_labels(self, images: "ImageSet") -> "NDArray[np.int64] | None":
+        return images.require_labels(self.classes) if self.classes else None
+
+    def measure(self, images: "ImageSet", limit: int | None, batch: int, stepped: bool = False) -> "ImageNats":
+        """Return the nats of the first `limit` images, with the session's engine if `stepped`."""
+        from linformer_cli.evaluation.bits import block_nats, measure_nats, stepped_nats
+        from linformer_cli.sampling.engines import EngineCache
+
+        session, model = self.session, self.session.model
+        chosen = (
+            images.images if limit is None else images.images[:limit]
+        )  # a slice of windows of bytes is read at once
+        nats = functools.partial(block_nats, model)
+        if stepped:
+            nats = functools.partial(stepped_nats, EngineCache(session.engine, model, products=session.products))
+        return measure_nats(model, chosen, batch, nats=nats, labels=self.find_labels(images))
+
+
+def _choose_size(asked: EvaluateOptions, session: Session, data: str) -> "ImageShape":
+    """Return the size of the images. Raises `UsageError` if the model cannot predict the data set's."""
+    from linformer_cli.config import choose_words
+
+    words, own, wanted = choose_words(data), session.words, session.model.config.image
+    if own is not words:
+        raise UsageError(f"'{session.checkpoint.name}' predicts {own.items}, and '{data}' has {words.items}")
+    if asked.length is not None:
+        if words is not WINDOWS:
+            raise UsageError(f"--length is for windows of bytes, and '{data}' has images; drop --length")
+        wanted = wanted.model_copy(update={"width": asked.length})
+    _require_size(session, wanted)
+    return wanted
+
+
+def _open_other(asked: EvaluateOptions, wanted: "ImageShape") -> _Measured | None:
+    """Open the model of --against, which predicts in parallel, and so not in int8."""
+    if asked.against is None:
+        return None
+    session = open_session(
+        asked.against, asked.device, "fp32" if asked.precision in ("int8", "auto") else asked.precision
+    )
+    _require_size(session, wanted)
+    return _Measured(session, _count_classes(session, asked.given_class and session.model.config.classes > 0))
+
+
+def _compare(model: _Measured, nats: "ImageNats", other: _Measured, others: "ImageNats") -> dict[str, object]:
+    difference, error = nats.measure_difference(others)
+    return {
+        **other.session.record,
+        "bits_per_dim": others.describe().bits_per_dim,
+        "difference": difference + model.class_bits - other.class_bits,
+        "difference_standard_error": error,
+    }
+
+
+def _list_facts(result: dict[str, Any], bits: "Bits", words: Words) -> dict[str, str]:
+    """Return what is shown of the JSON document."""
+    given, classes = ", given the class" if result["given_class"] else "", result["classes"]
+    whole = format_bits(bits.bits_per_dim, bits.standard_error)
+    facts = {words.bits: f"{whole}  (every value{given})"}
+    if words is not WINDOWS:
+        without = format_bits(bits.bits_per_dim_without_first_value, bits.standard_error_without_first_value)
+        facts["without first value"] = f"{without}  (as in the code of Katharopoulos 2020{given})"
+    facts[words.items] = f"{bits.images:,} of {result['data']} {result['split']}"
+    if words is WINDOWS:
+        facts[words.items] += f", {bits.values_per_image:,} bytes each"
+    if result["given_class"]:
+        facts["with the class"] = (
+            f"{format_bits(result['bits_per_dim_with_class'], bits.standard_error)}  (log2({classes})/"
+            f"{bits.values_per_image} added, to compare with a model without classes)"
+        )
+    if (against := result.get("against")) is not None:
+        difference = format_bits(against["difference"], against["difference_standard_error"])
+        sign = "+" if against["difference"] > 0 else ""
+        facts["difference"] = f"{sign}{difference}  (this model minus {against['checkpoint']})"
+    return facts
 
 
 def _count_classes(session: Session, given_class: bool) -> int:

@@ -4,10 +4,7 @@ from . import options
 from .output import print_facts, print_json
 
 
-def info(
-    checkpoint: options.CheckpointArgument = None,
-    json: options.Json = False,
-) -> None:
+def info(checkpoint: options.CheckpointArgument = None, json: options.Json = False) -> None:
     """Describe a checkpoint.
 
     Shows its model, data, training and sizes.

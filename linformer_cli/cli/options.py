@@ -44,17 +44,8 @@ Engine = Annotated[
     ),
 ]
 _CHECKPOINT = "A run, a checkpoint folder or, if no such path exists, a shipped name. Default: mnist-deep."
-CheckpointArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="CHECKPOINT",
-        help=_CHECKPOINT,
-    ),
-]
-CheckpointOption = Annotated[
-    str | None,
-    typer.Option("--checkpoint", help=_CHECKPOINT, metavar="CHECKPOINT"),
-]
+CheckpointArgument = Annotated[str | None, typer.Argument(metavar="CHECKPOINT", help=_CHECKPOINT)]
+CheckpointOption = Annotated[str | None, typer.Option("--checkpoint", help=_CHECKPOINT, metavar="CHECKPOINT")]
 _VARIANTS = "Mechanisms, separated by commas, such as lsh, lsh:rounds=1 or NAME=lsh:rounds=1 (tables show NAME). "
 Variants = Annotated[str | None, typer.Option("--attention", help=f"{_VARIANTS}Default: all.", metavar="LIST")]
 # The default mechanisms for measurements of presets.
@@ -65,11 +56,7 @@ BenchVariants = Annotated[
 ]
 Presets = Annotated[
     str | None,
-    typer.Option(
-        "--preset",
-        help=f"Untrained networks, separated by commas: {', '.join(PRESETS)}.",
-        metavar="LIST",
-    ),
+    typer.Option("--preset", help=f"Untrained networks, separated by commas: {', '.join(PRESETS)}.", metavar="LIST"),
 ]
 Batches = Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.", metavar="LIST")]
 Repeats = Annotated[int, typer.Option("--repeats", min=1, max=LARGEST_COUNT, help="Timed repeats.")]
@@ -83,8 +70,7 @@ Runs = Annotated[
     ),
 ]
 SpeedPlot = Annotated[
-    Path | None,
-    typer.Option("--plot", help="Also plot images/s against batch size to a .png or .svg file."),
+    Path | None, typer.Option("--plot", help="Also plot images/s against batch size to a .png or .svg file.")
 ]
 Style = Annotated[TableStyle, typer.Option("--format", help="Format of the table.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Random seed.")]
@@ -126,33 +112,21 @@ ImageSize = Annotated[
 ]
 WindowLength = Annotated[
     int | None,
-    typer.Option(
-        "--length",
-        min=2,
-        max=LARGEST_SIZE,
-        help="Bytes in a window, for bytes:PATH. Default: 1024.",
-    ),
+    typer.Option("--length", min=2, max=LARGEST_SIZE, help="Bytes in a window, for bytes:PATH. Default: 1024."),
 ]
 EvaluatedLength = Annotated[
     int | None,
     typer.Option(
-        "--length",
-        min=2,
-        max=LARGEST_SIZE,
-        help="Bytes in a window, for a model of bytes. Default: as in training.",
+        "--length", min=2, max=LARGEST_SIZE, help="Bytes in a window, for a model of bytes. Default: as in training."
     ),
 ]
 Channels = Annotated[
     int | None,
     typer.Option(
-        "--channels",
-        help="1 (grey) or 3 (RGB), for folder:PATH. Default: 3 if any image has colours, otherwise 1.",
+        "--channels", help="1 (grey) or 3 (RGB), for folder:PATH. Default: 3 if any image has colours, otherwise 1."
     ),
 ]
-Scale = Annotated[
-    int | None,
-    typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged."),
-]
+Scale = Annotated[int | None, typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.")]
 _GUIDANCE = (
     "The weight of the class in every prediction: above 1, images follow their class more closely. Weights other than "
     "1 need a class, a model trained with --hide-class, and about twice the time."
@@ -172,10 +146,7 @@ Temperature = Annotated[float, typer.Option("--temperature", help="Divisor of th
 TopK = Annotated[int | None, typer.Option("--top-k", help="Sample from the K likeliest values. Applied second.")]
 TopP = Annotated[
     float | None,
-    typer.Option(
-        "--top-p",
-        help="Sample from the likeliest values that together reach probability P. Applied third.",
-    ),
+    typer.Option("--top-p", help="Sample from the likeliest values that together reach probability P. Applied third."),
 ]
 
 # The last line of a benchmark after Ctrl-C.

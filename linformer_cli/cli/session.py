@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 from linformer_cli.errors import UsageError
 from linformer_cli.system.distributed import ALONE, Team
-from linformer_cli.units import parse_count
+from linformer_cli.units import Words, parse_count
 
+from . import options
 from .output import info
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from linformer_cli.checkpoint import Checkpoint
     from linformer_cli.model.pixel_model import PixelModel
+    from linformer_cli.sampling.decode import Sampler
     from linformer_cli.system.device import SamplingPrecision
 
 
@@ -40,6 +42,11 @@ class Session:
             "device": self.device,
             "engine": self.engine,
         }
+
+    @property
+    def words(self) -> Words:
+        """What a sequence of the model's training data is called."""
+        return self.checkpoint.info.data.words
 
     @property
     def products(self) -> "torch.dtype | None":
@@ -79,14 +86,38 @@ class Session:
             )
         return chosen[0] if chosen else None
 
-    def choose_guidance(self, wanted: float | None, has_class: bool) -> float:
-        """Return the weight of the class for images with a class or without; `wanted` is the value of `--guidance`."""
+
+@dataclass(frozen=True, kw_only=True)
+class DrawingOptions:
+    """The options of `sample` and `complete` that choose how values are drawn."""
+
+    guidance: options.ClassGuidance = None
+    temperature: options.Temperature = 1.0
+    top_k: options.TopK = None
+    top_p: options.TopP = None
+    seed: options.Seed = 0
+    device: options.Device = "auto"
+    precision: options.SamplingPrecision = "auto"
+    engine: options.Engine = "auto"
+
+    def open(self, checkpoint: str | None, team: Team = ALONE) -> Session:
+        """Check the filters, then open the model."""
+        from linformer_cli.sampling.choose import Filters
+
+        Filters(self.temperature, self.top_k, self.top_p)
+        return open_session(checkpoint, self.device, self.precision, self.engine, team)
+
+    def build_sampler(self, session: Session, has_class: bool) -> "Sampler":
+        """Return the sampler for images with a class or without. A default guidance other than 1 is said."""
+        from linformer_cli.sampling.choose import Filters
+        from linformer_cli.sampling.decode import Sampler
         from linformer_cli.sampling.guidance import choose_guidance
 
-        weight = choose_guidance(self.model, wanted, has_class)
-        if wanted is None and weight != 1:
+        weight = choose_guidance(session.model, self.guidance, has_class)
+        if self.guidance is None and weight != 1:
             info(f"with --guidance {weight}, so that images follow their class; 1 draws from p(image | class)")
-        return weight
+        filters = Filters(self.temperature, self.top_k, self.top_p, weight)
+        return Sampler(session.model, self.seed, filters, session.engine, session.products)
 
 
 def open_session(

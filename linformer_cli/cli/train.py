@@ -54,11 +54,7 @@ def train(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            help="Folder of the new run. Default: a dated folder in runs/.",
-            metavar="FOLDER",
-        ),
+        typer.Option("--out", help="Folder of the new run. Default: a dated folder in runs/.", metavar="FOLDER"),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume RUN (default: the newest in runs/).")] = False,
     init_from: Annotated[
@@ -81,11 +77,7 @@ def train(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config",
-            help="TOML file with [model], [data], [train]; options override it.",
-            metavar="FILE",
-        ),
+        typer.Option("--config", help="TOML file with [model], [data], [train]; options override it.", metavar="FILE"),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the settings, the sizes and the time of one step, then stop.")

@@ -1,19 +1,70 @@
-"""The work of `lintx sample`: numbered images, in memory or in a folder, drawn by one process or by several."""
+"""Numbered images, drawn by one process or by several: in memory, or as files with their settings in the metadata."""
 
+import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from linformer_cli.data.sequence import values_to_images
-from linformer_cli.report.numbered import NumberedImages
-from linformer_cli.sampling.decode import Sampler
+from linformer_cli.errors import DataError, UsageError, shorten
+from linformer_cli.files import write_file
+from linformer_cli.report.grids import encode_png, read_png, read_png_metadata, render_grid
+from linformer_cli.report.tables import to_json
 from linformer_cli.system.distributed import Team
+
+from .decode import Sampler
 
 # The number of files in a folder that are looked for at once.
 _BLOCK = 2**16
+# Metadata that affects an image at most by rounding.
+_CIRCUMSTANCES = ("checkpoint", "device", "engine", "batch")
+
+
+class NumberedImages:
+    """Images in `folder`. The folder need not exist yet. `describe(index)` is the metadata of image number `index`."""
+
+    def __init__(self, folder: Path, describe: Callable[[int], Mapping[str, object]]) -> None:
+        self.folder, self.describe = folder, describe
+
+    def path(self, index: int) -> Path:
+        return self.folder / f"{index:05d}.png"
+
+    def write(self, index: int, image: NDArray[np.uint8]) -> None:
+        """Write image number `index`, uint8 [H, W, C]. A power cut may damage the file; `holds` detects this."""
+        write_file(self.path(index), encode_png(render_grid(image[None], scale=1), self.describe(index)), flush=False)
+
+    def holds(self, index: int) -> bool:
+        """Whether image number `index` exists and is undamaged.
+
+        Raises `UsageError` if the file belongs to another program, or if the image was sampled with other settings,
+        because it must not be overwritten.
+        """
+        if not self.path(index).exists():
+            return False
+        try:
+            found = read_png_metadata(self.path(index))
+        except DataError:
+            return False
+        if found is None:
+            raise UsageError(f"'{self.path(index)}' was not written by lintx; choose another folder")
+        wanted = json.loads(to_json(dict(self.describe(index))))
+        for name in {**wanted, **found}:
+            if name not in _CIRCUMSTANCES and found.get(name) != wanted.get(name):
+                settings = f"{name} {shorten(str(found.get(name)))}, not {wanted.get(name)}"
+                raise UsageError(f"'{self.path(index)}' was drawn with {settings}; choose another folder")
+        return True
+
+    def read(self, indices: Iterable[int]) -> NDArray[np.uint8]:
+        """Return the images `indices`, uint8 [N, H, W, C]. Raises `DataError` if an image cannot be read."""
+        return np.stack([self._read_one(index) for index in indices])
+
+    def _read_one(self, index: int) -> NDArray[np.uint8]:
+        image = np.asarray(read_png(self.path(index)))
+        return image if image.ndim == 3 else image[:, :, None]
 
 
 @dataclass(frozen=True)
@@ -63,12 +114,16 @@ class Drawn:
     seconds: float = 0.0
     stopped: bool = False
 
+    @property
+    def done(self) -> int:
+        return self.drawn + self.found
+
     def stack(self, indices: Iterable[int]) -> NDArray[np.uint8]:
         """Return the images with these numbers, uint8 [N, H, W, C]."""
         return np.stack([self.images[index] for index in indices])
 
 
-def draw(
+def draw_images(
     sampler: Sampler,
     numbers: ImageNumbers,
     batch: int,
@@ -77,7 +132,7 @@ def draw(
     team: Team,
     on_halve: Callable[[int], None],
 ) -> Drawn:
-    """Draw the images of one process of `team` that are not in the folder. Ctrl-C keeps the finished images.
+    """Draw the images that are not in the folder, and return what all processes of `team` did. Ctrl-C keeps images.
 
     Images are assigned to the processes in turn, so a stopped job leaves the first images complete. The images are
     written to `folder`, if any, and memory does not grow with their number; the first `most_shown` are for a grid.
@@ -125,11 +180,10 @@ def draw(
                 drawn.seconds += time.perf_counter() - began
     except KeyboardInterrupt:
         drawn.stopped = True
-    return drawn
+    return _add_up(team.gather(drawn))
 
 
-def add_up(parts: Sequence[Drawn]) -> Drawn:
-    """Combine the results of all processes."""
+def _add_up(parts: Sequence[Drawn]) -> Drawn:
     total = Drawn()
     for part in parts:
         total.drawn += part.drawn

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from linformer_cli.errors import DataError, UsageError
-from linformer_cli.report.numbered import NumberedImages
+from linformer_cli.sampling.numbered import NumberedImages
 
 SETTINGS = {"checkpoint": "a", "checkpoint_sha256": "1f", "seed": 3, "temperature": 0.9, "top_k": None, "batch": 2}
 
