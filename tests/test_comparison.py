@@ -142,7 +142,7 @@ def test_the_images_are_loaded_once(tmp_path) -> None:
     loads = []
     variants, wanted = parse_variants(["linear", "softmax"]), Plan(tmp_path, IMAGES, preset="tiny", data=DATA)
     _, images = plan_entries(variants, wanted, lambda settings: loads.append(settings) or SETS)
-    assert len(loads) == 1 and loads[0].data_config.name == "glyphs"
+    assert len(loads) == 1 and loads[0].data.name == "glyphs"
     assert images == SETS
     with pytest.raises(UsageError, match="nothing to compare"):
         plan_entries([], wanted, lambda settings: SETS)

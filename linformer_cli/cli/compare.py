@@ -164,7 +164,7 @@ def compare(
     entries, sets = plan_entries(
         options.choose_variants(names, baselines=True),
         replace(plan, train=settings),
-        lambda settings: load_training_images(settings.data_config),
+        lambda settings: load_training_images(settings.data),
     )
     failures: dict[str, str] = {}
     for entry in entries if retime else []:

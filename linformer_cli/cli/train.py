@@ -1,6 +1,7 @@
 """`lintx train`: train a model, or resume a run."""
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
     from linformer_cli.system.distributed import Team
     from linformer_cli.training.loop import Trainer
     from linformer_cli.training.run_folder import RunFolder
+    from linformer_cli.training.settings import Given
 
 
-@with_fields
-def train(
-    *,
-    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Folder of the run to resume.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """The options of the command."""
+
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Folder of the run to resume.")] = None
     data: Annotated[
         str | None,
         typer.Option(
@@ -40,23 +43,23 @@ def train(
             "preset's.",
             metavar="NAME",
         ),
-    ] = None,
-    data_dir: options.DataDir = None,
-    image_size: options.ImageSize = None,
-    channels: options.Channels = None,
-    window_length: options.WindowLength = None,
+    ] = None
+    data_dir: options.DataDir = None
+    image_size: options.ImageSize = None
+    channels: options.Channels = None
+    window_length: options.WindowLength = None
     classes: Annotated[
         bool | None,
         typer.Option(
             "--classes/--no-classes",
             help="Condition the model on the class of each image. Default: as in --init-from, otherwise --no-classes.",
         ),
-    ] = None,
+    ] = None
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Folder of the new run. Default: a dated folder in runs/.", metavar="FOLDER"),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume RUN (default: the newest in runs/).")] = False,
+    ] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Resume RUN (default: the newest in runs/).")] = False
     init_from: Annotated[
         str | None,
         typer.Option(
@@ -65,7 +68,7 @@ def train(
             "and --hide-class then default to those of the source.",
             metavar="CHECKPOINT",
         ),
-    ] = None,
+    ] = None
     distill_from: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,17 +77,17 @@ def train(
             "several teachers.",
             metavar="CHECKPOINT",
         ),
-    ] = None,
+    ] = None
     config: Annotated[
         Path | None,
         typer.Option("--config", help="TOML file with [model], [data], [train]; options override it.", metavar="FILE"),
-    ] = None,
+    ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the settings, the sizes and the time of one step, then stop.")
-    ] = False,
-    quiet: options.Quiet = False,
-    json: options.Json = False,
-    length: Annotated[dict[str, Any], Fields(TrainConfig, "Length of training (one of these)", only=LENGTHS)],
+    ] = False
+    quiet: options.Quiet = False
+    json: options.Json = False
+    length: Annotated[dict[str, Any], Fields(TrainConfig, "Length of training (one of these)", only=LENGTHS)]
     preset: Annotated[
         str | None,
         typer.Option(
@@ -94,10 +97,13 @@ def train(
             autocompletion=options.complete_preset,
             rich_help_panel="Model",
         ),
-    ] = None,
-    network: Annotated[dict[str, Any], Fields(NetworkConfig, "Model")],
-    training: Annotated[dict[str, Any], Fields(TrainConfig, "Training", without=LENGTHS)],
-) -> None:
+    ] = None
+    network: Annotated[dict[str, Any], Fields(NetworkConfig, "Model")]
+    training: Annotated[dict[str, Any], Fields(TrainConfig, "Training", without=LENGTHS)]
+
+
+@with_fields
+def train(asked: TrainOptions) -> None:
     """Train a model, or resume a run.
 
     Without options, trains `mnist-wide` on MNIST in a new folder in runs/. With `--data bytes:PATH`, trains on windows
@@ -123,57 +129,71 @@ def train(
     - `lintx train --init-from runs/first --attention softmax --out runs/moved`
     - `lintx train --preset mnist-small --distill-from mnist-deep`
     """
-    if run is not None and not resume:
-        raise UsageError(f"unexpected argument '{run}'; to resume that run: lintx train --resume {run}")
-
-    from linformer_cli.training.run_folder import RUNS, RunFolder, claim_run, find_newest_run
-    from linformer_cli.training.settings import Given, extend_settings, find_source, find_teachers, merge_settings
-
-    sizes = {"image_size": image_size, "channels": channels, "length": window_length}
-    of_data = options.without_none({"name": data, "data_dir": data_dir, **sizes, "labels": classes})
-    given = Given(preset, network, of_data, {**length, **training})
+    if asked.run is not None and not asked.resume:
+        raise UsageError(f"unexpected argument '{asked.run}'; to resume that run: lintx train --resume {asked.run}")
     with join_team() as team:
-        source = None
-        if resume:
-            folder = RunFolder(Path(run) if run is not None else team.from_leader(find_newest_run))
-            others = options.without_none(
-                {"out": out, "config": config, "init_from": init_from, "distill_from": distill_from}
-            )
-            settings = extend_settings(folder.read_config(), given, others)
-            images = load_training_images(settings.data, team)
-        else:
-            source, teachers = find_source(init_from, config), find_teachers(distill_from or [], config)
-            if "distill_share" in training and not teachers:
-                raise UsageError("--distill-share is for teachers; name one with --distill-from, or drop it")
-            merged = merge_settings(given, config, source)
-            folder = RunFolder(out if out is not None else RUNS)
-            merged.check()
-            if not dry_run:  # this is checked first, because loading the images may take long
-                if out is not None:
-                    folder.refuse_if_taken()
-                require_writable(folder.config_file)
-            images = load_training_images(merged.data_config, team)
-            settings = merged.build(images[0].shape, images[0].classes, teachers)
-        trainer = _build_trainer(settings, folder, images, team)
-        if source is not None:
-            _take_over(trainer, source)
-        if dry_run:
-            _dry_run(trainer, json)
+        trainer = _resume(asked, team) if asked.resume else _begin(asked, team)
+        if asked.dry_run:
+            _dry_run(trainer, asked.json)
             return
-        if not resume and out is None:  # the folder is created this late, so that a refused command leaves no folder
-            trainer.folder = folder = RunFolder(team.from_leader(lambda: claim_run(merged.preset)))
+        if not asked.resume and asked.out is None:  # created this late, so that a refused command leaves no folder
+            from linformer_cli.training.run_folder import RunFolder, claim_run
+
+            trainer.folder = RunFolder(team.from_leader(lambda: claim_run(str(trainer.config.preset))))
+        folder = trainer.folder
         advice = f"the last save is intact; continue with: lintx train --resume '{folder.path}'"
         with notice_loss(advice), ExitStack() as stack:
             if team.leads:
-                if not resume:
+                if not asked.resume:
                     folder.create(trainer.config)
                 stack.enter_context(folder.lock())
-            if resume:
+            if asked.resume:
                 trainer.resume()
                 if team.leads:
                     folder.write_config(trainer.config)
             info(f"training in {folder.path} from step {trainer.progress.step}")
-            _run(trainer, json)
+            _run(trainer, asked.json)
+
+
+def _read_given(asked: TrainOptions) -> "Given":
+    from linformer_cli.training.settings import Given
+
+    sizes = {"image_size": asked.image_size, "channels": asked.channels, "length": asked.window_length}
+    data = options.without_none({"name": asked.data, "data_dir": asked.data_dir, **sizes, "labels": asked.classes})
+    return Given(asked.preset, asked.network, data, {**asked.length, **asked.training})
+
+
+def _resume(asked: TrainOptions, team: "Team") -> "Trainer":
+    """Return the trainer of the run to resume."""
+    from linformer_cli.training.run_folder import RunFolder, find_newest_run
+    from linformer_cli.training.settings import extend_settings
+
+    folder = RunFolder(Path(asked.run) if asked.run is not None else team.from_leader(find_newest_run))
+    others = {name: getattr(asked, name) for name in ("out", "config", "init_from", "distill_from")}
+    settings = extend_settings(folder.read_config(), _read_given(asked), options.without_none(others))
+    return _build_trainer(settings, folder, load_training_images(settings.data, team), team)
+
+
+def _begin(asked: TrainOptions, team: "Team") -> "Trainer":
+    """Return the trainer of a new run. Its folder is created later."""
+    from linformer_cli.training.run_folder import RUNS, RunFolder
+    from linformer_cli.training.settings import find_source, find_teachers, merge_settings
+
+    source = find_source(asked.init_from, asked.config)
+    teachers = find_teachers(asked.distill_from or [], asked.config)
+    if "distill_share" in asked.training and not teachers:
+        raise UsageError("--distill-share is for teachers; name one with --distill-from, or drop it")
+    merged = merge_settings(_read_given(asked), asked.config, source)
+    folder = RunFolder(asked.out if asked.out is not None else RUNS)
+    if not asked.dry_run:  # this is checked first, because loading the images may take long
+        if asked.out is not None:
+            folder.refuse_if_taken()
+        require_writable(folder.config_file)
+    images = load_training_images(merged.data, team)
+    trainer = _build_trainer(merged.build(images[0].shape, images[0].classes, teachers), folder, images, team)
+    if source is not None:
+        _take_over(trainer, source)
+    return trainer
 
 
 def _build_trainer(

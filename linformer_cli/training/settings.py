@@ -53,63 +53,48 @@ class Given:
 
 @dataclass(frozen=True)
 class Settings:
-    """The merged settings before the images are known. `model`, `data` and `train` are plain values.
+    """The merged and checked settings of a run whose images are not known yet, with every option of its attention.
 
     `source` is the checkpoint whose weights the run starts from.
     """
 
     preset: str
-    model: dict[str, Any]
-    data: dict[str, Any]
-    train: dict[str, Any]
+    network: NetworkConfig
+    data: DataConfig
+    train: TrainConfig
     source: Checkpoint | None = None
 
-    @property
-    def data_config(self) -> DataConfig:
-        return parse_config(DataConfig, self.data, "data")
-
-    @property
-    def network(self) -> NetworkConfig:
-        return parse_config(NetworkConfig, self.model, "model")
-
-    def check(self) -> None:
-        """Raise `UsageError` for faults that can be found before the images are read, which may take long."""
-        self._parse_network()
-        parse_config(TrainConfig, self.train, "train")
-
     def build(self, image: ImageShape, classes: int = 0, teachers: Sequence[Checkpoint] = ()) -> RunConfig:
-        """Return the whole configuration for images of this shape, with attention options filled in and checked.
+        """Return the whole configuration for images of this shape.
 
         With `[data] labels`, the model gets `classes` classes, which are optional if training hides some. Raises
         `UsageError` if `classes` is then 0, and for `teachers` that the model cannot learn from.
         """
         if self.source is not None and image != self.source.info.model.image:
-            size = "--length" if self.data_config.words is WINDOWS else "--image-size"
+            size = "--length" if self.data.words is WINDOWS else "--image-size"
             raise UsageError(
                 f"'{self.source.path}' draws images of {_describe_shape(self.source.info.model.image)}, but "
-                f"'{self.data_config.name}' has {_describe_shape(image)}; choose --data or {size} to fit"
+                f"'{self.data.name}' has {_describe_shape(image)}; choose --data or {size} to fit"
             )
-        if self.data_config.labels and not classes:
-            raise UsageError(
-                f"--classes needs images with labels, and '{self.data_config.name}' has none; give --no-classes"
-            )
-        classes = classes if self.data_config.labels else 0
-        hides = parse_config(TrainConfig, self.train, "train").hide_class > 0
-        known = {"image": image.model_dump(), "classes": classes, "optional_class": classes > 0 and hides}
-        model = parse_config(ModelConfig, {**self._parse_network(), **known}, "model")
+        if self.data.labels and not classes:
+            raise UsageError(f"--classes needs images with labels, and '{self.data.name}' has none; give --no-classes")
+        classes = classes if self.data.labels else 0
+        known = {"image": image, "classes": classes, "optional_class": classes > 0 and self.train.hide_class > 0}
+        model = parse_config(ModelConfig, {**dict(self.network), **known}, "model")
         for teacher in teachers:
             _check_teacher(teacher, model)
-        tables = {"model": model.model_dump(), "data": self.data, "train": self.train}
-        start = None if self.source is None else self.source.origin.model_dump()
-        origins = {_INIT_FROM: start, _DISTILL_FROM: [teacher.origin.model_dump() for teacher in teachers]}
+        start = None if self.source is None else self.source.origin
+        origins = {_INIT_FROM: start, _DISTILL_FROM: [teacher.origin for teacher in teachers]}
+        tables = {"model": model, "data": self.data, "train": self.train}
         return parse_config(RunConfig, {"preset": self.preset, **origins, **tables}, "run")
 
-    def _parse_network(self) -> dict[str, Any]:
-        """Return the network as plain values, with every option of its attention."""
-        network = self.network
-        options = parse_options(network.attention, network.attention_options)
-        check_parts(network, options)
-        return {**network.model_dump(), "attention_options": options.model_dump(exclude_none=True)}
+
+def _parse_network(values: Mapping[str, Any]) -> NetworkConfig:
+    """Return the network with every option of its attention."""
+    network = parse_config(NetworkConfig, values, "model")
+    options = parse_options(network.attention, network.attention_options)
+    check_parts(network, options)
+    return network.model_copy(update={"attention_options": options.model_dump(exclude_none=True)})
 
 
 def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
@@ -179,7 +164,13 @@ def merge_settings(
     if source is not None and data["labels"]:
         training = {"hide_class": source.info.training.settings.hide_class, **training}
     train = _merge_training(name, training, given.train)
-    return Settings(name, model, data, train, source)
+    return Settings(
+        name,
+        _parse_network(model),
+        train=parse_config(TrainConfig, train, "train"),
+        data=parse_config(DataConfig, data, "data"),
+        source=source,
+    )
 
 
 def _merge_training(preset: str, from_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def test_a_preset_may_have_training_settings(write) -> None:
 def test_the_data_set_is_known_before_its_images_are_loaded(write) -> None:
     file = write('[data]\nname = "glyphs"\nimage_size = 9')
     settings = merge_settings(Given(data={"data_dir": "/somewhere"}), file)
-    data = settings.data_config
+    data = settings.data
     assert (data.name, data.image_size, data.data_dir) == ("glyphs", 9, "/somewhere")
 
 
@@ -97,8 +97,8 @@ def test_data_sets_have_default_presets() -> None:
 
 @pytest.mark.parametrize(("preset", "name"), [(None, "mnist"), ("tiny", "mnist"), ("cifar10-paper", "cifar10")])
 def test_a_preset_has_a_default_data_set(preset, name) -> None:
-    assert merge_settings(Given(preset, data={"data_dir": "/somewhere"})).data_config.name == name
-    assert merge_settings(Given(preset, data={"name": "glyphs"})).data_config.name == "glyphs"
+    assert merge_settings(Given(preset, data={"data_dir": "/somewhere"})).data.name == name
+    assert merge_settings(Given(preset, data={"name": "glyphs"})).data.name == "glyphs"
 
 
 # Lengths
