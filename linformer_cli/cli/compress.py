@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -17,6 +18,7 @@ from linformer_cli.files import STREAM, open_atomically, require_writable
 from linformer_cli.units import WINDOWS, count_words
 
 from . import options
+from .config_options import with_fields
 from .output import info, print_json, warn
 from .packing import Bar, read_stdin, require_binary_stdout, write_stdout
 from .session import Session, open_session
@@ -33,28 +35,31 @@ Batch = Annotated[
 ]
 
 
-def compress(
+@dataclass(frozen=True, kw_only=True)
+class CompressOptions:
+    """The options of the command."""
+
     images: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[IMAGES]...",
             help="Pictures, or folders of pictures; for a model of bytes, any files. '-' is stdin.",
         ),
-    ] = None,
-    out: Annotated[str, typer.Option("-o", "--out", help="The file to write; '-' is stdout.", metavar="FILE")] = "",
-    checkpoint: options.CheckpointOption = None,
+    ] = None
+    out: Annotated[str, typer.Option("-o", "--out", help="The file to write; '-' is stdout.", metavar="FILE")] = ""
+    checkpoint: options.CheckpointOption = None
     data: Annotated[
         str | None, typer.Option("--data", help="Compress a data set instead of files.", metavar="NAME")
-    ] = None,
-    split: Annotated[Split | None, typer.Option("--split", help="The split of the data set. Default: test.")] = None,
-    data_dir: options.DataDir = None,
-    limit: options.Limit = None,
+    ] = None
+    split: Annotated[Split | None, typer.Option("--split", help="The split of the data set. Default: test.")] = None
+    data_dir: options.DataDir = None
+    limit: options.Limit = None
     tile: Annotated[
         bool, typer.Option("--tile", help="Cut pictures of any size into tiles of the model's size. Edges are padded.")
-    ] = False,
+    ] = False
     class_name: Annotated[
         str | None, typer.Option("--class", help="The class of all pictures, for a model that needs a class.")
-    ] = None,
+    ] = None
     length: Annotated[
         int | None,
         typer.Option(
@@ -63,7 +68,7 @@ def compress(
             max=65_536,
             help="Bytes in a window, for a model of bytes that needs no positions. Default: as in training.",
         ),
-    ] = None,
+    ] = None
     block: Annotated[
         int | None,
         typer.Option(
@@ -73,15 +78,18 @@ def compress(
             help="Images or windows in a block. Damage destroys whole blocks; smaller blocks need a few bytes more. "
             "Default: 500, or fewer if their states need more than 512 MiB.",
         ),
-    ] = None,
-    batch: Batch = 500,
+    ] = None
+    batch: Batch = 500
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Decode the new file and compare it with the input.")
-    ] = True,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE if it exists.")] = False,
-    quiet: options.Quiet = False,
-    json: options.Json = False,
-) -> None:
+    ] = True
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE if it exists.")] = False
+    quiet: options.Quiet = False
+    json: options.Json = False
+
+
+@with_fields
+def compress(asked: CompressOptions) -> None:
     """Compress images without loss.
 
     The model predicts every value, and an entropy coder stores it in about as many bits as the model's bits/dim say.
@@ -102,66 +110,33 @@ def compress(
     - `lintx compress --checkpoint runs/text book.txt -o book.lintx`
     - `tar c src | lintx compress --checkpoint runs/text - -o src.tar.lintx`
     """
-    if bool(images) == (data is not None):
-        raise UsageError("name pictures to compress, or a data set with --data; not both")
-    if data is None and any(option is not None for option in (split, limit, data_dir)):
-        raise UsageError("--split, --limit and --data-dir are for --data; drop them")
-    if data is not None and (tile or class_name is not None):
-        raise UsageError("--tile and --class are for pictures, not for --data, whose images have a size and classes")
-    if images and images.count(STREAM) > 1:
-        raise UsageError("'-' is given twice, and there is only one stdin")
-    if not out:
-        raise UsageError("name the file to write with -o FILE; '-o -' writes to stdout")
-    if out == STREAM:
-        require_binary_stdout(json)
-    elif Path(out).is_file() and not force:
-        raise UsageError(f"'{out}' exists already; choose another file, or overwrite it with --force")
-    else:
-        require_writable(out)
-    session = open_session(checkpoint, "cpu", "int8", "native")
+    _check_options(asked)
+    session = open_session(asked.checkpoint, "cpu", "int8", "native")
 
     from linformer_cli.codec.coder import Coder
     from linformer_cli.codec.header import Header
     from linformer_cli.codec.pack import choose_block
     from linformer_cli.codec.predictor import identify_program
 
-    coder = Coder(session.model)
-    is_bytes = session.checkpoint.info.data.words is WINDOWS
-    shape = _choose_shape(session, length, is_bytes, data)
+    coder, is_bytes = Coder(session.model), session.words is WINDOWS
+    shape = _choose_shape(asked, session)
     with contextlib.ExitStack() as stack:
-        if data is not None:
-            source = _open_data_set(session, data, split or "test", data_dir, limit)
+        if asked.data is not None:
+            source = _open_data_set(asked, session, asked.data)
         else:
-            source = _open_paths(
-                session, images or [], out, lambda: stack.enter_context(read_stdin()), tile, shape, class_name
-            )
-        size = block or choose_block(session.model.state_bytes(1, shape.positions))
+            source = _open_paths(asked, session, lambda: stack.enter_context(read_stdin()), shape)
+        size = asked.block or choose_block(session.model.state_bytes(1, shape.positions))
         name = find_shipped_name(session.checkpoint.path)
         header = Header(identify_program(session.model), name, source.contents, size, ())
         items = count_words(source.contents.count, "file" if is_bytes else "image")
         info(f"{items} of {source.contents.values:,} values, in blocks of {size:,}")
         began = time.perf_counter()
-        with _open_output(out) as file:
-            packed = _pack(file, header, source, coder, batch)
+        with _open_output(asked.out) as file:
+            packed = _pack(file, header, source, coder, asked.batch)
             seconds = time.perf_counter() - began
-            if verify:
-                _verify(file, packed, coder, batch)
-        result: dict[str, Any] = {
-            **session.record,
-            "file": out,
-            "items": source.contents.count,
-            "sequences": packed.sequences,
-            "values": packed.values,
-            "bytes": packed.size,
-            "block": size,
-            "bits_per_dim": packed.bits_per_dim,
-            "model_bits_per_dim": packed.own_bits_per_dim,
-            "overhead_percent": packed.overhead_percent,
-            "deflated_blocks": packed.deflated_blocks,
-            "program_sha256": header.program.hex(),
-            "verified": verify,
-            "seconds": seconds,
-        }
+            if asked.verify:
+                _verify(file, packed, coder, asked.batch)
+        result = {**session.record, **_describe(asked, header, packed), "seconds": seconds}
         _show_sizes(result, session)
         # This takes a while, and Ctrl-C must not hide that the file was written.
         result["rivals"] = _measure_baselines(source) if is_bytes else None
@@ -170,14 +145,51 @@ def compress(
             f"{name} {'not installed' if size is None else f'{size:,}'}" for name, size in result["rivals"].items()
         )
         info(f"for comparison, of {packed.values:,} bytes: {', '.join(sizes)}")
-    if json:
+    if asked.json:
         print_json(result)
 
 
-def _choose_shape(session: Session, length: int | None, is_bytes: bool, data: str | None) -> "ImageShape":
+def _check_options(asked: CompressOptions) -> None:
+    if bool(asked.images) == (asked.data is not None):
+        raise UsageError("name pictures to compress, or a data set with --data; not both")
+    if asked.data is None and any(option is not None for option in (asked.split, asked.limit, asked.data_dir)):
+        raise UsageError("--split, --limit and --data-dir are for --data; drop them")
+    if asked.data is not None and (asked.tile or asked.class_name is not None):
+        raise UsageError("--tile and --class are for pictures, not for --data, whose images have a size and classes")
+    if asked.images and asked.images.count(STREAM) > 1:
+        raise UsageError("'-' is given twice, and there is only one stdin")
+    if not asked.out:
+        raise UsageError("name the file to write with -o FILE; '-o -' writes to stdout")
+    if asked.out == STREAM:
+        require_binary_stdout(asked.json)
+    elif Path(asked.out).is_file() and not asked.force:
+        raise UsageError(f"'{asked.out}' exists already; choose another file, or overwrite it with --force")
+    else:
+        require_writable(asked.out)
+
+
+def _describe(asked: CompressOptions, header: "Header", packed: "Packed") -> dict[str, Any]:
+    return {
+        "file": asked.out,
+        "items": header.contents.count,
+        "sequences": packed.sequences,
+        "values": packed.values,
+        "bytes": packed.size,
+        "block": header.block,
+        "bits_per_dim": packed.bits_per_dim,
+        "model_bits_per_dim": packed.own_bits_per_dim,
+        "overhead_percent": packed.overhead_percent,
+        "deflated_blocks": packed.deflated_blocks,
+        "program_sha256": header.program.hex(),
+        "verified": asked.verify,
+    }
+
+
+def _choose_shape(asked: CompressOptions, session: Session) -> "ImageShape":
     """The size of the tiles. Raises `UsageError` for a --length that the model does not support."""
-    shape, path = session.model.config.image, session.checkpoint.name
-    if is_bytes and data is not None:
+    shape, path, length = session.model.config.image, session.checkpoint.name, asked.length
+    is_bytes = session.words is WINDOWS
+    if is_bytes and asked.data is not None:
         raise UsageError(f"'{path}' is a model of bytes, which compresses files: leave out --data and name them")
     if length is None or (is_bytes and length == shape.width):
         return shape
@@ -188,42 +200,36 @@ def _choose_shape(session: Session, length: int | None, is_bytes: bool, data: st
     return shape.model_copy(update={"width": length})
 
 
-def _open_data_set(session: Session, name: str, split: Split, data_dir: str | None, limit: int | None) -> "Source":
+def _open_data_set(asked: CompressOptions, session: Session, name: str) -> "Source":
     from linformer_cli.codec.sources import ArraySource
 
     from .images import load_images_to_fit
 
     shape, classes = session.model.config.image, session.model.config.required_classes
-    images = load_images_to_fit(name, split, data_dir, shape)
-    labels = images.require_labels(classes)[:limit] if classes else None
-    return ArraySource(images.images[:limit], labels, shape.levels)
+    images = load_images_to_fit(name, asked.split or "test", asked.data_dir, shape)
+    labels = images.require_labels(classes)[: asked.limit] if classes else None
+    return ArraySource(images.images[: asked.limit], labels, shape.levels)
 
 
 def _open_paths(
-    session: Session,
-    paths: list[str],
-    out: str,
-    stdin: Callable[[], BinaryIO],
-    tile: bool,
-    shape: "ImageShape",
-    class_name: str | None,
+    asked: CompressOptions, session: Session, stdin: Callable[[], BinaryIO], shape: "ImageShape"
 ) -> "Source":
     from linformer_cli.codec.inputs import list_inputs, open_files, open_pictures
     from linformer_cli.codec.items import Tiling
 
-    is_bytes = session.checkpoint.info.data.words is WINDOWS
-    label = session.choose_class(class_name, "pictures")
+    is_bytes = session.words is WINDOWS
+    label = session.choose_class(asked.class_name, "pictures")
     if label is not None and session.model.config.optional_class:
         raise UsageError("the class is optional, and the file is coded without it; drop --class")
-    if is_bytes and tile:
+    if is_bytes and asked.tile:
         raise UsageError("--tile is for pictures, and the model compresses files of any length; drop --tile")
-    inputs, target = list_inputs(paths, stdin, is_bytes), os.path.realpath(out)
+    inputs, target = list_inputs(asked.images or [], stdin, is_bytes), os.path.realpath(asked.out)
     if any(isinstance(one.file, Path) and os.path.realpath(one.file) == target for one in inputs):
         raise UsageError(f"'{target}' is one of the files to compress and would be replaced; choose another FILE")
     tiling = Tiling(shape, is_bytes)
     if is_bytes:
         return open_files(inputs, tiling, label)
-    return open_pictures(inputs, tiling, tile, label, warn)
+    return open_pictures(inputs, tiling, asked.tile, label, warn)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -14,11 +15,13 @@ from linformer_cli.units import count_words
 
 from . import options
 from .compress import Batch
+from .config_options import with_fields
 from .output import info, print_json, warn
 from .packing import Bar, read_stdin, require_binary_stdout, write_stdout
 from .session import Session, open_session
 
 if TYPE_CHECKING:
+    from linformer_cli.codec.coder import Coder
     from linformer_cli.codec.header import Header
     from linformer_cli.codec.restore import Outcome
     from linformer_cli.codec.unpack import PackedFile, Restored
@@ -27,14 +30,17 @@ if TYPE_CHECKING:
 _MOST_NAMED = 10
 
 
-def decompress(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of `lintx compress`; '-' is stdin.")],
+@dataclass(frozen=True, kw_only=True)
+class DecompressOptions:
+    """The options of the command."""
+
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of `lintx compress`; '-' is stdin.")]
     out: Annotated[
         str,
         typer.Option(
             "-o", "--out", help="The folder to write to. '-' writes a single file to stdout.", metavar="FOLDER"
         ),
-    ] = "",
+    ] = ""
     checkpoint: Annotated[
         str | None,
         typer.Option(
@@ -42,12 +48,15 @@ def decompress(
             help="The model that the file was compressed with. Not needed for shipped models.",
             metavar="CHECKPOINT",
         ),
-    ] = None,
-    batch: Batch = 500,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
-    quiet: options.Quiet = False,
-    json: options.Json = False,
-) -> None:
+    ] = None
+    batch: Batch = 500
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False
+    quiet: options.Quiet = False
+    json: options.Json = False
+
+
+@with_fields
+def decompress(asked: DecompressOptions) -> None:
     """Unpack a compressed file.
 
     Writes its pictures or files to a folder. Needs the model that the file was compressed with, and the packages of
@@ -61,58 +70,66 @@ def decompress(
     - `lintx decompress book.lintx --checkpoint runs/text -o books`
     - `lintx decompress src.tar.lintx --checkpoint runs/text -o - | tar x`
     """
-    if not out:
+    if not asked.out:
         raise UsageError("name the folder to write to with -o FOLDER; '-o -' writes a single file to stdout")
-    if out == STREAM:
-        require_binary_stdout(json)
-    elif Path(out).exists() and not Path(out).is_dir():
-        raise UsageError(f"'{out}' is a file, not a folder; choose another name")
-    with _open_input(file) as opened, _describe_errors(file):
+    if asked.out == STREAM:
+        require_binary_stdout(asked.json)
+    elif Path(asked.out).exists() and not Path(asked.out).is_dir():
+        raise UsageError(f"'{asked.out}' is a file, not a folder; choose another name")
+    faults: dict[int, str] = {}
+    with _open_input(asked.file) as opened, _describe_errors(asked.file):
         from linformer_cli.codec.unpack import PackedFile
 
         packed = PackedFile(opened)
-        header = packed.header
-        if out == STREAM and header.contents.count != 1:
-            raise UsageError(f"'{file}' has {header.contents.count:,} items, and '-o -' writes only one; name a folder")
-        if out != STREAM:
-            from linformer_cli.codec.restore import require_distinct_names, require_free_names
-
-            require_distinct_names(header)
-            if not force:
-                require_free_names(header, Path(out))
-        session = open_session(_choose_checkpoint(packed, file, checkpoint), "cpu", "int8", "native")
-
-        from linformer_cli.codec.coder import Coder
-        from linformer_cli.codec.predictor import identify_program
-
-        packed.require_program(identify_program(session.model), session.checkpoint.name)
-        _require_shape(session, header)
-        coder = Coder(session.model)
-        contents = header.contents
-        items, parts = count_words(contents.count, "item"), count_words(len(header.blocks), "block")
+        _check_names(asked, packed.header)
+        session, coder = _open_model(asked, packed)
+        contents = packed.header.contents
+        items, parts = count_words(contents.count, "item"), count_words(len(packed.header.blocks), "block")
         info(f"{items} of {contents.values:,} values, in {parts}")
-        faults: dict[int, str] = {}
         with Bar("decompressing", contents.sequences, contents.unit) as bar:
-            blocks = packed.read_blocks(coder, batch, bar.show)
-            outcome = _write(packed, _note_faults(blocks, faults), out)
+            blocks = packed.read_blocks(coder, asked.batch, bar.show)
+            outcome = _write(packed, _note_faults(blocks, faults), asked.out)
         for index, fault in list(faults.items())[:_MOST_NAMED]:
             warn(f"block {index} is lost: {fault}")
         if packed.surplus > 0:
             warn(f"{packed.surplus:,} bytes after the end of the file are ignored")
-    lost = [*outcome.lost, *outcome.partly_lost]
-    if json:
-        record = {"items": contents.count, "written": outcome.written, "out": out, "lost_blocks": faults}
+    if asked.json:
+        record = {"items": contents.count, "written": outcome.written, "out": asked.out, "lost_blocks": faults}
         lists = {"lost": outcome.lost, "partly_lost": outcome.partly_lost}
-        print_json({**session.record, "file": file, **record, **lists})
-    info(f"wrote {outcome.written:,} of {items} to {'stdout' if out == STREAM else out}")
-    if lost:
+        print_json({**session.record, "file": asked.file, **record, **lists})
+    info(f"wrote {outcome.written:,} of {items} to {'stdout' if asked.out == STREAM else asked.out}")
+    if lost := [*outcome.lost, *outcome.partly_lost]:
         names = ", ".join(lost[:_MOST_NAMED]) + (", ..." if len(lost) > _MOST_NAMED else "")
         others = "; the others were written" if outcome.written else ""
-        raise DataError(
-            f"'{file}' is damaged: {len(faults):,} of {parts} and {len(lost):,} of {items} lost{others}. Lost: {names}"
-        )
+        counts = f"{len(faults):,} of {parts} and {len(lost):,} of {items}"
+        raise DataError(f"'{asked.file}' is damaged: {counts} lost{others}. Lost: {names}")
     if packed.surplus > 0:
-        raise DataError(f"'{file}' is longer than its header says; all items were written")
+        raise DataError(f"'{asked.file}' is longer than its header says; all items were written")
+
+
+def _check_names(asked: DecompressOptions, header: "Header") -> None:
+    """Raise an error unless all items can be written where the user wants them."""
+    from linformer_cli.codec.restore import require_distinct_names, require_free_names
+
+    if asked.out == STREAM:
+        if (count := header.contents.count) != 1:
+            raise UsageError(f"'{asked.file}' has {count:,} items, and '-o -' writes only one; name a folder")
+        return
+    require_distinct_names(header)
+    if not asked.force:
+        require_free_names(header, Path(asked.out))
+
+
+def _open_model(asked: DecompressOptions, packed: "PackedFile") -> "tuple[Session, Coder]":
+    """Open the model that the file was compressed with. Raises an error if it is another one."""
+    session = open_session(_choose_checkpoint(asked, packed), "cpu", "int8", "native")
+
+    from linformer_cli.codec.coder import Coder
+    from linformer_cli.codec.predictor import identify_program
+
+    packed.require_program(identify_program(session.model), session.checkpoint.name)
+    _require_shape(session, packed.header)
+    return session, Coder(session.model)
 
 
 def _require_shape(session: Session, header: "Header") -> None:
@@ -143,17 +160,17 @@ def _describe_errors(file: str) -> Iterator[None]:
         raise DataError(f"'{file}' cannot be decompressed: {error}") from None
 
 
-def _choose_checkpoint(packed: "PackedFile", file: str, wanted: str | None) -> str:
+def _choose_checkpoint(asked: DecompressOptions, packed: "PackedFile") -> str:
     """The model to use. Raises `UsageError` if the file does not name a shipped one and the user names none."""
     from linformer_cli.checkpoint_folders import shipped_checkpoints
 
     name = packed.header.checkpoint
-    if wanted is not None:
-        return wanted
+    if asked.checkpoint is not None:
+        return asked.checkpoint
     if name in shipped_checkpoints():
         return str(shipped_checkpoints()[name])
-    asked = f"the model '{name}', which this version does not have" if name else "a model that is not shipped"
-    raise UsageError(f"'{file}' was compressed with {asked}; name it with --checkpoint")
+    model = f"the model '{name}', which this version does not have" if name else "a model that is not shipped"
+    raise UsageError(f"'{asked.file}' was compressed with {model}; name it with --checkpoint")
 
 
 def _note_faults(blocks: "Iterator[Restored]", faults: dict[int, str]) -> "Iterator[Restored]":

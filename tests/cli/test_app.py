@@ -356,7 +356,7 @@ def test_ctrl_c_prints_stopped_and_exits_with_130(lintx, monkeypatch, tmp_path):
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("linformer_cli.cli.sample.open_session", interrupted)
+    monkeypatch.setattr("linformer_cli.cli.session.open_session", interrupted)
     outcome = lintx("sample", "-o", tmp_path / "x.png")
     assert (outcome.code, outcome.stdout, outcome.stderr) == (130, "", "Stopped\n")
     assert list(tmp_path.iterdir()) == []

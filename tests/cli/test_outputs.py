@@ -117,7 +117,7 @@ def test_a_mistake_is_found_before_the_model_is_loaded(lintx, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     Image.new("L", (8, 8)).save("a.png")
     (tmp_path / "broken.png").write_text("not an image")
-    monkeypatch.setattr(f"linformer_cli.cli.{command[0]}.open_session", None)
+    monkeypatch.setattr("linformer_cli.checkpoint.load_weights", None)
     outcome = lintx(*command)
     assert outcome.code == code and said in outcome.stderr and outcome.stderr.count("\n") == 1
 
