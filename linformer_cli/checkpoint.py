@@ -20,7 +20,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from .checkpoint_folders import CARD, CONFIG, TRAINING, WEIGHTS, find_checkpoint, find_shipped_name, replace_folder
+from .checkpoint_files import (
+    CARD,
+    CHECKPOINT_FORMAT,
+    CONFIG,
+    TRAINING,
+    WEIGHTS,
+    CheckpointInfo,
+    find_checkpoint,
+    find_shipped_name,
+    replace_folder,
+)
 from .config import Origin
 from .documents import describe_validation_error, parse_json, read_bytes, read_json
 from .errors import CheckpointError, UsageError, describe_reason
@@ -29,7 +39,6 @@ from .model.mixers import describe_mixing
 from .model.pixel_model import PixelModel
 from .model.skeleton import build_skeleton, expected_weights
 from .report.model_card import render_card
-from .summaries import CHECKPOINT_FORMAT, CheckpointInfo
 from .units import printable
 
 # Bounds of files: the size of a header, and how much larger a training state is than its weights. Both are generous.

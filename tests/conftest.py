@@ -15,13 +15,13 @@ from machine import HAS_LIBRARY, pin_threads, prepare_triton
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from linformer_cli.checkpoint import TrainingState, save_checkpoint
+from linformer_cli.checkpoint_files import CheckpointInfo, DataSummary, TrainingSummary
 from linformer_cli.config import ImageShape, ModelConfig, TrainConfig
 from linformer_cli.data import images
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.build import this_machine
 from linformer_cli.native.library import VARIABLE, supported_sets
-from linformer_cli.summaries import CheckpointInfo, DataSummary, TrainingSummary
 
 BuildModel = Callable[..., PixelModel]
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from training_runs import Watcher
 
-from linformer_cli.checkpoint_folders import TRAINING, WEIGHTS
+from linformer_cli.checkpoint_files import TRAINING, WEIGHTS
 from linformer_cli.cli.app import main
 from linformer_cli.config import DataConfig, ImageShape, ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.glyphs import draw_glyphs

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from linformer_cli import checkpoint_folders
+from linformer_cli import checkpoint_files
 from linformer_cli import files as files_module
 from linformer_cli.checkpoint import (
     Checkpoint,
@@ -26,7 +26,7 @@ from linformer_cli.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from linformer_cli.checkpoint_folders import (
+from linformer_cli.checkpoint_files import (
     CARD,
     CONFIG,
     DEFAULT_CHECKPOINT,
@@ -256,7 +256,7 @@ def test_saving_works_even_if_an_older_save_cannot_be_removed(tmp_path, tiny_inf
     """On a network file system, a file that another process has open may not be removed."""
     original = shutil.rmtree
     monkeypatch.setattr(
-        checkpoint_folders.shutil,
+        checkpoint_files.shutil,
         "rmtree",
         lambda path, **more: None if str(path).endswith(".replaced") else original(path, **more),
     )
@@ -351,7 +351,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Pa
     for name in (DEFAULT_CHECKPOINT, "glyphs-large"):
         shutil.copytree(tiny_checkpoint, tmp_path / "package" / "checkpoints" / name)
     (tmp_path / "package" / "checkpoints" / "not-a-checkpoint").mkdir()
-    monkeypatch.setattr(checkpoint_folders, "__file__", str(tmp_path / "package" / "checkpoint_folders.py"))
+    monkeypatch.setattr(checkpoint_files, "__file__", str(tmp_path / "package" / "checkpoint_files.py"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "package" / "checkpoints"
@@ -373,10 +373,10 @@ def test_shipped_models_are_found_by_name(shipped) -> None:
 
 def test_shipped_models_are_found_next_to_the_package_in_the_repository(shipped, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(
-        checkpoint_folders, "__file__", str(tmp_path / "package" / "linformer_cli" / "checkpoint_folders.py")
+        checkpoint_files, "__file__", str(tmp_path / "package" / "linformer_cli" / "checkpoint_files.py")
     )
     assert find_checkpoint("glyphs-large") == shipped / "glyphs-large"
-    monkeypatch.setattr(checkpoint_folders, "__file__", str(tmp_path / "elsewhere" / "deep" / "checkpoint_folders.py"))
+    monkeypatch.setattr(checkpoint_files, "__file__", str(tmp_path / "elsewhere" / "deep" / "checkpoint_files.py"))
     assert shipped_checkpoints() == {}
 
 
@@ -451,7 +451,7 @@ class Fault:
             monkeypatch.setattr(owner, name, self.wrap(name, getattr(owner, name)))
         monkeypatch.setattr(files_module, "open", self.open, raising=False)
         self.remove = shutil.rmtree
-        monkeypatch.setattr(checkpoint_folders.shutil, "rmtree", self.rmtree)
+        monkeypatch.setattr(checkpoint_files.shutil, "rmtree", self.rmtree)
 
     def due(self, place: str) -> bool:
         self.places.append(place)

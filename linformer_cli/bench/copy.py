@@ -18,8 +18,8 @@ from torch.nn import functional
 from linformer_cli.attention.base import Attention
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.variants import Variant
+from linformer_cli.system.device import seeded
 from linformer_cli.system.environment import describe_environment
-from linformer_cli.system.seeding import seeded
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.system.timing import time_work
 

@@ -18,7 +18,7 @@ from linformer_cli.data.batches import Batches, shift_images
 from linformer_cli.documents import read_bytes
 from linformer_cli.errors import LintxError
 from linformer_cli.files import user_cache, write_file
-from linformer_cli.system.seeding import seeded
+from linformer_cli.system.device import seeded
 from linformer_cli.system.signals import Check, never_stop
 
 Pixels = NDArray[np.uint8]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from linformer_cli.checkpoint import load_weights, read_checkpoint
-from linformer_cli.checkpoint_folders import holds_checkpoint
+from linformer_cli.checkpoint_files import holds_checkpoint
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import CheckpointError
@@ -20,8 +20,7 @@ from linformer_cli.model.mixers import parse_options
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.variants import SOFTMAX, Variant, build_softmax_twin
 from linformer_cli.presets import find_preset, find_preset_image
-from linformer_cli.system.device import torch_dtype
-from linformer_cli.system.seeding import seeded
+from linformer_cli.system.device import seeded, torch_dtype
 
 from .rows import Quality
 

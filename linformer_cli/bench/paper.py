@@ -15,7 +15,7 @@ import torch
 from linformer_cli.config import ModelConfig
 from linformer_cli.errors import Interrupted
 from linformer_cli.model.variants import parse_variants
-from linformer_cli.precision import choose_precision
+from linformer_cli.probe import choose_precision
 from linformer_cli.sampling.engines import AUTO
 from linformer_cli.sampling.precision import choose_formats
 from linformer_cli.system.environment import describe_environment

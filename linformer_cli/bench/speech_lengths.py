@@ -10,7 +10,7 @@ from linformer_cli.speech.batches import Batch
 from linformer_cli.speech.encoder import EncoderSettings, build_encoder
 from linformer_cli.speech.features import BANDS
 from linformer_cli.speech.learner import Learner, TrainingSettings
-from linformer_cli.system.seeding import seeded
+from linformer_cli.system.device import seeded
 from linformer_cli.system.signals import Check
 from linformer_cli.system.timing import Timing, time_work
 

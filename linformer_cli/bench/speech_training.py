@@ -12,7 +12,7 @@ from linformer_cli.speech.folds import Fold
 from linformer_cli.speech.learner import Learner, TrainingSettings
 from linformer_cli.speech.saved import Recogniser
 from linformer_cli.speech.scoring import Errors
-from linformer_cli.system.seeding import seeded
+from linformer_cli.system.device import seeded
 from linformer_cli.system.signals import Check
 from linformer_cli.system.timing import time_work
 

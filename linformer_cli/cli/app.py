@@ -14,7 +14,6 @@ from linformer_cli import __version__
 from linformer_cli.errors import Interrupted, LintxError
 from linformer_cli.system.distributed import end_process, process_rank
 from linformer_cli.system.memory import is_out_of_memory, keep_freed_memory
-from linformer_cli.system.threads import limit_spinning
 
 from .groups import LazyGroup
 from .output import warn
@@ -79,7 +78,6 @@ def main() -> NoReturn:
 
 
 def _run() -> NoReturn:
-    limit_spinning()
     keep_freed_memory()
     received = _unwind_on_signals()
     try:

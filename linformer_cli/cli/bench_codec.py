@@ -11,9 +11,8 @@ from linformer_cli.system.environment import describe_machine
 from linformer_cli.units import WINDOWS
 
 from . import options
-from .images import load_images_to_fit
 from .output import info, print_json, print_records
-from .session import Session, open_session
+from .session import Session, load_images_to_fit, open_session
 
 if TYPE_CHECKING:
     from linformer_cli.bench.codec import CodecReport

@@ -9,10 +9,9 @@ from linformer_cli.errors import DataError, UsageError
 from linformer_cli.units import WINDOWS, format_percent
 
 from . import options
-from .images import load_images_to_fit
+from .display import Bar
 from .output import info, print_json, print_records, warn_smaller_batch
-from .packing import Bar
-from .session import Session, open_session
+from .session import Session, load_images_to_fit, open_session
 
 if TYPE_CHECKING:
     from linformer_cli.bench.quality import QualityReport

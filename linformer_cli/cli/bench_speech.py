@@ -124,8 +124,8 @@ def speech(
     from linformer_cli.bench import speech_report
     from linformer_cli.bench.speech import METHODS, SpeechBench, parse_methods
     from linformer_cli.bench.speech_rows import SpeechReport, SpeechSettings
-    from linformer_cli.extras import import_extra
     from linformer_cli.speech.corpus import load_corpus
+    from linformer_cli.system.environment import import_extra
     from linformer_cli.system.signals import catch_signals
 
     from .bench_output import choose_place, write_report

@@ -72,7 +72,7 @@ def train(
     from linformer_cli.bench.plots import render_speed
     from linformer_cli.bench.tables import TRAINING
     from linformer_cli.bench.train import ENGINES, TrainingSettings, run_training_bench
-    from linformer_cli.precision import choose_precision
+    from linformer_cli.probe import choose_precision
     from linformer_cli.sampling.engines import TEXTBOOK
     from linformer_cli.system.device import choose_device
 

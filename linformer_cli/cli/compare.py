@@ -15,9 +15,9 @@ from linformer_cli.units import Words
 
 from . import options
 from .config_options import Fields, with_fields
-from .images import load_training_images
+from .display import TrainingDisplay
 from .output import info, print_json, print_records, write_plot
-from .progress import TrainingDisplay
+from .session import load_training_images
 
 if TYPE_CHECKING:
     from linformer_cli.comparison.entries import Conditions, Entry, Plan
@@ -184,7 +184,7 @@ def compare(
 def _choose_conditions(plan: "Plan", chosen: TrainConfig, batch: int, repeats: int) -> "Conditions":
     """Choose the device and the precision of training, and print them."""
     from linformer_cli.comparison.entries import DEFAULT_PRESET, Conditions
-    from linformer_cli.precision import choose_precision
+    from linformer_cli.probe import choose_precision
     from linformer_cli.system.device import choose_device
     from linformer_cli.training.settings import Given, merge_settings
 

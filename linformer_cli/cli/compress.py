@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from linformer_cli.checkpoint_folders import find_shipped_name
+from linformer_cli.checkpoint_files import find_shipped_name
 from linformer_cli.data import Split
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.files import STREAM, open_atomically, require_writable
@@ -19,8 +19,8 @@ from linformer_cli.units import WINDOWS, count_words
 
 from . import options
 from .config_options import with_fields
-from .output import info, print_json, warn
-from .packing import Bar, read_stdin, require_binary_stdout, write_stdout
+from .display import Bar
+from .output import info, print_json, read_stdin, require_binary_stdout, warn, write_stdout
 from .session import Session, open_session
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _choose_shape(asked: CompressOptions, session: Session) -> "ImageShape":
 def _open_data_set(asked: CompressOptions, session: Session, name: str) -> "Source":
     from linformer_cli.codec.sources import ArraySource
 
-    from .images import load_images_to_fit
+    from .session import load_images_to_fit
 
     shape, classes = session.model.config.image, session.model.config.required_classes
     images = load_images_to_fit(name, asked.split or "test", asked.data_dir, shape)

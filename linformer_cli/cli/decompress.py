@@ -16,8 +16,8 @@ from linformer_cli.units import count_words
 from . import options
 from .compress import Batch
 from .config_options import with_fields
-from .output import info, print_json, warn
-from .packing import Bar, read_stdin, require_binary_stdout, write_stdout
+from .display import Bar
+from .output import info, print_json, read_stdin, require_binary_stdout, warn, write_stdout
 from .session import Session, open_session
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _describe_errors(file: str) -> Iterator[None]:
 
 def _choose_checkpoint(asked: DecompressOptions, packed: "PackedFile") -> str:
     """The model to use. Raises `UsageError` if the file does not name a shipped one and the user names none."""
-    from linformer_cli.checkpoint_folders import shipped_checkpoints
+    from linformer_cli.checkpoint_files import shipped_checkpoints
 
     name = packed.header.checkpoint
     if asked.checkpoint is not None:

@@ -15,10 +15,10 @@ def env(json: options.Json = False) -> None:
     """
     import torch
 
-    from linformer_cli.checkpoint_folders import shipped_checkpoints
+    from linformer_cli.checkpoint_files import shipped_checkpoints
     from linformer_cli.native.gpu import triton_refusal
     from linformer_cli.native.library import describe_library
-    from linformer_cli.precision import choose_precision
+    from linformer_cli.probe import choose_precision
     from linformer_cli.system.device import choose_device
     from linformer_cli.system.environment import describe_environment
 

@@ -17,9 +17,8 @@ from linformer_cli.units import WINDOWS, Words, format_bits
 
 from . import options
 from .config_options import with_fields
-from .images import load_images_to_fit
 from .output import info, print_facts, print_json, print_records, write_plot
-from .session import Session, open_session
+from .session import Session, load_images_to_fit, open_session
 
 if TYPE_CHECKING:
     import numpy as np

@@ -62,7 +62,7 @@ def export(
 
 def _export_folder(found: "Checkpoint", out: Path, dtype: Format, json: bool) -> None:
     from linformer_cli.checkpoint import load_weights, save_checkpoint
-    from linformer_cli.checkpoint_folders import WEIGHTS
+    from linformer_cli.checkpoint_files import WEIGHTS
     from linformer_cli.system.device import torch_dtype
 
     details = save_checkpoint(out, load_weights(found), found.info, weights_dtype=torch_dtype(dtype))

@@ -1,13 +1,16 @@
-"""Printing: results go to stdout, messages to stderr."""
+"""The standard streams: results go to stdout, messages to stderr, and some commands read data from stdin."""
 
 import contextlib
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 
 from rich.console import Console
 
+from linformer_cli.errors import UsageError
 from linformer_cli.report.tables import Column, Record, TableStyle, render_records, to_json
 from linformer_cli.system.distributed import process_rank
 from linformer_cli.units import printable
@@ -121,3 +124,28 @@ def show_preview(images: "NDArray[np.uint8]") -> None:
     if console.is_terminal and not is_quiet():
         colour = console.color_system is not None and not console.no_color
         console.print(render_preview(images, console.width, colour=colour))
+
+
+def read_stdin() -> BinaryIO:
+    """All data of stdin, as a temporary file that can seek. Closing the file removes it."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("'-' reads data from stdin, and stdin is a terminal; redirect it from a file or a pipe")
+    file = tempfile.TemporaryFile()  # noqa: SIM115
+    shutil.copyfileobj(sys.stdin.buffer, file)
+    file.seek(0)
+    return file
+
+
+def require_binary_stdout(json: bool) -> None:
+    """Raise `UsageError` if data cannot be written to stdout."""
+    if json:
+        raise UsageError("--json and '-o -' would both write to stdout; leave out one of them")
+    if sys.stdout.isatty():
+        raise UsageError("'-o -' writes binary data, and stdout is a terminal; redirect it to a file or a pipe")
+
+
+def write_stdout(file: BinaryIO) -> None:
+    """Copy a file to stdout from its start."""
+    file.seek(0)
+    shutil.copyfileobj(file, sys.stdout.buffer)
+    sys.stdout.buffer.flush()

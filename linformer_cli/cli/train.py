@@ -16,9 +16,9 @@ from linformer_cli.units import WINDOWS
 
 from . import options
 from .config_options import Fields, with_fields
-from .images import load_training_images
+from .display import TrainingDisplay
 from .output import info, print_facts, print_json
-from .progress import TrainingDisplay
+from .session import load_training_images
 
 if TYPE_CHECKING:
     from linformer_cli.checkpoint import Checkpoint
@@ -199,7 +199,7 @@ def _begin(asked: TrainOptions, team: "Team") -> "Trainer":
 def _build_trainer(
     settings: "RunConfig", folder: "RunFolder", images: "tuple[ImageSet, ImageSet]", team: "Team"
 ) -> "Trainer":
-    from linformer_cli.precision import choose_precision
+    from linformer_cli.probe import choose_precision
     from linformer_cli.system.device import torch_dtype
     from linformer_cli.training.loop import Trainer
 

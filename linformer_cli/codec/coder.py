@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linformer_cli.errors import UsageError
-from linformer_cli.extras import import_extra
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.engines.native import NativeEngine
+from linformer_cli.system.environment import import_extra
 from linformer_cli.system.signals import Check, never_stop
 
 from .predictor import Predictor

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from linformer_cli.config import ImageShape
 from linformer_cli.documents import parse_config, parse_json
 from linformer_cli.errors import DataError, UsageError, shorten
-from linformer_cli.extras import import_extra
+from linformer_cli.system.environment import import_extra
 
 from .items import BANDS, LARGEST_PICTURE, Contents, Item, Tiling, check_names
 from .predictor import SEMANTICS

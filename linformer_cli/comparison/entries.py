@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from linformer_cli.checkpoint import Checkpoint, load_weights, read_checkpoint
-from linformer_cli.checkpoint_folders import holds_checkpoint
+from linformer_cli.checkpoint_files import holds_checkpoint
 from linformer_cli.config import LARGEST_STEP, LENGTHS, RunConfig, TrainConfig
 from linformer_cli.data.images import ImageSet
 from linformer_cli.documents import parse_config

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from linformer_cli.checkpoint import load_weights
+from linformer_cli.checkpoint_files import TrainingSummary
 from linformer_cli.config import TrainConfig
 from linformer_cli.errors import CheckpointError, UsageError
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, number_styles, render_plot
 from linformer_cli.report.tables import Column
-from linformer_cli.summaries import TrainingSummary
 from linformer_cli.system.timing import Timing
 from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_count, format_duration
 

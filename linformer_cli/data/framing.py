@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from linformer_cli.checkpoint_files import Frame
 from linformer_cli.config import ImageShape
-from linformer_cli.summaries import Frame
 
 Floats = NDArray[np.float64]
 

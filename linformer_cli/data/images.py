@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from linformer_cli.checkpoint_files import Frame
 from linformer_cli.config import DataConfig, ImageShape, holds_bytes
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import DataError, UsageError, unknown_name
 from linformer_cli.files import is_special, user_cache
-from linformer_cli.summaries import Frame
 
 from . import SPLITS, Split
 from .byte_windows import DEFAULT_LENGTH, ByteWindows, load_byte_windows

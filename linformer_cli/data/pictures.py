@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from linformer_cli.checkpoint_files import Frame
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DataError
 from linformer_cli.files import is_special
-from linformer_cli.summaries import Frame
 
 from . import Fit
 from .framing import frame_picture

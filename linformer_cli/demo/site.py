@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linformer_cli.config import CLASS_GUIDANCE
-from linformer_cli.system.seeding import seeded
+from linformer_cli.system.device import seeded
 from linformer_cli.units import WINDOWS
 from linformer_cli.version import __version__
 

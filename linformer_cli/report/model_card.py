@@ -1,7 +1,7 @@
 """The model card, README.md in every checkpoint folder."""
 
+from linformer_cli.checkpoint_files import CheckpointInfo
 from linformer_cli.config import Origin
-from linformer_cli.summaries import CheckpointInfo
 from linformer_cli.units import WINDOWS, format_bits
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from linformer_cli.extras import import_extra
+from linformer_cli.system.environment import import_extra
 
 
 @dataclass(frozen=True)

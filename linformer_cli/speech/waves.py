@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.errors import DataError
-from linformer_cli.extras import import_extra
+from linformer_cli.system.environment import import_extra
 
 LOWEST_RATE, HIGHEST_RATE = 4_000, 192_000
 # The filter of `resample` has this many zero crossings on each side. Its cut-off is this factor times the lower Nyquist

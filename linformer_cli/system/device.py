@@ -1,5 +1,7 @@
-"""Devices and number formats."""
+"""Devices, number formats and seeds of torch."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -74,3 +76,13 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize(device)
     elif device == "mps":
         torch.mps.synchronize()
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within the block, torch's random numbers depend only on `seed`. Those of the CPU after it do not depend on it."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

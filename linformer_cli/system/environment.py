@@ -1,12 +1,14 @@
-"""The environment that measurements depend on: versions, processor, threads, GPUs."""
+"""The environment that measurements depend on: versions, processor, threads, GPUs; and packages of the extras."""
 
 import contextlib
+import importlib
 import os
 import platform
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from linformer_cli.errors import LintxError
 from linformer_cli.version import __version__
 
 from .device import multiplies_bf16
@@ -53,3 +55,15 @@ def processor_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def import_extra(package: str, extra: str) -> Any:
+    """Return the module `package` of an extra of lintx, which also runs without.
+
+    Raises `LintxError` if it, or a library that it needs, is missing.
+    """
+    try:
+        return importlib.import_module(package)
+    except (ImportError, OSError) as error:  # soundfile raises OSError if libsndfile is missing
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise LintxError(f"{package} does not load ({reason}); in a clone of lintx: pip install '.[{extra}]'") from None

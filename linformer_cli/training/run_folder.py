@@ -12,7 +12,7 @@ from pathlib import Path
 import tomli_w
 from filelock import FileLock, Timeout
 
-from linformer_cli.checkpoint_folders import find_checkpoint, holds_checkpoint
+from linformer_cli.checkpoint_files import find_checkpoint, holds_checkpoint
 from linformer_cli.config import RunConfig
 from linformer_cli.documents import parse_config, read_toml
 from linformer_cli.errors import CheckpointError, LintxError, UsageError

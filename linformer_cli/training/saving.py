@@ -9,10 +9,10 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from linformer_cli.checkpoint import TrainingState
+from linformer_cli.checkpoint_files import CheckpointInfo, DataSummary, TrainingSummary
 from linformer_cli.config import RunConfig
 from linformer_cli.data.images import ImageSet
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.summaries import CheckpointInfo, DataSummary, TrainingSummary
 
 from .optimizer import optimizer_tensors
 from .progress import Progress

@@ -11,7 +11,7 @@ from fixed_ceilings import FixedCeilings
 from machine import FASTEST_ENGINE
 from PIL import Image
 
-from linformer_cli import precision
+from linformer_cli import probe
 from linformer_cli.attention.performer import PerformerAttention
 from linformer_cli.sampling.whole_images import WholeImages
 from linformer_cli.system.device import Choice
@@ -137,9 +137,7 @@ def test_bench_train_times_steps(lintx, run_folder):
 @pytest.mark.parametrize("auto", ["fp32", "bf16"])
 def test_bench_train_times_every_engine_in_every_precision(lintx, monkeypatch, auto):
     """auto is fp32 for the textbook engine. Nothing is measured twice."""
-    monkeypatch.setattr(
-        precision, "choose_precision", lambda wanted, *_: Choice(auto if wanted == "auto" else wanted, "")
-    )
+    monkeypatch.setattr(probe, "choose_precision", lambda wanted, *_: Choice(auto if wanted == "auto" else wanted, ""))
     base = ["bench", "train", "--preset", "tiny", "--attention", "linear", "--batch", 1, "--repeats", 1]
     outcome = lintx(*base, "--engine", "textbook,auto", "--precision", "auto,bf16", "--json")
     found = [(row["engine"] == "textbook", row["precision"]) for row in outcome.document["rows"]]

@@ -15,10 +15,10 @@ import pytest
 from machine import HAS_LIBRARY
 from PIL import Image
 
-from linformer_cli import checkpoint_folders
+from linformer_cli import checkpoint_files
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoint
-from linformer_cli.checkpoint_folders import DEFAULT_CHECKPOINT
+from linformer_cli.checkpoint_files import DEFAULT_CHECKPOINT
 from linformer_cli.data import pictures
 from linformer_cli.errors import LintxError
 from linformer_cli.metrics import COLUMNS
@@ -159,7 +159,7 @@ def test_sample_writes_a_grid_with_its_settings(lintx, run_folder, tmp_path):
 def test_results_hold_the_name_of_a_shipped_model_and_not_its_folder(lintx, run_folder, tmp_path, monkeypatch):
     folder, out = tmp_path / "package" / "checkpoints" / DEFAULT_CHECKPOINT, tmp_path / "grid.png"
     shutil.copytree(run_folder / "last", folder)
-    monkeypatch.setattr(checkpoint_folders, "__file__", str(tmp_path / "package" / "checkpoint_folders.py"))
+    monkeypatch.setattr(checkpoint_files, "__file__", str(tmp_path / "package" / "checkpoint_files.py"))
     for names in ((), (DEFAULT_CHECKPOINT,), (folder,)):
         outcome = lintx("sample", *names, "-n", 1, "-o", out, "--json")
         assert outcome.stderr.startswith(f"{DEFAULT_CHECKPOINT}: linear attention")

@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 from PIL import Image
 
-from linformer_cli import precision
+from linformer_cli import probe
 from linformer_cli.checkpoint import read_checkpoint
 from linformer_cli.report.grids import read_png_metadata
 from linformer_cli.system.device import Choice
@@ -44,7 +44,7 @@ def test_a_resumed_run_keeps_its_precision(lintx, tmp_path, monkeypatch):
 
     def resolve(auto):
         monkeypatch.setattr(
-            precision, "choose_precision", lambda wanted, *_: Choice(auto if wanted == "auto" else wanted, "")
+            probe, "choose_precision", lambda wanted, *_: Choice(auto if wanted == "auto" else wanted, "")
         )
 
     def found():

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFilter
 
+from linformer_cli.checkpoint_files import Frame
 from linformer_cli.config import ImageShape
 from linformer_cli.data.framing import frame_picture, measure_frame
 from linformer_cli.data.images import load_images
 from linformer_cli.data.pictures import load_picture
-from linformer_cli.summaries import Frame
 
 SHAPE = ImageShape(height=28, width=28)
 DARK = Frame(ground=0, ink=250.0, box=20.0, centre=(14.5, 14.5))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cli.conftest import Outcome, run_main
 
-from linformer_cli.checkpoint_folders import CONFIG, TRAINING, WEIGHTS
+from linformer_cli.checkpoint_files import CONFIG, TRAINING, WEIGHTS
 
 DIGESTS = {WEIGHTS: "weights_sha256", TRAINING: "training_sha256"}
 

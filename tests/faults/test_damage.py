@@ -19,7 +19,7 @@ from cli.conftest import run_main
 from faults.runs import DIGESTS, assert_refused, sign, use
 
 from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoint
-from linformer_cli.checkpoint_folders import CONFIG, TRAINING, WEIGHTS
+from linformer_cli.checkpoint_files import CONFIG, TRAINING, WEIGHTS
 from linformer_cli.system.memory import measure_peak_memory
 
 TENTHS, FLIPS = 10, 50

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
-from linformer_cli.checkpoint_folders import CONFIG, TRAINING, WEIGHTS
+from linformer_cli.checkpoint_files import CONFIG, TRAINING, WEIGHTS
 
 DEEP = "[" * 100_000 + "]" * 100_000
 Edit = Callable[[dict[str, Any]], None]

@@ -20,7 +20,7 @@ from PIL import Image
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.checkpoint import load_model, load_training_state
 from linformer_cli.checkpoint import read_checkpoint as read
-from linformer_cli.checkpoint_folders import CONFIG, TRAINING, WEIGHTS, find_checkpoint
+from linformer_cli.checkpoint_files import CONFIG, TRAINING, WEIGHTS, find_checkpoint
 from linformer_cli.cli.app import main
 from linformer_cli.cli.options import parse_duration, parse_pairs
 from linformer_cli.config import ImageShape, RunConfig
@@ -87,7 +87,7 @@ def test_random_command_lines_give_a_one_line_error(
     # There are no models and no data, so even valid commands end with an error.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LINTX_DATA", str(tmp_path / "none"))
-    monkeypatch.setattr("linformer_cli.checkpoint_folders.shipped_checkpoints", dict)
+    monkeypatch.setattr("linformer_cli.checkpoint_files.shipped_checkpoints", dict)
     monkeypatch.setattr(socket, "getaddrinfo", _no_network)
 
     @cases(share, 10_000)

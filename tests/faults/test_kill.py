@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from linformer_cli.checkpoint import load_training_state, load_weights, read_checkpoint
-from linformer_cli.checkpoint_folders import TRAINING, WEIGHTS
+from linformer_cli.checkpoint_files import TRAINING, WEIGHTS
 from linformer_cli.cli.app import main
 from linformer_cli.training.run_folder import RunFolder
 

@@ -13,7 +13,7 @@ from sampling.test_native_mechanisms import VARIANTS
 from torch import Tensor
 
 from linformer_cli.checkpoint import load_weights, read_checkpoint
-from linformer_cli.checkpoint_folders import shipped_checkpoints
+from linformer_cli.checkpoint_files import shipped_checkpoints
 from linformer_cli.config import ImageShape
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.evaluation.bits import measure_nats, stepped_nats

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
+from linformer_cli.__main__ import limit_spinning
 from linformer_cli.system.environment import describe_environment
-from linformer_cli.system.threads import limit_spinning
 
 
 def test_the_environment_contains_only_plain_values(monkeypatch) -> None:

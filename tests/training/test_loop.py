@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from training_runs import REDRAWN, STEPS, VALIDATION, VALIDATION_IMAGES, Watcher, all_equal, begin, read_metrics, train
 
 from linformer_cli.checkpoint import load_model, read_checkpoint
-from linformer_cli.checkpoint_folders import WEIGHTS
+from linformer_cli.checkpoint_files import WEIGHTS
 from linformer_cli.errors import Interrupted
 from linformer_cli.evaluation.bits import Bits, measure_nats
 from linformer_cli.report.grids import read_png_metadata, render_grid

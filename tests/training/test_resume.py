@@ -26,7 +26,7 @@ from training_runs import (
 )
 
 from linformer_cli.checkpoint import TrainingState, load_model, load_training_state, read_checkpoint, save_checkpoint
-from linformer_cli.checkpoint_folders import WEIGHTS
+from linformer_cli.checkpoint_files import WEIGHTS
 from linformer_cli.data.batches import flip_images, shift_images
 from linformer_cli.errors import CheckpointError, DataError, Interrupted, UsageError
 from linformer_cli.evaluation.bits import measure_nats

@@ -11,7 +11,7 @@ from linformer_cli.config import ImageShape, ModelConfig, OptionValue
 from linformer_cli.documents import parse_config
 from linformer_cli.model.mixers import build_attention
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.system.seeding import seeded
+from linformer_cli.system.device import seeded
 
 LEAST_TRAFFIC = (
     "the rate of the least possible traffic, as a share of the rate of memory copies. The forward pass reads inputs "

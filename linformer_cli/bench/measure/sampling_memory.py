@@ -13,8 +13,7 @@ from linformer_cli.config import ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import build_engine
-from linformer_cli.system.device import product_dtype, torch_dtype
-from linformer_cli.system.seeding import seeded
+from linformer_cli.system.device import product_dtype, seeded, torch_dtype
 
 from .costs import count_state_bytes
 from .fresh_process import run_fresh

@@ -1,4 +1,4 @@
-"""The progress of training on stderr: one live line in a terminal, otherwise a plain line every few seconds."""
+"""Progress on stderr: one live line in a terminal, otherwise a plain line every few seconds."""
 
 import time
 from pathlib import Path
@@ -6,11 +6,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_duration
 
-from .output import is_quiet, safe_stderr
+from .output import info, is_quiet, safe_stderr
 
 if TYPE_CHECKING:
     from linformer_cli.evaluation.bits import Bits
@@ -112,3 +112,35 @@ class TrainingDisplay:
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class Bar:
+    """The progress of work on a known number of sequences."""
+
+    def __init__(self, title: str, total: int, words: str) -> None:
+        self._title, self._total, self._words = title, total, words
+        self._next = time.monotonic() + _PLAIN_INTERVAL_SECONDS
+        self._live: Progress | None = None
+
+    def __enter__(self) -> Self:
+        console = Console(stderr=True, file=safe_stderr())
+        if console.is_terminal and not is_quiet():
+            columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.percentage:3.0f}%"))
+            self._live = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+            self._task = self._live.add_task(self._title, total=self._total)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, done: int) -> None:
+        """Show that `done` of the sequences are finished."""
+        if self._live is not None:
+            self._live.update(self._task, completed=done)
+        elif time.monotonic() >= self._next and done < self._total:
+            self._next = time.monotonic() + _PLAIN_INTERVAL_SECONDS
+            info(f"{self._title}: {done:,} of {self._total:,} {self._words}")

@@ -1,4 +1,4 @@
-"""The precision that `auto` chooses: a short measurement decides, and its result is remembered."""
+"""Choices that a short measurement makes, such as the precision to train in; its result is remembered."""
 
 import contextlib
 import functools

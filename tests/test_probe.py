@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from linformer_cli import precision
-from linformer_cli.precision import choose_precision, measure_bf16_gain, measure_gain, remember
+from linformer_cli import probe
+from linformer_cli.probe import choose_precision, measure_bf16_gain, measure_gain, remember
 from linformer_cli.sampling import precision as sampling_precision
 from linformer_cli.sampling.engines import ENGINES, NATIVE, TEXTBOOK
 from linformer_cli.sampling.precision import choose_formats, choose_sampling_precision
@@ -34,7 +34,7 @@ def test_a_requested_precision_is_used() -> None:
 @pytest.mark.parametrize(("gain", "chosen"), [(4.0, "bf16"), (1.04, "fp32"), (0.5, "fp32")])
 def test_auto_trains_on_a_cpu_in_the_faster_format(monkeypatch, gain, chosen) -> None:
     asked = []
-    monkeypatch.setattr(precision, "measure_bf16_gain", gives(gain, asked))
+    monkeypatch.setattr(probe, "measure_bf16_gain", gives(gain, asked))
     for _ in range(2):
         choice = choose_precision("auto", "cpu", 64, 96)
         assert (choice.value, choice.reason) == (chosen, f"bf16 is {gain:.2g} times as fast as fp32 here")
@@ -112,7 +112,7 @@ def test_a_table_has_one_precision_for_its_native_rows(monkeypatch, build_tiny_m
 def test_a_figure_is_measured_again_on_another_machine_or_with_other_threads(monkeypatch, cache) -> None:
     assert remember("question", lambda: 1.5) == 1.5
     assert remember("question", lambda: 2.5) == 1.5
-    monkeypatch.setattr(precision, "processor_name", lambda: "Another processor")
+    monkeypatch.setattr(probe, "processor_name", lambda: "Another processor")
     assert remember("question", lambda: 3.5) == 3.5
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     assert remember("question", lambda: 4.5) == 4.5

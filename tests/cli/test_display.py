@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from linformer_cli.cli import output, progress
-from linformer_cli.cli.progress import TrainingDisplay
+from linformer_cli.cli import output
+from linformer_cli.cli.display import TrainingDisplay
 from linformer_cli.metrics import MetricsRow
 
 ROW = MetricsRow(
@@ -56,7 +56,7 @@ def test_without_a_terminal_a_line_is_printed_every_few_seconds() -> None:
 
 def test_the_time_left_depends_on_the_speed_of_this_process_only(monkeypatch) -> None:
     now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr("linformer_cli.cli.display.time.monotonic", lambda: now)
     console = Console(file=io.StringIO(), force_terminal=False, width=200, color_system=None)
     with TrainingDisplay(console) as display:
         for now, share in ((0.0, 0.5), (60.0, 0.6), (120.0, 0.8)):  # noqa: B007
