@@ -8,13 +8,14 @@ position has no T axis, and its name ends in `_t`.
 import enum
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from linformer_cli.documents import Config
 from linformer_cli.errors import UsageError
@@ -23,7 +24,8 @@ from linformer_cli.native.program import MixInputs, NoProgram
 from .kernels.registry import Operation, find_kernel
 from .tensors import accumulator_dtype, check_lengths, fill_padding
 
-State = TypeVar("State")
+# Extra scalars of a head by name: each tensor is [B, H, T, width], or [B, H, width] for one position.
+Gates = Mapping[str, Tensor]
 
 
 class Memory(enum.StrEnum):
@@ -64,7 +66,12 @@ class AttentionOptions(Config):
 Chunk = Annotated[int, Field(gt=0, le=65_536, description="positions per chunk of the parallel form")]
 
 
-class Attention(nn.Module, ABC):
+# Code that knows neither the mechanism nor its state uses a bare `Attention`.
+Options = TypeVar("Options", bound=AttentionOptions, default=Any)
+State = TypeVar("State", default=Any)
+
+
+class Attention(nn.Module, ABC, Generic[Options, State]):
     """One mechanism: `attend` is its parallel form, and `step` is its step form.
 
     Training calls `attend` without a state. To read a prompt, `attend` is called and its state is kept. `step` computes
@@ -88,18 +95,24 @@ class Attention(nn.Module, ABC):
     compiled: ClassVar[Operation[Callable[..., object]] | None] = None
     # The mechanism has `attend_all`. Options may take it away, so an object can have False where its class has True.
     bidirectional: bool = False
-    # E, the number of extra scalars per head and position that the layer projects for this mechanism.
-    extra_per_head: int = 0
+    # The extra scalars per head and position that the layer projects for this mechanism: their widths by name, in the
+    # order of the projection.
+    gates: Mapping[str, int] = {}
     # The initial bias of the extra scalars, for example 5 for a gate that starts almost open.
     extra_bias: float = 0.0
 
-    def __init__(self, options: AttentionOptions, shape: AttentionShape) -> None:
+    def __init__(self, options: Options, shape: AttentionShape) -> None:
         super().__init__()
         self.options = options
         self.shape = shape
 
+    @property
+    def extra_per_head(self) -> int:
+        """E, the number of extra scalars per head and position."""
+        return sum(self.gates.values())
+
     @classmethod
-    def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
+    def fit_shape(cls, options: Options, shape: AttentionShape, width: int) -> AttentionShape:
         """The sizes of this mechanism in a model of width `width`; `shape` holds the sizes for a transformer block."""
         return shape
 
@@ -128,8 +141,8 @@ class Attention(nn.Module, ABC):
         return self.compiled is not None and find_kernel(self.compiled, device, accumulator_dtype(dtype)) is not None
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Outputs [B, H, T, V] of T >= 1 positions that follow `state` (None: no positions), and the new state.
 
         The result is differentiable, also with respect to `state`. `state` is not modified. A NaN or infinity in the
@@ -156,17 +169,18 @@ class Attention(nn.Module, ABC):
                 select = functools.partial(torch.index_select, dim=0, index=images)
                 parts.append(self._attend_cut(count, *_map_states(select, (q, k, v, state, extra))))
             order = torch.cat([images for _, images in groups]).argsort()
-            joined: tuple[Tensor, Any] = _map_states(lambda *x: torch.cat(x)[order], *parts)
-            return joined
+            return _map_states(lambda *x: torch.cat(x)[order], *parts)
 
-    def _attend_once(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, Any]:
+    def _attend_once(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, extra: Tensor | None
+    ) -> tuple[Tensor, State]:
         """`_attend`, with outputs of the type of v."""
-        y, state = self._attend(q, k, v, state, extra)
-        return y.to(v.dtype), state
+        y, after = self._attend(q, k, v, state, self.cut(extra, q.dtype))
+        return y.to(v.dtype), after
 
     def _attend_cut(
-        self, finite: int, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
-    ) -> tuple[Tensor, Any]:
+        self, finite: int, q: Tensor, k: Tensor, v: Tensor, state: State | None, extra: Tensor | None
+    ) -> tuple[Tensor, State]:
         """`attend` in two blocks: the first `finite` positions, and the rest, which starts with a NaN or infinity."""
         if finite == q.shape[2]:
             return self._attend_once(q, k, v, state, extra)
@@ -176,15 +190,25 @@ class Attention(nn.Module, ABC):
             y, state = self._attend_once(q, k, v, state, extra)
             outputs.append(y)
         q, k, v, extra = _map_states(lambda x: x[:, :, finite:], inputs)
-        y, state = self._attend_once(q, k, v, _map_states(Tensor.detach, state), extra)
-        return torch.cat([*outputs, y], dim=2), state
+        y, after = self._attend_once(q, k, v, _map_states(Tensor.detach, state), extra)
+        return torch.cat([*outputs, y], dim=2), after
+
+    def cut(self, extra: Tensor | None, dtype: torch.dtype) -> Gates:
+        """The gates in `extra` [B, H, .., E], in the type of running sums for queries of `dtype`.
+
+        If one of them is an `output` gate, they keep the type of `extra`, because `scale_outputs` reads it as it is.
+        """
+        if extra is None or not self.gates:
+            return {}
+        extra = extra if "output" in self.gates else extra.to(accumulator_dtype(dtype))
+        return dict(zip(self.gates, extra.split(list(self.gates.values()), dim=-1), strict=True))
 
     @abstractmethod
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Any) -> tuple[Tensor, Any]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, gates: Gates) -> tuple[Tensor, State]:
         """The mechanism's own part of `attend`, which handles NaN, infinity and autocast.
 
         The outputs of `_attend`, `_attend_all` and `_step` may have any type, since the caller converts them to that of
-        v. The caller also checks that the extra scalars are there if E is not 0.
+        v. All of `self.gates` are given.
         """
 
     def attend_all(
@@ -204,14 +228,14 @@ class Attention(nn.Module, ABC):
             extra = self.require_extra(extra)
         with torch.autocast(q.device.type, enabled=False):
             if lengths is None:
-                return self._attend_all(q, k, v, None, extra).to(v.dtype)
+                return self._attend_all(q, k, v, None, self.cut(extra, q.dtype)).to(v.dtype)
             q, k, v = (fill_padding(x, lengths) for x in (q, k, v))
             extra = None if extra is None else fill_padding(extra, lengths)
             # A sequence without positions is computed as one position, because an average over nothing would be NaN.
-            y = self._attend_all(q, k, v, lengths.clamp(min=1), extra)
+            y = self._attend_all(q, k, v, lengths.clamp(min=1), self.cut(extra, q.dtype))
             return fill_padding(y.to(v.dtype), lengths)
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Any) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         """The mechanism's own part of `attend_all`: inputs are 0 at the padding, and outputs there are arbitrary.
 
         `lengths` are from 1 to T. Only `bidirectional` mechanisms define this method.
@@ -226,13 +250,13 @@ class Attention(nn.Module, ABC):
         return extra
 
     @abstractmethod
-    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> State:
         """The state before the first position; a GROWING state allocates room for `capacity` positions."""
 
     @torch.no_grad()
     def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: State, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """The output [B, H, V] of one position and the new state, without gradients; may update `state` in place."""
         # Autocast is disabled only if it is on, because disabling it takes a noticeable part of a step's time.
         if torch.is_autocast_enabled(q_t.device.type):
@@ -240,11 +264,11 @@ class Attention(nn.Module, ABC):
                 return self.step(q_t, k_t, v_t, state, extra_t)
         if self.extra_per_head:
             extra_t = self.require_extra(extra_t)
-        y_t, state = self._step(q_t, k_t, v_t, state, extra_t)
+        y_t, state = self._step(q_t, k_t, v_t, state, self.cut(extra_t, q_t.dtype))
         return y_t.to(v_t.dtype), state
 
     @abstractmethod
-    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Any) -> tuple[Tensor, Any]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: State, gates_t: Gates) -> tuple[Tensor, State]:
         """The mechanism's own part of `step`."""
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
@@ -255,9 +279,14 @@ class Attention(nn.Module, ABC):
         """Emit the operation that computes `step`; see `native/program.py`. Raises `NoProgram` if there is none."""
         raise NoProgram(f"it does not support {self.name} attention")
 
-    def list_states(self, state: Any) -> list[Tensor]:
+    def list_states(self, state: State) -> list[Tensor]:
         """The tensors [B, ...] of `state` that fill the state buffers created by `emit`, in the same order."""
         return [part for part in state_tensors(state) if part.dim()]
+
+
+def as_sequence(gates_t: Gates) -> Gates:
+    """The gates of one position [B, H, width] as those of a sequence of one position."""
+    return {name: gate.unsqueeze(2) for name, gate in gates_t.items()}
 
 
 class Shared(NamedTuple):
@@ -269,7 +298,7 @@ class Shared(NamedTuple):
     tensor: Tensor
 
 
-def state_tensors(state: Any) -> Iterator[Tensor]:
+def state_tensors(state: object) -> Iterator[Tensor]:
     """Every tensor of a (nested) state."""
     if isinstance(state, Tensor):
         yield state
@@ -278,7 +307,7 @@ def state_tensors(state: Any) -> Iterator[Tensor]:
             yield from state_tensors(part)
 
 
-def measure_state_bytes(state: Any) -> int:
+def measure_state_bytes(state: object) -> int:
     """The bytes that the tensors of `state` occupy."""
     return sum(tensor.numel() * tensor.element_size() for tensor in state_tensors(state))
 
@@ -293,7 +322,7 @@ def fork_state(state: State, copies: int = 1) -> State:
     def repeat(x: Tensor) -> Tensor:
         return x.repeat_interleave(copies, dim=0) if copies > 1 else x.clone()
 
-    return cast(State, _map_states(repeat, state, common=Tensor.clone))
+    return _map_states(repeat, state, common=Tensor.clone)
 
 
 def fork_into(tensor: Tensor, rows: Tensor) -> None:
@@ -302,19 +331,20 @@ def fork_into(tensor: Tensor, rows: Tensor) -> None:
 
 
 def _map_states(
-    change: Callable[..., Tensor], first: Any, *others: Any, common: Callable[[Tensor], Tensor] = lambda x: x
-) -> Any:
+    change: Callable[..., Tensor], first: State, *others: State, common: Callable[[Tensor], Tensor] = lambda x: x
+) -> State:
     """Apply `change` to the corresponding tensors of states with the same structure; returns a state of the results.
 
     For a tensor that belongs to all images, the result is `common` of the first state's tensor.
     """
     if isinstance(first, Shared):
-        return Shared(common(first.tensor))
+        return cast(State, Shared(common(first.tensor)))
     if isinstance(first, Tensor):
-        return change(first, *others) if first.dim() else common(first)
+        return cast(State, change(first, *others) if first.dim() else common(first))
     if isinstance(first, tuple):
-        parts = [_map_states(change, *part, common=common) for part in zip(first, *others, strict=True)]
-        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+        rest = cast(tuple[tuple[object, ...], ...], others)
+        parts = [_map_states(change, *part, common=common) for part in zip(first, *rest, strict=True)]
+        return cast(State, type(first)(*parts) if hasattr(first, "_fields") else tuple(parts))
     return first
 
 

@@ -1,6 +1,6 @@
 """BigBird attention (Zaheer 2020, arXiv 2007.14062): nearby blocks, the first blocks, and random blocks."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionOptions, AttentionShape, Memory
+from .base import AttentionOptions, AttentionShape, Gates, Memory
 from .bidirectional.joined import join_globals
 from .bidirectional.lists import list_blocks, weigh_lists
 from .parts.caches import CachedAttention, KeyValueCache, Span, attend_masked, extend_cache, push_in_place, stack_spans
@@ -50,7 +50,7 @@ class _Span(NamedTuple):
     drawn: int
 
 
-class BigbirdAttention(CachedAttention):
+class BigbirdAttention(CachedAttention[BigbirdOptions]):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
     Let b be the index of the block that contains t. S(t) holds all j <= t in the blocks b - 2, b - 1 and b, in the
@@ -73,7 +73,6 @@ class BigbirdAttention(CachedAttention):
     memory = Memory.GROWING
     options_type = BigbirdOptions
     bidirectional = True
-    options: BigbirdOptions
 
     def __init__(self, options: BigbirdOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
@@ -94,7 +93,7 @@ class BigbirdAttention(CachedAttention):
         return self._drawn
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
     ) -> tuple[Tensor, KeyValueCache]:
         length = q.shape[2]
         cache = extend_cache(state, k, v)
@@ -113,7 +112,7 @@ class BigbirdAttention(CachedAttention):
         y = y.reshape(*q.shape[:2], filled, v.shape[-1])
         return y[:, :, offset : offset + length], cache
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, options, shape = accumulator_dtype(q.dtype), self.options, self.shape
         length, count = q.shape[2], options.globals
         near = list_blocks(length, self.block, self.block, self.block, q.device)
@@ -167,7 +166,7 @@ class BigbirdAttention(CachedAttention):
         return (causal & seen.repeat_interleave(self.block, dim=1).unsqueeze(1)).unsqueeze(0)
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
     ) -> tuple[Tensor, KeyValueCache]:
         cache, length = push_in_place(state, k_t, v_t)
         block = (length - 1) // self.block

@@ -2,12 +2,13 @@
 
 from typing import Annotated
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
-from .base import AttentionShape
+from .base import AttentionShape, Gates
 from .bidirectional.both_ways import sum_both_ways
-from .parts.delta_attention import GatedDeltaAttention, GatedDeltaOptions, Gates, finish
+from .parts.delta_attention import GatedDeltaAttention, GatedDeltaOptions, finish
 from .parts.delta_rule import DeltaState, delta_sums
 from .tensors import accumulator_dtype
 
@@ -20,7 +21,7 @@ class DeltanetOptions(GatedDeltaOptions):
     gate: Annotated[bool, Field(description="decay the state by a gate computed from the input")] = True
 
 
-class DeltanetAttention(GatedDeltaAttention):
+class DeltanetAttention(GatedDeltaAttention[DeltanetOptions]):
     """y_t = q_t s_t / rms(q_t s_t), where s_t = alpha_t (I - beta_t k_t k_t^T) s_{t-1} + beta_t k_t v_t^T.
 
     Queries and keys are silu(q) and silu(k), scaled to length 1. The bracket removes the fraction beta_t of the value
@@ -45,14 +46,15 @@ class DeltanetAttention(GatedDeltaAttention):
     bidirectional = True
 
     def __init__(self, options: DeltanetOptions, shape: AttentionShape) -> None:
-        super().__init__(options, shape, Gates(erase=1, write=0, decay=int(options.gate)))
+        super().__init__(options, shape, {"erase": 1, "write": 0, "decay": int(options.gate)})
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
 
         def run(q: Tensor, k: Tensor, v: Tensor, extra: Tensor) -> Tensor:
-            x = self.prepare(q, k, v, extra)
+            x = self.prepare(q, k, v, self.cut(extra, dtype))
             return delta_sums(x.q, x.updates, None, self.chunk)[0]
 
-        both = sum_both_ways(run, *(x.to(dtype) for x in (q, k, v, extra)))
+        extra = torch.cat(list(gates.values()), dim=-1)
+        both = sum_both_ways(run, *(x.to(dtype) for x in (q, k, v)), extra)
         return finish(both, None)

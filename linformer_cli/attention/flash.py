@@ -1,6 +1,6 @@
 """FLASH, mixed-chunk attention (Hua 2022, arXiv 2202.10447): squared relu within chunks, linear between chunks."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionShape, Memory
+from .base import AttentionShape, Gates, Memory
 from .parts.caches import add_cache, cache_format
 from .parts.gated import GatedAttention, GatedOptions
 from .tensors import accumulator_dtype
@@ -37,7 +37,7 @@ class FlashState(NamedTuple):
     position: Tensor
 
 
-class FlashAttention(GatedAttention):
+class FlashAttention(GatedAttention[FlashOptions, FlashState]):
     """y_t = sum over j <= t in the chunk of t of relu(q_t . k_j / C + b[t - j])^2 v_j
            + sum over j in earlier chunks of (q'_t . k'_j / C) v_j
 
@@ -60,7 +60,6 @@ class FlashAttention(GatedAttention):
     memory = Memory.CONSTANT
     options_type = FlashOptions
     bidirectional = True
-    options: FlashOptions
 
     def __init__(self, options: FlashOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape, span=options.chunk)
@@ -68,7 +67,9 @@ class FlashAttention(GatedAttention):
         # Linear products are always divided by C, and with scale 'width' also by sqrt(K).
         self.linear_scale = self.score_scale * self.weight_scale
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, FlashState]:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: FlashState | None, gates: Gates
+    ) -> tuple[Tensor, FlashState]:
         dtype, chunk = accumulator_dtype(q.dtype), self.options.chunk
         z, values = k.squeeze(1), v.squeeze(1)
         if state is None:
@@ -113,7 +114,7 @@ class FlashAttention(GatedAttention):
         inside = self.mix(self.query(rows), self.key(z), v, first)
         return torch.add(inside, self.linear_query(rows) @ before, alpha=self.linear_scale)
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, length = accumulator_dtype(q.dtype), q.shape[2]
         chunk = min(self.options.chunk, length)
         # Values are 0 at the padding, and weights are not normalised, so no mask is needed.
@@ -133,7 +134,7 @@ class FlashAttention(GatedAttention):
         return FlashState(z, v, s, torch.zeros((), dtype=torch.int64, device=device))
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FlashState, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FlashState, gates_t: Gates
     ) -> tuple[Tensor, FlashState]:
         z, v, s, position = state
         place = int(position) % self.options.chunk

@@ -1,7 +1,7 @@
 """The gated attention unit (Hua 2022, 'FLASH-Quad', arXiv 2202.10447): one head, squared relu, all earlier keys."""
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -10,7 +10,7 @@ from torch import Tensor
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionShape, Memory
+from .base import AttentionShape, Gates, Memory
 from .parts.caches import CachedAttention, KeyValueCache, add_cache, cache_format, extend_cache, push_in_place
 from .parts.gated import GatedAttention, GatedOptions
 from .tensors import accumulator_dtype
@@ -29,7 +29,7 @@ class GauOptions(GatedOptions):
     ] = "relu2"
 
 
-class GauAttention(GatedAttention, CachedAttention):
+class GauAttention(GatedAttention[GauOptions, KeyValueCache], CachedAttention[GauOptions]):
     """y_t = sum over j <= t of relu(q_t . k_j / n + b[t - j])^2 v_j.
 
     This is section 2 of the source. q and k are scaled and shifted copies of one projection Z. n is the number of
@@ -50,7 +50,6 @@ class GauAttention(GatedAttention, CachedAttention):
     memory = Memory.GROWING
     options_type = GauOptions
     bidirectional = True
-    options: GauOptions
 
     def __init__(self, options: GauOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape, span=shape.positions)
@@ -62,7 +61,7 @@ class GauAttention(GatedAttention, CachedAttention):
         return 0.5 + 0.5 * torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi))
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
     ) -> tuple[Tensor, KeyValueCache]:
         dtype, length = accumulator_dtype(q.dtype), q.shape[2]
         # Keys are first rounded to the type of the cache, so that cutting the sequence does not change rounding.
@@ -79,7 +78,7 @@ class GauAttention(GatedAttention, CachedAttention):
             blocks.append(self.mix(rows, keys[:, :seen], values[:, :seen], start + first))
         return torch.cat(blocks, dim=1).unsqueeze(1), cache
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, length = accumulator_dtype(q.dtype), q.shape[2]
         self._require_room(length)
         # Values are 0 at the padding, and weights are not normalised, so no mask is needed.
@@ -91,7 +90,7 @@ class GauAttention(GatedAttention, CachedAttention):
         return torch.cat(blocks, dim=1).unsqueeze(1)
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
     ) -> tuple[Tensor, KeyValueCache]:
         dtype = accumulator_dtype(q_t.dtype)
         cache, length = push_in_place(state, self.key(k_t.to(dtype)), v_t)

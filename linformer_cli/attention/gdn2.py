@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from .base import AttentionShape
-from .parts.delta_attention import GatedDeltaAttention, GatedDeltaOptions, Gates
+from .parts.delta_attention import GatedDeltaAttention, GatedDeltaOptions
 from .parts.delta_rule import DeltaState
 from .parts.halves import PowerOfTwoChunk
 
@@ -35,7 +35,7 @@ class Gdn2Options(GatedDeltaOptions):
         return self
 
 
-class Gdn2Attention(GatedDeltaAttention):
+class Gdn2Attention(GatedDeltaAttention[Gdn2Options]):
     """y_t = q_t s_t / rms(q_t s_t), where s_t = (I - k_t (b_t * k_t)^T) diag(a_t) s_{t-1} + k_t (w_t * v_t)^T.
 
     Queries and keys are silu(q) and silu(k), scaled to length 1. The erase gate b_t has K numbers and selects which key
@@ -60,4 +60,5 @@ class Gdn2Attention(GatedDeltaAttention):
     def __init__(self, options: Gdn2Options, shape: AttentionShape) -> None:
         keys = {"channel": shape.key_width, "head": 1, "none": 0}
         values = {"channel": shape.value_width, "head": 1, "tied": 0}
-        super().__init__(options, shape, Gates(keys[options.erase], values[options.write], keys[options.decay]))
+        gates = {"erase": keys[options.erase], "write": values[options.write], "decay": keys[options.decay]}
+        super().__init__(options, shape, gates)

@@ -1,7 +1,7 @@
 """Gated linear attention (Yang 2023, arXiv 2312.06635): running sums with a decay computed from the input."""
 
 import math
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionShape, Memory
+from .base import Attention, AttentionShape, Gates, Memory
 from .bidirectional.both_ways import sum_both_ways
 from .kernels.registry import CAUSAL_SUMS, kernel_for
 from .parts.causal_sums import update_and_read
@@ -40,7 +40,7 @@ class GlaState(NamedTuple):
     s: Tensor
 
 
-class GlaAttention(Attention):
+class GlaAttention(Attention[GlaOptions, GlaState]):
     """y_t = SiLU(g_t) * u_t / rms(u_t), with s_t = diag(a_t) s_{t-1} + k_t v_t^T and u_t = q_t s_t / sqrt(K).
 
     The gates are a_t = sigmoid(x_t + b)^(1 / tau), where x_t holds the first K extra scalars of the head (one for
@@ -65,64 +65,62 @@ class GlaAttention(Attention):
     options_type = GlaOptions
     compiled = CAUSAL_SUMS
     bidirectional = True
-    options: GlaOptions
 
     def __init__(self, options: GlaOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         self.score_scale = float(shape.key_width**-0.5)
         vector = options.gate == "vector"
-        self.gates = shape.key_width if vector else 1
-        self.extra_per_head = self.gates + (shape.value_width if options.output_gate else 0)
+        self.gates = {"decay": shape.key_width if vector else 1}
+        if options.output_gate:
+            self.gates["output"] = shape.value_width
         # log sigmoid(b) = -tau / m, and b is the logit of that sigmoid.
-        memories = options.memory_lengths(shape, self.gates if vector else shape.heads)
+        memories = options.memory_lengths(shape, shape.key_width if vector else shape.heads)
         log_sigmoids = [-options.temperature / memory for memory in memories]
         self.gate_start = [x - math.log(-math.expm1(x)) for x in log_sigmoids]
 
-    def _gates(self, extra: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """log a [..., K or 1] in `dtype` and the output gate, from `extra` [B, H, ..., E]."""
-        logits, output_gate = extra.split([self.gates, self.extra_per_head - self.gates], dim=-1)
-        start = torch.tensor(self.gate_start, device=extra.device, dtype=dtype)
+    def _log_decay(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """log a [B, H, .., K or 1] in `dtype` from the extra scalars x."""
+        start = torch.tensor(self.gate_start, device=x.device, dtype=dtype)
         if self.options.gate == "scalar":
-            start = start.view(-1, *[1] * (extra.dim() - 2))
-        log_gate = functional.logsigmoid(logits.to(dtype) + start) / self.options.temperature
-        return log_gate, output_gate if self.options.output_gate else None
+            start = start.view(-1, *[1] * (x.dim() - 2))
+        return functional.logsigmoid(x.to(dtype) + start) / self.options.temperature
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor) -> tuple[Tensor, GlaState]:
-        log_gate, output_gate = self._gates(extra, accumulator_dtype(q.dtype))
-        sums, s = self._sum(q, k, v, log_gate, None if state is None else state.s)
-        return scale_outputs(sums, output_gate), GlaState(s)
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: GlaState | None, gates: Gates) -> tuple[Tensor, GlaState]:
+        log_decay = self._log_decay(gates["decay"], accumulator_dtype(q.dtype))
+        sums, s = self._sum(q, k, v, log_decay, None if state is None else state.s)
+        return scale_outputs(sums, gates.get("output")), GlaState(s)
 
-    def _sum(self, q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _sum(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor]:
         """u [B, H, T, V] and the last s."""
         if sum_causally := kernel_for(CAUSAL_SUMS, q, k, v):
-            return sum_causally(q, k, v, log_gate, carried, self.score_scale)
-        dtype = log_gate.dtype
+            return sum_causally(q, k, v, log_decay, carried, self.score_scale)
+        dtype = log_decay.dtype
         inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
         if self.options.gate == "vector":
-            return featurewise_decayed_causal_sums(*inputs, log_gate, carried, self.options.chunk)
-        return decayed_causal_sums(*inputs, log_gate.squeeze(-1), carried, self.options.chunk)
+            return featurewise_decayed_causal_sums(*inputs, log_decay, carried, self.options.chunk)
+        return decayed_causal_sums(*inputs, log_decay.squeeze(-1), carried, self.options.chunk)
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
-        log_gate, output_gate = self._gates(extra, dtype)
+        log_decay = self._log_decay(gates["decay"], dtype)
         q, k, wide = q.to(dtype), k.to(dtype), v.to(dtype)
-        both = sum_both_ways(lambda q, k, v, gate: self._sum(q, k, v, gate, None)[0], q, k, wide, log_gate)
+        both = sum_both_ways(lambda q, k, v, log_decay: self._sum(q, k, v, log_decay, None)[0], q, k, wide, log_decay)
         own = (q * k).sum(dim=-1, keepdim=True) * self.score_scale * wide
-        return scale_outputs(both - own, output_gate)
+        return scale_outputs(both - own, gates.get("output"))
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> GlaState:
         widths = self.shape.heads, self.shape.key_width, self.shape.value_width
         return GlaState(torch.zeros(batch, *widths, device=device, dtype=accumulator_dtype(dtype)))
 
-    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: GlaState, extra_t: Tensor) -> tuple[Tensor, GlaState]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: GlaState, gates_t: Gates) -> tuple[Tensor, GlaState]:
         s = state.s
-        log_gate, output_gate = self._gates(extra_t, s.dtype)
+        decay = self._log_decay(gates_t["decay"], s.dtype).exp_()
         query, key, value = q_t.to(s.dtype) * self.score_scale, k_t.to(s.dtype), v_t.to(s.dtype)
-        return scale_outputs(update_and_read(s, query, key, value, log_gate.exp_()), output_gate), state
+        return scale_outputs(update_and_read(s, query, key, value, decay), gates_t.get("output")), state
 
     def emit(self, inputs: MixInputs) -> None:
         shape, options = self.shape, self.options
         start = torch.tensor(self.gate_start).expand(shape.heads, -1) if options.gate == "vector" else self.gate_start
         buffers = inputs.state(shape.key_width * shape.value_width), inputs.builder.shared(torch.as_tensor(start))
-        integers, reals = (self.gates, int(options.output_gate)), (self.score_scale, 1 / options.temperature)
+        integers, reals = (self.gates["decay"], int(options.output_gate)), (self.score_scale, 1 / options.temperature)
         inputs.emit("gla", buffers, integers, reals)

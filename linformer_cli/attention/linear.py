@@ -1,7 +1,16 @@
-"""Linear attention (Katharopoulos 2020, 'Transformers are RNNs', arXiv 2006.16236): feature maps replace softmax."""
+"""Linear attention (Katharopoulos 2020, 'Transformers are RNNs', arXiv 2006.16236): feature maps replace softmax.
+
+The definition compares every query with every earlier key, in time T^2:
+
+    weights = (phi(q) @ phi(k).transpose(-1, -2)).tril()
+    y = (weights @ v) / weights.sum(dim=-1, keepdim=True)
+
+Without the mask, (phi(q) phi(k)^T) v is phi(q) (phi(k)^T v), in time T. With the mask, phi(k)^T v becomes a running
+sum, which is all that a step needs to know of the past.
+"""
 
 import math
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -11,7 +20,7 @@ from torch.nn import functional
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
 from .kernels.registry import CAUSAL_SUMS, LINEAR_ATTENTION, LINEAR_ATTENTION_ALL, find_kernel, kernel_for
 from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
 from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
@@ -45,7 +54,7 @@ class LinearState(NamedTuple):
     z: Tensor
 
 
-class LinearAttention(Attention):
+class LinearAttention(Attention[LinearOptions, LinearState]):
     """y_t = phi(q_t) s_t / (phi(q_t) . z_t), with s_t = s_{t-1} + phi(k_t) v_t^T and z_t = z_{t-1} + phi(k_t).
 
     These are equations 18 to 20 of the source. Unlike the source's code, we add no epsilon to the denominator, since it
@@ -62,7 +71,6 @@ class LinearAttention(Attention):
     options_type = LinearOptions
     compiled = CAUSAL_SUMS
     bidirectional = True
-    options: LinearOptions
 
     def __init__(self, options: LinearOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
@@ -77,7 +85,9 @@ class LinearAttention(Attention):
         fused = find_kernel(LINEAR_ATTENTION, device, dtype, widths, self.options.feature_map)
         return fused is not None or super().is_compiled(device, dtype)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, LinearState]:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: LinearState | None, gates: Gates
+    ) -> tuple[Tensor, LinearState]:
         dtype = accumulator_dtype(q.dtype)
         s, z = (None, None) if state is None else state
         # A single kernel computes the feature map, the sums and the division.
@@ -93,7 +103,7 @@ class LinearAttention(Attention):
         # These are copies, because a view of one part would keep both parts in memory.
         return y, LinearState(total[..., :-1].contiguous(), total[..., -1].contiguous())
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
         if attend_all := kernel_for(LINEAR_ATTENTION_ALL, q, k, v, feature_map=self.options.feature_map):
             return attend_all(q, fill_padding(k, lengths, -math.inf), v, self.options.feature_map)
@@ -106,7 +116,9 @@ class LinearAttention(Attention):
         s = torch.zeros(batch, heads, width, self.shape.value_width, device=device, dtype=dtype)
         return LinearState(s, torch.zeros(batch, heads, width, device=device, dtype=dtype))
 
-    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None) -> tuple[Tensor, Any]:
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LinearState, gates_t: Gates
+    ) -> tuple[Tensor, LinearState]:
         s, z = state
         phi_q, phi_k = self.feature_map(q_t.to(s.dtype)), self.feature_map(k_t.to(s.dtype))
         numerator = update_and_read(s, phi_q, phi_k, v_t.to(s.dtype))

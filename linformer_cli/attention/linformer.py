@@ -1,6 +1,6 @@
 """Linformer (Wang 2020, arXiv 2006.04768): learned low-rank projections, made causal by blocks."""
 
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -10,7 +10,7 @@ from torch.nn import functional
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .parts.caches import add_cache, attend_masked, cache_format, fit_rows, init_cache
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .tensors import accumulator_dtype, find_padding
@@ -54,7 +54,7 @@ class LinformerState(NamedTuple):
     position: Tensor
 
 
-class LinformerAttention(Attention):
+class LinformerAttention(Attention[LinformerOptions, LinformerState]):
     """y_t = softmax(q_t [E k of earlier blocks; k_j of the same block, j <= t]^T / sqrt(K)) [F v of earlier ...; v_j].
 
     One softmax covers the projected rows and the exact keys. E and F [rank, block] are learned for each head, or shared
@@ -76,7 +76,6 @@ class LinformerAttention(Attention):
     memory = Memory.GROWING
     options_type = LinformerOptions
     bidirectional = True
-    options: LinformerOptions
 
     def __init__(self, options: LinformerOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
@@ -99,7 +98,7 @@ class LinformerAttention(Attention):
         return self.key_projection, self.key_projection if self.value_projection is None else self.value_projection
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, state: LinformerState | None, gates: Gates
     ) -> tuple[Tensor, LinformerState]:
         dtype, length = accumulator_dtype(v.dtype), q.shape[2]
         start = 0 if state is None else int(state.position)
@@ -126,7 +125,7 @@ class LinformerAttention(Attention):
         stack_v = self._stack(rows_v, near_v[:, :, rest:], capacity, v.dtype if state is None else state.values.dtype)
         return y, LinformerState(stack_k, stack_v, torch.tensor(start + length, device=q.device))
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, fill = accumulator_dtype(v.dtype), (0, 0, 0, -k.shape[2] % self.block)
         rows_k, rows_v = (
             self._project(functional.pad(x.to(dtype), fill), None, 0, projection)[0]
@@ -171,7 +170,7 @@ class LinformerAttention(Attention):
         return LinformerState(*init_cache(batch, self.shape, self._capacity(capacity), device, dtype))
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LinformerState, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LinformerState, gates_t: Gates
     ) -> tuple[Tensor, LinformerState]:
         keys, values, position = state
         finished, inside = divmod(int(position), self.block)

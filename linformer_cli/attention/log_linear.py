@@ -1,6 +1,6 @@
 """Log-linear attention (Guo 2025, arXiv 2506.04761): one state for each power of two, read with weights by level."""
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .parts.causal_sums import divide_by_weight
 from .parts.feature_maps import Elu
 from .parts.halves import PowerOfTwoChunk
@@ -18,7 +18,7 @@ from .parts.level_sums import LevelInputs, count_buckets, read_levels, step_leve
 from .parts.scaling import directions, scale_outputs
 from .tensors import accumulator_dtype
 
-# The code of each base mechanism in mix_log_linear.h. It equals the number of extra scalars that the mechanism needs.
+# The code of each base mechanism in mix_log_linear.h.
 _OVER = {"linear": 0, "mamba2": 1, "deltanet": 2}
 
 
@@ -43,7 +43,7 @@ class LogLinearState(NamedTuple):
     position: Tensor
 
 
-class LogLinearAttention(Attention):
+class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
     """y_t is computed from the sum over levels l of lambda_t^l q_t S_t^l.
 
     S_t^0 is the term of position t itself, and S_t^(b + 1) is the state that a base mechanism has after the 2^b
@@ -67,13 +67,12 @@ class LogLinearAttention(Attention):
     method = "sums over powers of two, weighted by level"
     memory = Memory.GROWING
     options_type = LogLinearOptions
-    options: LogLinearOptions
 
     def __init__(self, options: LogLinearOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
-        self.scalars = _OVER[options.over]
         self.levels = (shape.positions - 1).bit_length() + 1
-        self.extra_per_head = self.scalars + self.levels
+        scalars = {"linear": {}, "mamba2": {"step": 1}, "deltanet": {"erase": 1, "decay": 1}}[options.over]
+        self.gates = {**scalars, "levels": self.levels}
         self.feature_map = Elu(shape.heads, shape.key_width)
         # Initially, the memory lengths of the heads range from a whole image down to a row.
         memories = log_memories(shape, shape.heads).exp()
@@ -83,10 +82,10 @@ class LogLinearAttention(Attention):
         elif options.over == "deltanet":
             self.gate_bias = nn.Parameter(memories.log())
 
-    def _inputs(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor, dtype: torch.dtype) -> LevelInputs:
+    def _inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: Gates, dtype: torch.dtype) -> LevelInputs:
         """The inputs [B, H, .., W] of the sums, for one position or several."""
-        q, k, v, extra = (x.to(dtype) for x in (q, k, v, extra))
-        scales = functional.softplus(extra[..., self.scalars :])
+        q, k, v = (x.to(dtype) for x in (q, k, v))
+        scales = functional.softplus(gates["levels"])
 
         def of_heads(parameter: Tensor) -> Tensor:
             return parameter.to(dtype).view(-1, *[1] * (q.dim() - 3))
@@ -95,10 +94,10 @@ class LogLinearAttention(Attention):
             # With a column of ones appended to the values, the last column of the sums is the total weight.
             return LevelInputs(self.feature_map(q), self.feature_map(k), functional.pad(v, (0, 1), value=1.0), scales)
         if self.options.over == "mamba2":
-            dt = functional.softplus(extra[..., 0] + of_heads(self.dt_bias))
+            dt = functional.softplus(gates["step"].squeeze(-1) + of_heads(self.dt_bias))
             return LevelInputs(q, k, dt.unsqueeze(-1) * v, scales, -of_heads(self.a_log).exp() * dt)
-        beta = extra[..., 0].sigmoid()
-        log_alpha = functional.logsigmoid(extra[..., 1] + of_heads(self.gate_bias))
+        beta = gates["erase"].squeeze(-1).sigmoid()
+        log_alpha = functional.logsigmoid(gates["decay"].squeeze(-1) + of_heads(self.gate_bias))
         q, k = directions(functional.silu(q)), directions(functional.silu(k))
         return LevelInputs(q, k, beta.unsqueeze(-1) * v, scales, log_alpha, beta)
 
@@ -107,14 +106,16 @@ class LogLinearAttention(Attention):
             return divide_by_weight(sums[..., :-1], sums[..., -1])
         return scale_outputs(sums, None)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor) -> tuple[Tensor, LogLinearState]:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: LogLinearState | None, gates: Gates
+    ) -> tuple[Tensor, LogLinearState]:
         length = v.shape[2]
         if state is None:
             state = self.init_state(len(v), 0, v.device, v.dtype)
         known = int(state.position)
         room = max(count_buckets(known + length) - state.s.shape[2], 0)
         s = functional.pad(state.s, (0, 0, 0, 0, 0, room))
-        inputs = self._inputs(q, k, v, extra, s.dtype)
+        inputs = self._inputs(q, k, v, gates, s.dtype)
         sums, s = read_levels(inputs, s, known, self.options.chunk)
         return self._finish(sums), LogLinearState(s, state.position + length)
 
@@ -125,10 +126,10 @@ class LogLinearAttention(Attention):
         return LogLinearState(s, torch.zeros((), dtype=torch.int64, device=device))
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LogLinearState, extra_t: Tensor
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LogLinearState, gates_t: Gates
     ) -> tuple[Tensor, LogLinearState]:
         s, position = state
-        sums, s = step_levels(self._inputs(q_t, k_t, v_t, extra_t, s.dtype), s, int(position))
+        sums, s = step_levels(self._inputs(q_t, k_t, v_t, gates_t, s.dtype), s, int(position))
         return self._finish(sums), LogLinearState(s, position + 1)
 
     def emit(self, inputs: MixInputs) -> None:

@@ -1,7 +1,7 @@
 """LogSparse attention (Li 2019, arXiv 1907.00235): a query sees positions at distances 0, 1, 2, 4, 8 and so on."""
 
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionOptions, Memory
+from .base import AttentionOptions, Gates, Memory
 from .parts.caches import CachedAttention, KeyValueCache, Span, extend_cache, push_in_place, stack_spans
-from .tensors import accumulator_dtype
+from .tensors import Context, accumulator_dtype
 
 LogsparseState = KeyValueCache
 
@@ -72,7 +72,7 @@ class _Grid(NamedTuple):
         return (position < 0) | (key_row > (row + self.before).view(-1, 1, 1))
 
 
-class LogsparseAttention(CachedAttention):
+class LogsparseAttention(CachedAttention[LogsparseOptions]):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j, where S(t) holds O(log t) positions j <= t.
 
     S(t) holds the `window` nearest positions, of which t is one, and the positions at distances window - 1 + 2^i for i
@@ -91,7 +91,6 @@ class LogsparseAttention(CachedAttention):
     method = "positions at distances that are powers of two"
     memory = Memory.GROWING
     options_type = LogsparseOptions
-    options: LogsparseOptions
 
     def _offsets(self, length: int) -> tuple[int, ...]:
         """The distances below `restart` and `length`, in ascending order."""
@@ -100,7 +99,7 @@ class LogsparseAttention(CachedAttention):
         return (*range(min(window, limit)), *(distance for distance in powers if distance < limit))
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
     ) -> tuple[Tensor, KeyValueCache]:
         cache = extend_cache(state, k, v)
         length, new = int(cache.position), q.shape[2]
@@ -114,7 +113,7 @@ class LogsparseAttention(CachedAttention):
         return y.flatten(1, 2)[:, :new].unflatten(0, q.shape[:2]), cache
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
     ) -> tuple[Tensor, KeyValueCache]:
         cache, length = push_in_place(state, k_t, v_t)
         period = self.options.restart or length
@@ -146,7 +145,7 @@ class _AttendGrid(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, grid: _Grid) -> Tensor:
+    def forward(ctx: Context[_Grid], q: Tensor, k: Tensor, v: Tensor, grid: _Grid) -> Tensor:
         y, log_total = v.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(*q.shape[:3], 1)
         for first, stop in _groups(grid):
             scores = _score(q[:, first:stop].transpose(1, 2), k, grid, first, stop)
@@ -159,14 +158,14 @@ class _AttendGrid(torch.autograd.Function):
                 sums += _weigh(scores[..., index, :], grid.shift(v, offset, seen))
             y[:, first:stop] = sums.transpose(1, 2)
         ctx.save_for_backward(q, k, v, y, log_total)
-        ctx.grid = grid
+        ctx.settings = grid
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context[_Grid], grad_y: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, y, log_total = ctx.saved_tensors
-        grid = ctx.grid
+        grid = ctx.settings
         grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
         # With weights P and scores S, dS = P * (dP - sum of P dP) and the sum of P dP is y . dy.
         own = (y * grad_y).sum(dim=-1, keepdim=True)

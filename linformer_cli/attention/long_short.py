@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .bidirectional.joined import join, weigh
 from .bidirectional.lists import list_blocks, weigh_lists
 from .parts.caches import CacheLayout, add_cache, cache_format, emit_rows, fit_rows, init_cache, stack_spans
@@ -70,11 +70,11 @@ class JointNorm(nn.Module):
         return functional.layer_norm(shrink_huge(x, (-2, -1)), x.shape[-2:], weight, bias)
 
 
-class LongShortAttention(Attention):
+class LongShortAttention(Attention[LongShortOptions, LongShortState]):
     """y_t = softmax(q_t [rows of earlier chunks; k_j with t - window < j <= t]^T / sqrt(K)) [their values].
 
     A chunk's rows are p^T k and p^T v, where p is the softmax of `rank` scores over the positions of the chunk. The
-    scores are a learned linear function of the layer's input, passed as `extra` (the source's dynamic projection). One
+    scores are a learned linear function of the layer's input, the extra scalars (the source's dynamic projection). One
     LayerNorm over all heads jointly is applied to the window, and another to the rows, so that both have the same scale
     (the source's DualLN). Keys and values share each norm. A row is visible from the next chunk on. A position in both
     the window and a row counts twice, as in the source. There are two differences from the source. Each query has its
@@ -93,23 +93,24 @@ class LongShortAttention(Attention):
     memory = Memory.GROWING
     options_type = LongShortOptions
     bidirectional = True
-    options: LongShortOptions
 
     def __init__(self, options: LongShortOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         self.window = options.window or 2 * shape.row
-        self.extra_per_head = options.rank
+        self.gates = {"scores": options.rank}
         width = max(shape.key_width, shape.value_width)
         self.window_norm = JointNorm(shape.heads, width)
         self.row_norm = JointNorm(shape.heads, width)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor) -> tuple[Tensor, LongShortState]:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: LongShortState | None, gates: Gates
+    ) -> tuple[Tensor, LongShortState]:
         dtype, length = accumulator_dtype(v.dtype), q.shape[2]
         if state is None:
             state = self.init_state(len(q), 0, q.device, v.dtype)
         start = int(state.position)
         stop = start + length
-        means, largest, sums = self._compress(k.to(dtype), v.to(dtype), extra.to(dtype), state, start)
+        means, largest, sums = self._compress(k.to(dtype), v.to(dtype), gates["scores"], state, start)
         near_k, rows_k = self._extend(state.keys, k.to(dtype), means[..., : k.shape[-1]], start)
         near_v, rows_v = self._extend(state.values, v.to(dtype), means[..., k.shape[-1] :], start)
         before = self.window - 1
@@ -134,9 +135,9 @@ class LongShortAttention(Attention):
         values = self._pack(near_v, rows_v, stop, capacity).to(state.values.dtype)
         return y, LongShortState(keys, values, largest, sums, torch.tensor(stop, device=q.device))
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, half = accumulator_dtype(v.dtype), self.window // 2
-        scores = fill_padding(extra.to(dtype), lengths, -math.inf)
+        scores = fill_padding(gates["scores"], lengths, -math.inf)
         q = q.to(dtype) * self.shape.key_width**-0.5
         shares, content = scores.softmax(dim=2).transpose(-1, -2), (k.to(dtype), v.to(dtype))
         row_k, row_v = (self.row_norm((shares @ x).transpose(1, 2)).transpose(1, 2) for x in content)
@@ -145,7 +146,7 @@ class LongShortAttention(Attention):
         return join([weigh_lists(q, near_k, near_v, segments, lengths), weigh(q, row_k, row_v, None)])
 
     def _compress(
-        self, k: Tensor, v: Tensor, extra: Tensor, state: LongShortState, start: int
+        self, k: Tensor, v: Tensor, scores: Tensor, state: LongShortState, start: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Means [B, H, chunks, rank, K + V] of the chunks that k and v finish, and the new unfinished chunk.
 
@@ -157,7 +158,7 @@ class LongShortAttention(Attention):
         missing = -(inside + length) % chunk
         # Chunks start at multiples of `chunk`. Padding has weight 0.
         padding = (0, 0, inside, missing)
-        scores = functional.pad(extra, padding, value=-math.inf).unflatten(2, (-1, chunk))
+        scores = functional.pad(scores, padding, value=-math.inf).unflatten(2, (-1, chunk))
         content = functional.pad(torch.cat([torch.ones_like(k[..., :1]), k, v], dim=-1), padding)
         # The largest score needs no gradient, because it scales numerator and denominator alike.
         largest = scores.detach().amax(dim=3)
@@ -207,11 +208,11 @@ class LongShortAttention(Attention):
         return LongShortState(keys, values, largest, sums, position)
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongShortState, extra_t: Tensor
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongShortState, gates_t: Gates
     ) -> tuple[Tensor, LongShortState]:
         keys, values, largest, sums, position = state
         place = int(position)
-        k_t, new_v, scores = (x.to(sums.dtype) for x in (k_t, v_t, extra_t))
+        k_t, new_v, scores = k_t.to(sums.dtype), v_t.to(sums.dtype), gates_t["scores"]
         slot, end = self.window - 1 - place % self.window, self._capacity(place)
         keys[:, :, slot] = self.window_norm(k_t)
         values[:, :, slot] = self.window_norm(new_v)

@@ -1,7 +1,7 @@
 """Longformer attention (Beltagy 2020, arXiv 2004.05150): a sliding window, dilated per head, and global keys."""
 
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field, field_validator
@@ -13,7 +13,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 from linformer_cli.units import parse_count
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .bidirectional.joined import join_globals
 from .bidirectional.lists import SHORTEST_BLOCK, list_windows, weigh_lists
 from .parts.caches import CacheLayout, add_cache, attend_masked, emit_rows, init_cache, stack_spans
@@ -84,7 +84,7 @@ class _Rows(NamedTuple):
         return _Rows(*(part.to(dtype) for part in self))
 
 
-class LongformerAttention(Attention):
+class LongformerAttention(Attention[LongformerOptions, LongformerState]):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
     S(t) holds t, t - d, ..., t - (window - 1) d and every j < globals. d is the dilation of the head, or the number of
@@ -104,7 +104,6 @@ class LongformerAttention(Attention):
     memory = Memory.BOUNDED
     options_type = LongformerOptions
     bidirectional = True
-    options: LongformerOptions
 
     def __init__(self, options: LongformerOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
@@ -131,7 +130,7 @@ class LongformerAttention(Attention):
         self.register_buffer("global_rows", first_rows + torch.arange(options.globals), persistent=False)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, state: LongformerState | None, gates: Gates
     ) -> tuple[Tensor, LongformerState]:
         length = q.shape[2]
         if state is None:
@@ -157,7 +156,7 @@ class LongformerAttention(Attention):
             y = torch.cat(groups, dim=1)[:, [order.index(head) for head in range(len(order))]]
         return y, after
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, count = accumulator_dtype(q.dtype), min(self.options.globals, q.shape[2])
         q, k, wide = q.to(dtype) * q.shape[-1] ** -0.5, k.to(dtype), v.to(dtype)
         parts = wide.new_empty(*v.shape[:3], v.shape[3] + 2)
@@ -233,7 +232,7 @@ class LongformerAttention(Attention):
         return LongformerState(*init_cache(batch, self.shape, self.options.globals + self.ring, device, dtype))
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongformerState, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongformerState, gates_t: Gates
     ) -> tuple[Tensor, LongformerState]:
         keys, values, counter = state
         count, window, position = self.options.globals, self.options.window, int(counter)

@@ -1,7 +1,7 @@
 """Locality-sensitive hashing (LSH) attention (Kitaev 2020, 'Reformer', arXiv 2001.04451): keys with equal hashes."""
 
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import AfterValidator, Field
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .bidirectional.lsh import attend_sorted_chunks
 from .parts.bucket_chunks import EMPTY, attend_in_buckets, sort_by_bucket
 from .parts.caches import KeyValueCache, add_cache, cache_format, extend_cache, fit_rows, init_cache, push_in_place
@@ -57,7 +57,7 @@ class LshState(NamedTuple):
     rings: Tensor
 
 
-class LshAttention(Attention):
+class LshAttention(Attention[LshOptions, LshState]):
     """y_t = sum over j in P(t) of softmax_j(q_t . k_j / sqrt(K)) v_j, where k_j = q_j / |q_j|.
 
     P(t) is the union of P_1(t) to P_R(t), with each j once. If P(t) is empty, y_t is v_t. P_r(t) holds the last
@@ -82,7 +82,6 @@ class LshAttention(Attention):
     method = "the last keys with the same hash, several rounds"
     memory = Memory.GROWING
     options_type = LshOptions
-    options: LshOptions
     shared_query_key = True
     bidirectional = True
     rotations: Tensor
@@ -92,13 +91,13 @@ class LshAttention(Attention):
         rotations = torch.randn(shape.heads, shape.key_width, options.rounds, options.buckets // 2)
         self.register_buffer("rotations", rotations)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, LshState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: LshState | None, gates: Gates) -> tuple[Tensor, LshState]:
         q = shrink_huge(q, (-1,))
         cache = extend_cache(None if state is None else state.cache, q, v)
         length = int(cache.position)
         known = length - q.shape[2]
         bucket = self._hash(q.detach()).permute(3, 0, 1, 2).flatten(1, 2)
-        rings = state.rings.permute(2, 0, 1, 3, 4).flatten(1, 2) if known else None
+        rings = state.rings.permute(2, 0, 1, 3, 4).flatten(1, 2) if state is not None and known else None
         layout, rings = sort_by_bucket(bucket, rings, known, self.options.buckets, self.options.window)
         dtype = accumulator_dtype(q.dtype)
         queries, values = (part[:, :, :length].to(dtype).flatten(0, 1) for part in (cache.keys, cache.values))
@@ -106,7 +105,7 @@ class LshAttention(Attention):
         rings = rings.to(torch.int32).unflatten(1, q.shape[:2]).permute(1, 2, 0, 3, 4).contiguous()
         return y.unflatten(0, q.shape[:2]), LshState(cache, rings)
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
         q = shrink_huge(q, (-1,))
         buckets, q, v_wide = (x.flatten(0, 1) for x in (self._hash(q.detach()), q.to(dtype), v.to(dtype)))
@@ -129,9 +128,7 @@ class LshAttention(Attention):
         shape = (batch, self.shape.heads, self.options.rounds, self.options.buckets, self.options.window)
         return LshState(cache, torch.full(shape, EMPTY, dtype=torch.int32, device=device))
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LshState, extra_t: Tensor | None
-    ) -> tuple[Tensor, LshState]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LshState, gates_t: Gates) -> tuple[Tensor, LshState]:
         q_t = shrink_huge(q_t, (-1,))
         rounds, window = self.options.rounds, self.options.window
         rows_of = q_t.shape[0] * q_t.shape[1]

@@ -1,7 +1,7 @@
 """Mamba-3 (Lahoti 2026, arXiv 2603.15569): a state space model as running sums; with its options off, Mamba-2."""
 
 import math
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory, as_sequence
 from .kernels.registry import CAUSAL_SUMS
 from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, sum_logs
@@ -74,7 +74,7 @@ class _Steps(NamedTuple):
     turns: Tensor | None
 
 
-class MambaAttention(Attention):
+class MambaAttention(Attention[MambaOptions, MambaState]):
     """y_t = C_t h_t + D x_t, with h_t = alpha_t h_{t-1} + beta_t B_{t-1} x_{t-1}^T + gamma_t B_t x_t^T.
 
     C, B and x are the queries, keys and values. The step size Delta_t = softplus(d_t + b) is computed from the input.
@@ -103,14 +103,14 @@ class MambaAttention(Attention):
     memory = Memory.CONSTANT
     options_type = MambaOptions
     compiled = CAUSAL_SUMS
-    options: MambaOptions
 
     def __init__(self, options: MambaOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         heads, width = shape.heads, shape.key_width
         # R is a quarter of K, but at least 1 if K is at least 2.
         self.angles = max(width // 4, min(1, width // 2)) if options.rotation else 0
-        self.extra_per_head = 1 + (options.rate == "input") + options.trapezoidal + self.angles
+        widths = {"step": 1, "rate": options.rate == "input", "share": options.trapezoidal, "turns": self.angles}
+        self.gates = {name: int(width) for name, width in widths.items() if width}
         # At d = 0 and A = -1, the memory lengths of the heads range from a whole image down to a row.
         self.step_bias = nn.Parameter(inverse_softplus(1 / log_memories(shape, heads).exp()))
         self.skip = nn.Parameter(torch.ones(heads))
@@ -119,18 +119,19 @@ class MambaAttention(Attention):
         self.gain = nn.Parameter(torch.ones(2, heads, width)) if options.normalise else None
         self.bias = nn.Parameter(torch.ones(2, heads, width)) if options.normalise else None
 
-    def _steps(self, extra: Tensor, dtype: torch.dtype) -> _Steps:
-        """The steps of T positions, from their extra scalars [B, H, T, E]."""
-        scalars, turns = extra.to(dtype).split([self.extra_per_head - self.angles, self.angles], dim=-1)
-        size, *others = scalars.unbind(-1)
+    def _steps(self, gates: Gates, dtype: torch.dtype) -> _Steps:
+        """The steps of T positions."""
+        size = gates["step"].squeeze(-1)
         size = functional.softplus(size + self.step_bias.to(dtype).unsqueeze(-1))
         if self.log_rate is None:
-            logit = others.pop(0)
+            logit = gates["rate"].squeeze(-1)
             rate = (logit.relu() + 1 / (1 + (-logit).relu())).clamp(min=_SLOWEST_RATE)
         else:
             rate = self.log_rate.to(dtype).exp().unsqueeze(-1)
-        share = others.pop(0).sigmoid() if self.options.trapezoidal else None
-        return _Steps(size, -size * rate, share, turns.tanh() * (0.5 * size.unsqueeze(-1)) if self.angles else None)
+        share = gates["share"].squeeze(-1).sigmoid() if "share" in gates else None
+        log_decay = -size * rate
+        turns = gates["turns"].tanh() * (0.5 * size.unsqueeze(-1)) if "turns" in gates else None
+        return _Steps(size, log_decay, share, turns)
 
     def _prepare(self, x: Tensor, which: int, angle: Tensor | None) -> Tensor:
         """Queries (`which` is 0) or keys (1) [B, H, T, K], normalised and rotated by the angles [B, H, T, R]."""
@@ -139,10 +140,12 @@ class MambaAttention(Attention):
             x = functional.rms_norm(shrink_huge(x, (-1,)), x.shape[-1:], eps=_EPSILON) * gain + bias
         return x if angle is None else _rotate(x, angle)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor) -> tuple[Tensor, MambaState]:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: MambaState | None, gates: Gates
+    ) -> tuple[Tensor, MambaState]:
         dtype = accumulator_dtype(q.dtype)
         s, start, newest = (None, None, None) if state is None else state
-        steps, angle = self._steps(extra, dtype), None
+        steps, angle = self._steps(gates, dtype), None
         if steps.turns is not None:
             angle = sum_logs(steps.turns, dim=2)
             angle = angle if start is None else angle + start.unsqueeze(2)
@@ -169,10 +172,10 @@ class MambaAttention(Attention):
         return MambaState(s, angle, newest if self.options.trapezoidal else None)
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MambaState, extra_t: Tensor
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MambaState, gates_t: Gates
     ) -> tuple[Tensor, MambaState]:
         s, angle, newest = state
-        steps = self._steps(extra_t.unsqueeze(2), s.dtype)
+        steps = self._steps(as_sequence(gates_t), s.dtype)
         if angle is not None and steps.turns is not None:
             angle.add_(steps.turns.squeeze(2))
             angle = angle.sub_(angle.round()).unsqueeze(2)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
@@ -12,13 +12,13 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory, as_sequence
 from .kernels.registry import MESA_SOLVER, kernel_for
 from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums
 from .parts.initial import log_memories
 from .parts.scaling import directions, shrink_huge
-from .tensors import accumulator_dtype
+from .tensors import Context, accumulator_dtype
 
 _LEAST_RIDGE = 0.25  # the smallest Lambda
 
@@ -44,7 +44,7 @@ class MesaState(NamedTuple):
     h: Tensor
 
 
-class MesaAttention(Attention):
+class MesaAttention(Attention[MesaOptions, MesaState]):
     """y_t = s_t^T (h_t + Lambda)^-1 q_t, with s_t = alpha_t s_{t-1} + beta_t k_t v_t^T and h_t likewise with k_t k_t^T.
 
     The matrix W = s_t^T (h_t + Lambda)^-1 minimises the sum of |W k_j - v_j|^2 over all positions so far,
@@ -64,8 +64,7 @@ class MesaAttention(Attention):
     memory = Memory.CONSTANT
     options_type = MesaOptions
     compiled = MESA_SOLVER
-    extra_per_head = 2
-    options: MesaOptions
+    gates = {"write": 1, "decay": 1}
 
     def __init__(self, options: MesaOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
@@ -77,19 +76,21 @@ class MesaAttention(Attention):
         start = math.log(math.expm1(1 - _LEAST_RIDGE))
         self.ridge = nn.Parameter(torch.full((shape.heads, shape.key_width), start))
 
-    def _gates(self, extra: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """beta [B, H, T] and log alpha [B, H, T] from the extra scalars [B, H, T, 2]."""
-        beta, gate = extra.to(dtype).unbind(-1)
-        return beta.sigmoid(), functional.logsigmoid(gate + self.gate_bias.to(dtype).unsqueeze(-1))
+    def _gates(self, gates: Gates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """beta and log alpha, each [B, H, T]."""
+        beta, decay = (gates[name].squeeze(-1) for name in ("write", "decay"))
+        return beta.sigmoid(), functional.logsigmoid(decay + self.gate_bias.to(dtype).unsqueeze(-1))
 
     def _penalty(self, dtype: torch.dtype) -> Tensor:
         """The diagonal of Lambda [H, K]."""
         return functional.softplus(self.ridge.to(dtype)) + _LEAST_RIDGE
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor) -> tuple[Tensor, MesaState]:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: MesaState | None, gates: Gates
+    ) -> tuple[Tensor, MesaState]:
         dtype = accumulator_dtype(q.dtype)
         s, h = (None, None) if state is None else state
-        beta, log_alpha = self._gates(extra, dtype)
+        beta, log_alpha = self._gates(gates, dtype)
         q, k = _directions(q.to(dtype)), _directions(k.to(dtype))
         system = _System(k, beta.unsqueeze(-1) * k, log_alpha, h, self._penalty(dtype), self.options.chunk)
         fixed = system.detach()
@@ -106,10 +107,10 @@ class MesaAttention(Attention):
         return MesaState(s, h)
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MesaState, extra_t: Tensor
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MesaState, gates_t: Gates
     ) -> tuple[Tensor, MesaState]:
         s, h = state
-        beta, log_alpha = self._gates(extra_t.unsqueeze(2), s.dtype)
+        beta, log_alpha = self._gates(as_sequence(gates_t), s.dtype)
         q, k = _directions(q_t.to(s.dtype)), _directions(k_t.to(s.dtype))
         written, alpha = beta * k, log_alpha.exp()
         h.mul_(alpha.unsqueeze(-1)).addcmul_(written.unsqueeze(-1), k.unsqueeze(-2))
@@ -197,13 +198,16 @@ class _Solution(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, residual: Tensor, solution: Tensor, system: _System, iterations: int) -> Tensor:
-        ctx.system, ctx.iterations = system, iterations
+    def forward(
+        ctx: Context[tuple[_System, int]], residual: Tensor, solution: Tensor, system: _System, iterations: int
+    ) -> Tensor:
+        ctx.settings = system, iterations
         return solution.view_as(solution)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context[tuple[_System, int]], *gradients: Tensor) -> tuple[Tensor | None, ...]:
         # Squares of small gradients would underflow.
         scale = gradients[0].abs().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(gradients[0].dtype).tiny)
-        return ctx.system.solve(gradients[0] / scale, ctx.iterations) * scale, None, None, None
+        system, iterations = ctx.settings
+        return system.solve(gradients[0] / scale, iterations) * scale, None, None, None

@@ -1,6 +1,6 @@
 """mLSTM (Beck 2024, xLSTM, arXiv 2405.04517): running sums with an exponential input gate and a forget gate."""
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory, as_sequence
 from .kernels.registry import CAUSAL_SUMS
 from .parts.causal_sums import update_and_read
 from .parts.decayed_sums import decayed_causal_sums, sum_logs
@@ -40,7 +40,7 @@ class MlstmState(NamedTuple):
     m: Tensor
 
 
-class MlstmAttention(Attention):
+class MlstmAttention(Attention[MlstmOptions, MlstmState]):
     """y_t = h_t / rms(h_t), with h_t = C_t^T q_t / max(|n_t . q_t|, 1) and two running sums:
 
         C_t = f_t C_{t-1} + i_t k_t v_t^T
@@ -67,8 +67,7 @@ class MlstmAttention(Attention):
     memory = Memory.CONSTANT
     options_type = MlstmOptions
     compiled = CAUSAL_SUMS
-    extra_per_head = 2
-    options: MlstmOptions
+    gates = {"input": 1, "forget": 1}
 
     def __init__(self, options: MlstmOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
@@ -77,19 +76,21 @@ class MlstmAttention(Attention):
         bias = log_memories(shape, shape.heads)
         self.gate_bias = nn.Parameter(bias if options.forget_gate == "sigmoid" else functional.logsigmoid(bias))
 
-    def _log_gates(self, extra: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """log i and log f, each [B, H, T], from the extra scalars [B, H, T, 2]."""
-        log_input, forget = extra.to(dtype).unbind(-1)
+    def _log_gates(self, gates: Gates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """log i and log f, each [B, H, T]."""
+        log_input, forget = (gates[name].squeeze(-1) for name in ("input", "forget"))
         forget = forget + self.gate_bias.to(dtype).unsqueeze(-1)
         return log_input, functional.logsigmoid(forget) if self.options.forget_gate == "sigmoid" else forget
 
     def _normalise(self, h: Tensor) -> Tensor:
         return functional.rms_norm(h, h.shape[-1:], eps=OUTPUT_FLOOR) if self.options.normalise else h
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor) -> tuple[Tensor, MlstmState]:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: MlstmState | None, gates: Gates
+    ) -> tuple[Tensor, MlstmState]:
         dtype = accumulator_dtype(q.dtype)
         s, before = (None, q.new_zeros(q.shape[:2], dtype=dtype)) if state is None else state
-        log_input, log_forget = self._log_gates(extra, dtype)
+        log_input, log_forget = self._log_gates(gates, dtype)
         m, log_kept = _stabilise(log_input.detach(), log_forget.detach(), before)
         # The added difference is 0 and carries the gradient.
         log_kept = log_kept + (log_forget - log_forget.detach())
@@ -105,10 +106,10 @@ class MlstmAttention(Attention):
         return MlstmState(s, s.new_zeros(sizes[:2]))
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MlstmState, extra_t: Tensor
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MlstmState, gates_t: Gates
     ) -> tuple[Tensor, MlstmState]:
         s, m = state
-        log_input, log_forget = (gate.squeeze(-1) for gate in self._log_gates(extra_t.unsqueeze(2), s.dtype))
+        log_input, log_forget = (gate.squeeze(-1) for gate in self._log_gates(as_sequence(gates_t), s.dtype))
         faded = log_forget + m
         m.copy_(torch.maximum(faded, log_input.clamp(min=0)))
         key = k_t.to(s.dtype) * ((log_input - m).exp() * self.score_scale).unsqueeze(-1)
@@ -122,7 +123,7 @@ class MlstmAttention(Attention):
         integers = int(self.options.forget_gate == "sigmoid"), int(self.options.normalise)
         inputs.emit("mlstm", buffers, integers, (self.score_scale, _LARGEST_EXPONENT))
 
-    def list_states(self, state: Any) -> list[Tensor]:
+    def list_states(self, state: MlstmState) -> list[Tensor]:
         s, m = state
         return [s[..., :-1], s[..., -1], m]
 

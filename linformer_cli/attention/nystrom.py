@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, Shared
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, Shared
 from .parts.causal_convolution import CausalConvolution, RecentValues
 from .parts.halves import PowerOfTwoChunk
 from .parts.running_averages import NOTHING, read_running_averages
@@ -48,7 +48,7 @@ class NystromState(NamedTuple):
     recent: RecentValues | None
 
 
-class NystromAttention(Attention):
+class NystromAttention(Attention[NystromOptions, NystromState]):
     """y_t = f_t Z b_t + a causal depthwise convolution of v.
 
     Each head has learned landmarks q~, k~ [m, K], and scores are scaled by K^(-1/2). f_t = softmax(q_t k~^T) is over
@@ -79,7 +79,6 @@ class NystromAttention(Attention):
     memory = Memory.CONSTANT
     options_type = NystromOptions
     bidirectional = True
-    options: NystromOptions
 
     def __init__(self, options: NystromOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
@@ -89,19 +88,19 @@ class NystromAttention(Attention):
         self.scale = shape.key_width**-0.5
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: NystromState | None, extra: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, state: NystromState | None, gates: Gates
     ) -> tuple[Tensor, NystromState]:
         dtype = accumulator_dtype(q.dtype)
         queries, keys = self._scaled_landmarks(dtype)
         inverse = self.invert_landmarks(keys)
-        gates = (q.to(dtype) @ keys.transpose(-1, -2)).softmax(dim=-1) @ inverse
+        weights = (q.to(dtype) @ keys.transpose(-1, -2)).softmax(dim=-1) @ inverse
         scores = k.to(dtype) @ queries.transpose(-1, -2)
         if state is None:
             averages, log_weights = self._nothing(len(q), q.device, dtype)
         else:
             averages, log_weights = state.averages, state.log_weights
         y, averages, log_weights = read_running_averages(
-            gates, scores, v.to(dtype), averages, log_weights, self.options.chunk
+            weights, scores, v.to(dtype), averages, log_weights, self.options.chunk
         )
         recent = None
         if self.convolution is not None:
@@ -109,7 +108,7 @@ class NystromAttention(Attention):
             y = y + local
         return y, NystromState(averages, log_weights, Shared(inverse.detach()), recent)
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, count = accumulator_dtype(q.dtype), min(self.options.landmarks, q.shape[2])
         ends = torch.full((1,), q.shape[2], device=q.device) if lengths is None else lengths
         q, k, wide = q.to(dtype) * self.scale, k.to(dtype), v.to(dtype)
@@ -168,7 +167,7 @@ class NystromAttention(Attention):
         return NystromState(averages, log_weights, Shared(inverse), recent)
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: NystromState, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: NystromState, gates_t: Gates
     ) -> tuple[Tensor, NystromState]:
         averages, log_weights, inverse, recent = state
         dtype = averages.dtype

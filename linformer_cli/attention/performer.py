@@ -1,7 +1,7 @@
 """Performer (Choromanski 2020, FAVOR+, arXiv 2009.14794): softmax attention estimated by random features."""
 
 import math
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -11,7 +11,7 @@ from torch.nn import functional
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
 from .kernels.registry import CAUSAL_SUMS, EXPONENTIAL_ATTENTION, kernel_for
 from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
 from .parts.decayed_sums import decayed_causal_sums
@@ -73,7 +73,7 @@ class PerformerState(NamedTuple):
     n: Tensor | None = None
 
 
-class PerformerAttention(Attention):
+class PerformerAttention(Attention[PerformerOptions, PerformerState]):
     """y_t = sum over j <= t of A_tj v_j / sum of A_tj, A_tj = phi(x_t) . phi(y_j), x = q K^(-1/4), y = k K^(-1/4).
 
     The directions are w_i ~ N(0, I). There are four feature maps. The first two come from Lemma 1 of the source:
@@ -105,7 +105,6 @@ class PerformerAttention(Attention):
     options_type = PerformerOptions
     compiled = CAUSAL_SUMS
     bidirectional = True
-    options: PerformerOptions
     directions: Tensor
 
     def __init__(self, options: PerformerOptions, shape: AttentionShape) -> None:
@@ -148,7 +147,7 @@ class PerformerAttention(Attention):
         return phi_q @ phi_k.transpose(-1, -2) / self.features
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState | None, gates: Gates
     ) -> tuple[Tensor, PerformerState]:
         if self._is_exponential:
             return self._attend_exponential(q, k, v, state)
@@ -208,7 +207,7 @@ class PerformerAttention(Attention):
         totals, n = decayed_causal_sums(ones, ones, weights, log_decay, total_before, chunk)
         return divide_by_floored_weight(sums, totals.squeeze(-1)), PerformerState(s, c[..., -1].clone(), n.flatten(1))
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
         q, k, values = q.to(dtype), k.to(dtype), v.to(dtype)
         floor = None
@@ -236,7 +235,7 @@ class PerformerAttention(Attention):
         return PerformerState(s, s.new_full(s.shape[:-1], -math.inf))
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: PerformerState, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: PerformerState, gates_t: Gates
     ) -> tuple[Tensor, PerformerState]:
         s, c, n = state
         q_t, k_t = q_t.to(s.dtype), k_t.to(s.dtype)
@@ -277,6 +276,6 @@ class PerformerAttention(Attention):
             name = "performer_trig" if self.options.feature_map == "trig" else "performer"
             inputs.emit(name, buffers, (self.features, count))
 
-    def list_states(self, state: Any) -> list[Tensor]:
+    def list_states(self, state: PerformerState) -> list[Tensor]:
         s, *maxima = state
         return [s[..., :-1], s[..., -1], *(part for part in maxima if part is not None)]

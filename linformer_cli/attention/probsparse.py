@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .bidirectional.joined import join, weigh
 from .parts.caches import KeyValueCache, add_cache, cache_format, extend_cache, fit_rows, init_cache, push_in_place
 from .parts.recomputed import SCORES_KEPT, run_within
@@ -55,7 +55,7 @@ class ProbsparseState(NamedTuple):
     threshold: Tensor
 
 
-class ProbsparseAttention(Attention):
+class ProbsparseAttention(Attention[ProbsparseOptions, ProbsparseState]):
     """y_t is softmax attention to all j <= t if M_t >= m(b), and otherwise the mean of v_0 .. v_t.
 
     M_t = max_j(q_t . k_j) - mean_j(q_t . k_j), over t and some sampled positions j < t, measures how much query t
@@ -79,7 +79,6 @@ class ProbsparseAttention(Attention):
     memory = Memory.GROWING
     options_type = ProbsparseOptions
     bidirectional = True
-    options: ProbsparseOptions
     sample: Tensor
 
     def __init__(self, options: ProbsparseOptions, shape: AttentionShape) -> None:
@@ -99,7 +98,7 @@ class ProbsparseAttention(Attention):
         return fraction * lengths.unsqueeze(1) // (self.samples * FRACTIONS)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, state: ProbsparseState | None, gates: Gates
     ) -> tuple[Tensor, ProbsparseState]:
         cache = extend_cache(None if state is None else state.cache, k, v)
         length, dtype = int(cache.position), accumulator_dtype(q.dtype)
@@ -116,7 +115,7 @@ class ProbsparseAttention(Attention):
         # A copy, because a view would keep the sums of all positions in memory.
         return y, ProbsparseState(cache, totals[:, :, -1].clone(), measures, threshold)
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
         ends = torch.full((len(q),), q.shape[2], device=q.device) if lengths is None else lengths
         # Not every device has float64.
@@ -177,7 +176,7 @@ class ProbsparseAttention(Attention):
         )
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: ProbsparseState, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: ProbsparseState, gates_t: Gates
     ) -> tuple[Tensor, ProbsparseState]:
         cache, length = push_in_place(state.cache, k_t, v_t)
         block, dtype = self.options.block, state.total.dtype

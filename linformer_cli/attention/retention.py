@@ -1,7 +1,7 @@
 """Retention (Sun 2023, RetNet, arXiv 2307.08621): running sums with a fixed decay per head."""
 
 import math
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionShape, Chunk, Memory
+from .base import Attention, AttentionShape, Chunk, Gates, Memory
 from .bidirectional.both_ways import sum_both_ways
 from .kernels.registry import CAUSAL_SUMS, kernel_for
 from .parts.causal_sums import update_and_read
@@ -49,7 +49,7 @@ class RetentionState(NamedTuple):
     position: Tensor
 
 
-class RetentionAttention(Attention):
+class RetentionAttention(Attention[RetentionOptions, RetentionState]):
     """y_t = SiLU(g_t) * u_t / rms(u_t), with u_t = sum over j <= t of w(t, j) (q_t . k_j) v_j / sqrt(K).
 
     Let m_h be the memory of head h in positions. The memories are spaced geometrically, from the length of an image
@@ -79,14 +79,13 @@ class RetentionAttention(Attention):
     options_type = RetentionOptions
     compiled = CAUSAL_SUMS
     bidirectional = True
-    options: RetentionOptions
 
     def __init__(self, options: RetentionOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         self.score_scale = float(shape.key_width**-0.5)
         self.plane = options.distance == "plane"
         self.waves = options.waves or _DEFAULT_WAVES if self.plane else 0
-        self.extra_per_head = shape.value_width if options.output_gate else 0
+        self.gates = {"output": shape.value_width} if options.output_gate else {}
         # log d of each head [H]: per position, or per row in 'plane'.
         span = shape.row if self.plane else 1
         self.log_decay = [-span / memory for memory in options.memory_lengths(shape, shape.heads)]
@@ -113,11 +112,11 @@ class RetentionAttention(Attention):
         return log_decay.view(-1, *[1] * column.dim()) * fades
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, state: RetentionState | None, gates: Gates
     ) -> tuple[Tensor, RetentionState]:
         s, position = (None, torch.zeros((), dtype=torch.int64, device=v.device)) if state is None else state
         sums, s = self._sum(q, k, v, s, position)
-        return scale_outputs(sums, self._output_gate(extra)), RetentionState(s, position + v.shape[2])
+        return scale_outputs(sums, gates.get("output")), RetentionState(s, position + v.shape[2])
 
     def _sum(self, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, position: Tensor | int) -> tuple[Tensor, Tensor]:
         """u [B, H, T, V] from `position` on, and the last s."""
@@ -130,14 +129,14 @@ class RetentionAttention(Attention):
         inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
         return decayed_causal_sums(*inputs, log_decay, s, self.options.chunk, factors)
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, length = accumulator_dtype(q.dtype), v.shape[2]
         # The rows of the reversed image must start at its first position, so the last row is filled up.
         fill = (0, 0, 0, -length % self.shape.row if self.plane else 0)
         q, k, wide = (functional.pad(x.to(dtype), fill) for x in (q, k, v))
         both = sum_both_ways(lambda q, k, v: self._sum(q, k, v, None, 0)[0], q, k, wide)
         own = (q * k).sum(dim=-1, keepdim=True) * self.score_scale * wide
-        return scale_outputs((both - own)[:, :, :length], self._output_gate(extra))
+        return scale_outputs((both - own)[:, :, :length], gates.get("output"))
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> RetentionState:
         widths = (2 * self.waves + 1) * self.shape.key_width, self.shape.value_width
@@ -145,7 +144,7 @@ class RetentionAttention(Attention):
         return RetentionState(s, torch.zeros((), dtype=torch.int64, device=device))
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RetentionState, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RetentionState, gates_t: Gates
     ) -> tuple[Tensor, RetentionState]:
         s, position = state
         column = position % self.shape.row
@@ -155,7 +154,7 @@ class RetentionAttention(Attention):
             query, key = multiply_features(query, factors), multiply_features(key, factors)
         decay = self._log_decays(column, s.dtype).exp().unsqueeze(-1)
         sums = update_and_read(s, query, key, v_t.to(s.dtype), decay)
-        return scale_outputs(sums, self._output_gate(extra_t)), RetentionState(s, position + 1)
+        return scale_outputs(sums, gates_t.get("output")), RetentionState(s, position + 1)
 
     def emit(self, inputs: MixInputs) -> None:
         shape, builder, factors = self.shape, inputs.builder, 2 * self.waves + 1
@@ -169,6 +168,3 @@ class RetentionAttention(Attention):
         )
         integers = (factors, row, int(self.options.output_gate))
         inputs.emit("retention", buffers, integers, (self.score_scale,))
-
-    def _output_gate(self, extra: Tensor | None) -> Tensor | None:
-        return extra if self.options.output_gate else None

@@ -1,6 +1,6 @@
 """Random feature attention (Peng 2021, arXiv 2103.02143): random Fourier features with a gate."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
 from .kernels.registry import CAUSAL_SUMS
 from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
 from .parts.decayed_sums import decayed_causal_sums
@@ -41,7 +41,7 @@ class RfaState(NamedTuple):
     n: Tensor
 
 
-class RfaAttention(Attention):
+class RfaAttention(Attention[RfaOptions, RfaState]):
     """y_t = phi(q_t) s_t / max(phi(q_t) . z_t, 0.1 n_t), phi(x) = [sin(w_i . x), cos(w_i . x)] / sqrt(D), i = 1 .. D.
 
     Queries and keys are scaled to length 1 first. w_i = sigma * e_i, where e_i ~ N(0, I) is fixed and sigma is learned
@@ -69,13 +69,12 @@ class RfaAttention(Attention):
     # With a bias of 5, the gate initially remembers about 150 positions. With 2, the memory is too short for the model
     # to learn well.
     extra_bias = 5.0
-    options: RfaOptions
     directions: Tensor
 
     def __init__(self, options: RfaOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         self.frequencies = options.frequencies or 2 * shape.key_width
-        self.extra_per_head = 1 if options.gate else 0
+        self.gates = {"forget": 1} if options.gate else {}
         self.bidirectional = not options.gate
         self.sigma = nn.Parameter(torch.ones(shape.heads, shape.key_width))
         # e [D, K], the same for all heads.
@@ -86,7 +85,7 @@ class RfaAttention(Attention):
         scaled = functional.normalize(x, dim=-1) * sigma.to(x.dtype)
         return sine_features(scaled @ self.directions.to(x.dtype).transpose(0, 1))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Any) -> tuple[Tensor, RfaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: RfaState | None, gates: Gates) -> tuple[Tensor, RfaState]:
         dtype = accumulator_dtype(q.dtype)
         sigma = self.sigma.unsqueeze(1)
         phi_q, phi_k = self._features(q.to(dtype), sigma), self._features(k.to(dtype), sigma)
@@ -94,7 +93,7 @@ class RfaAttention(Attention):
         values = functional.pad(v.to(dtype), (0, 1), value=1.0)
         s, n = (None, None) if state is None else state
         if self.options.gate:
-            gate = extra.squeeze(-1).to(dtype)
+            gate = gates["forget"].squeeze(-1)
             log_gate = functional.logsigmoid(gate)
             values = values * (-gate).sigmoid().unsqueeze(-1)
             sums, s = decayed_causal_sums(phi_q, phi_k, values, log_gate, s, self.options.chunk)
@@ -109,7 +108,7 @@ class RfaAttention(Attention):
             weight = weight if n is None else weight + n.unsqueeze(-1)
         return divide_by_floored_weight(sums, weight), RfaState(s, weight[..., -1].clone())
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, sigma = accumulator_dtype(q.dtype), self.sigma.unsqueeze(1)
         phi_q, phi_k = self._features(q.to(dtype), sigma), self._features(k.to(dtype), sigma)
         sums, weight = read_whole_sums(phi_q, phi_k, v.to(dtype), lengths)
@@ -121,13 +120,13 @@ class RfaAttention(Attention):
         s = torch.zeros(batch, heads, 2 * self.frequencies, self.shape.value_width + 1, device=device, dtype=dtype)
         return RfaState(s, s.new_zeros(batch, heads))
 
-    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RfaState, extra_t: Any) -> tuple[Tensor, RfaState]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RfaState, gates_t: Gates) -> tuple[Tensor, RfaState]:
         s, n = state
         phi_q, phi_k = self._features(torch.stack([q_t, k_t]).to(s.dtype), self.sigma)
         values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
         kept = None
         if self.options.gate:
-            gate = extra_t.to(s.dtype)
+            gate = gates_t["forget"]
             kept, added = gate.sigmoid(), (-gate).sigmoid()
             values *= added
             n.mul_(kept.squeeze(-1)).add_(added.squeeze(-1))
@@ -141,6 +140,6 @@ class RfaAttention(Attention):
         buffers += builder.shared(self.sigma), builder.shared(self.directions.transpose(0, 1))
         inputs.emit("rfa", buffers, (features, int(self.options.gate)))
 
-    def list_states(self, state: Any) -> list[Tensor]:
+    def list_states(self, state: RfaState) -> list[Tensor]:
         s, n = state
         return [s[..., :-1], s[..., -1], n]

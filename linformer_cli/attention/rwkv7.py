@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionOptions, AttentionShape
+from .base import AttentionOptions, AttentionShape, Gates
 from .parts.delta_attention import DeltaAttention, DeltaInputs
 from .parts.delta_rule import DeltaState, Updates
 from .parts.halves import PowerOfTwoChunk
@@ -29,7 +29,7 @@ class Rwkv7Options(AttentionOptions):
     chunk: PowerOfTwoChunk = 16
 
 
-class Rwkv7Attention(DeltaAttention):
+class Rwkv7Attention(DeltaAttention[Rwkv7Options]):
     """y_t = q_t s_t / rms(q_t s_t) + (q_t . (rho * c_t)) v_t, with a state s_t that removes one key and adds another:
 
         s_t = (diag(w_t) - (a_t * kappa_t) kappa_t^T) s_{t-1} + c_t v_t^T
@@ -49,11 +49,10 @@ class Rwkv7Attention(DeltaAttention):
     method = "delta rule, separate removal and replacement keys"
     options_type = Rwkv7Options
     updates_per_position = 2
-    options: Rwkv7Options
 
     def __init__(self, options: Rwkv7Options, shape: AttentionShape) -> None:
         super().__init__(options, shape, chunk=2 * options.chunk)
-        self.extra_per_head = 2 * shape.key_width
+        self.gates = {"decay": shape.key_width, "rate": shape.key_width}
         # Initially, the memory lengths m of the rows of s range from an image down to an image row: w = exp(-1 / m).
         opening = (-log_memories(shape, shape.key_width, least=2)).exp() / _FASTEST
         sizes = shape.heads, shape.key_width
@@ -63,7 +62,7 @@ class Rwkv7Attention(DeltaAttention):
         self.replacement = nn.Parameter(torch.ones(sizes))  # alpha
         self.bonus = nn.Parameter(torch.zeros(sizes)) if options.bonus else None  # rho
 
-    def prepare(self, q: Tensor, k: Tensor, v: Tensor, extra: Tensor) -> DeltaInputs:
+    def prepare(self, q: Tensor, k: Tensor, v: Tensor, gates: Gates) -> DeltaInputs:
         """The inputs of two updates per position.
 
         The first update decays s and removes what s holds for kappa. The second one adds c v^T and reads the output.
@@ -73,8 +72,8 @@ class Rwkv7Attention(DeltaAttention):
         decay_bias, rate_bias, removal, replacement = (
             x.to(v.dtype).unsqueeze(-2) for x in (self.decay_bias, self.rate_bias, self.removal, self.replacement)
         )
-        decay, rate = extra.to(v.dtype).chunk(2, dim=-1)
-        log_w, rate = -_FASTEST * (decay + decay_bias).sigmoid(), (rate + rate_bias).sigmoid()
+        log_w = -_FASTEST * (gates["decay"] + decay_bias).sigmoid()
+        rate = (gates["rate"] + rate_bias).sigmoid()
         kappa = directions(k * removal)
         added = k * (1 + (rate - 1) * replacement)
         none = torch.zeros_like(k)

@@ -1,14 +1,14 @@
 """Single-head attention (Merity 2019, 'SHA-RNN', arXiv 1911.11423): only queries have a matrix."""
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .parts.caches import (
     KeyValueCache,
     add_rows,
@@ -51,7 +51,7 @@ class OverparameterisedGate(nn.Linear):
         return g
 
 
-class SingleHeadAttention(Attention):
+class SingleHeadAttention(Attention[SingleHeadOptions, SingleHeadState]):
     """y_t = g * sum over j <= t of softmax_j(u_t . m_j / sqrt(K)) m_j, where u_t = sigmoid(a) * sigmoid(b) * norm(q_t).
 
     m_j, the input of the layer at position j, is both key and value. q_t = W_q m_t + b_q, norm is a LayerNorm with
@@ -81,7 +81,7 @@ class SingleHeadAttention(Attention):
         self.value_gate = OverparameterisedGate(width)
 
     @classmethod
-    def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
+    def fit_shape(cls, options: SingleHeadOptions, shape: AttentionShape, width: int) -> AttentionShape:
         return replace(shape, heads=1, key_width=width, value_width=width)
 
     def _scale(self) -> Tensor:
@@ -97,13 +97,13 @@ class SingleHeadAttention(Attention):
         return attend_cached(u, cache, cache.keys) * self.value_gate.vector()
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, state: SingleHeadState | None, gates: Gates
     ) -> tuple[Tensor, SingleHeadState]:
         cache = extend_cache(None if state is None else _as_cache(state), k, k[..., :0])
         return self._mix(q, cache), SingleHeadState(cache.keys, cache.position)
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: SingleHeadState, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: SingleHeadState, gates_t: Gates
     ) -> tuple[Tensor, SingleHeadState]:
         cache, _ = push_in_place(_as_cache(state), k_t, k_t[..., :0])
         return self._mix(q_t.unsqueeze(2), cache).squeeze(2), SingleHeadState(cache.keys, cache.position)

@@ -1,12 +1,10 @@
 """Softmax attention (Vaswani 2017, arXiv 1706.03762), with a growing key-value cache."""
 
-from typing import Any
-
 from torch import Tensor
 
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionOptions, Memory
+from .base import AttentionOptions, Gates, Memory
 from .parts.caches import CachedAttention, KeyValueCache, attend_cached, attend_masked, extend_cache, push_in_place
 from .tensors import find_padding
 
@@ -17,7 +15,7 @@ class SoftmaxOptions(AttentionOptions):
     """Softmax attention has no options."""
 
 
-class SoftmaxAttention(CachedAttention):
+class SoftmaxAttention(CachedAttention[SoftmaxOptions]):
     """y_t = sum over j <= t of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
     This is the reference for all efficient mechanisms. The state keeps all keys and values. A step at position t,
@@ -39,17 +37,17 @@ class SoftmaxAttention(CachedAttention):
         return (positions + 1) / (2 * positions) + 1 / positions
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
     ) -> tuple[Tensor, KeyValueCache]:
         cache = extend_cache(state, k, v)
         return attend_cached(q, cache, cache.values), cache
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         seen = None if lengths is None else ~find_padding(lengths, k.shape[2])[:, None, None]
         return attend_masked(q, k, v, seen)
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
     ) -> tuple[Tensor, KeyValueCache]:
         cache, _ = push_in_place(state, k_t, v_t)
         return attend_cached(q_t.unsqueeze(2), cache, cache.values).squeeze(2), cache

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -13,7 +13,7 @@ from torch.nn import functional
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionOptions, AttentionShape, Memory
+from .base import AttentionOptions, AttentionShape, Gates, Memory
 from .bidirectional.joined import join
 from .bidirectional.lists import weigh_lists
 from .bidirectional.sparse import list_near, weigh_columns, weigh_summaries
@@ -80,7 +80,7 @@ class _Part(NamedTuple):
     far: bool
 
 
-class SparseAttention(CachedAttention):
+class SparseAttention(CachedAttention[SparseOptions]):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j, where S(t) is a subset of the positions j <= t.
 
     S(t) has two parts. In `strided`, the first part is all j with t - j < l, and the second part is all j with
@@ -102,7 +102,6 @@ class SparseAttention(CachedAttention):
     memory = Memory.GROWING
     options_type = SparseOptions
     bidirectional = True
-    options: SparseOptions
 
     def __init__(self, options: SparseOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
@@ -128,7 +127,7 @@ class SparseAttention(CachedAttention):
         return [_Part(slice(0, None, 2), first, strided, False), _Part(slice(1, None, 2), second, False, True)]
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
     ) -> tuple[Tensor, KeyValueCache]:
         cache = extend_cache(state, k, v)
         length, stride = int(cache.position), self.stride
@@ -154,7 +153,7 @@ class SparseAttention(CachedAttention):
                 y[:, part.heads] = output.view(len(q), -1, *y.shape[2:])
         return y[:, :, before : before + q.shape[2]], cache
 
-    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, extra: Tensor | None) -> Tensor:
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
         y = torch.empty_like(v, dtype=dtype)
         q, k, wide = q.to(dtype) / math.sqrt(q.shape[-1]), k.to(dtype), v.to(dtype)
@@ -236,7 +235,7 @@ class SparseAttention(CachedAttention):
         return scores.masked_fill(key_row >= row, -math.inf)
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
     ) -> tuple[Tensor, KeyValueCache]:
         cache, length = push_in_place(state, k_t, v_t)
         q_t = q_t.to(cache.keys.dtype).unsqueeze(2)

@@ -1,15 +1,16 @@
 """What kernels, parts and mechanisms share: types of sums, padding, and the contexts of autograd functions."""
 
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
-Settings = TypeVar("Settings")
+Settings = TypeVar("Settings", default=None)
 
 
 class Context(Protocol[Settings]):
-    """What torch gives to both passes of an autograd function; `settings` passes on what is no tensor."""
+    """What both passes of an autograd function share: saved tensors, and `settings` if anything else is needed."""
 
     settings: Settings
     saved_tensors: tuple[Tensor, ...]

@@ -88,5 +88,6 @@ def draw_inputs(batch: int, heads: int, length: int, width: int, device: str, dt
 def differentiate(attention: LinearAttention, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the output, the sums, and the gradients of the inputs. v serves as the gradient of the output."""
     leaves = [part.detach().requires_grad_() for part in inputs]
-    y, state = attention.attend(*leaves)
+    q, k, v = leaves
+    y, state = attention.attend(q, k, v)
     return [y, *state, *torch.autograd.grad(y, leaves, leaves[2].detach())]

@@ -121,7 +121,7 @@ def test_open_and_closed_gates_give_finite_results(
 def test_a_closed_gate_forgets(gate: str) -> None:
     attention = build(gate)
     q, k, v, state, extra = draw(attention)
-    extra[:, :, 20, : attention.gates] = -1e5
+    extra[:, :, 20, : attention.gates["decay"]] = -1e5
     changed = v.clone()
     changed[:, :, :20] += 100
     before, after = (attention.attend(q, k, part, state, extra)[0] for part in (v, changed))

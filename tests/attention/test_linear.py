@@ -1,5 +1,7 @@
 """Tests particular to linear attention; test_contract.py covers what all mechanisms share."""
 
+import re
+import textwrap
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
+from linformer_cli.attention import linear
 from linformer_cli.attention.base import Attention, AttentionShape
 from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
 from linformer_cli.attention.parts.feature_maps import FEATURE_MAPS
@@ -27,6 +30,15 @@ def build(dtype: torch.dtype = torch.float64, **options: Any) -> Attention:
 def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5)]
+
+
+def test_the_definition_in_the_docstring_is_what_attend_computes() -> None:
+    attention, (q, k, v) = build(), draw(40)
+    found = re.search(r"\n\n((?: {4}.*\n)+)", linear.__doc__)
+    assert found
+    names = {"q": q, "k": k, "v": v, "phi": lambda x: torch.where(x < 0, x.exp(), x + 1)}
+    exec(textwrap.dedent(found.group(1)), names)
+    assert_agree(attention.attend(q, k, v)[0], names["y"], FLOAT64)
 
 
 def test_weights_of_zero_give_zero_outputs_and_finite_gradients() -> None:

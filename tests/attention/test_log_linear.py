@@ -97,9 +97,9 @@ def test_only_the_buckets_of_levels_with_a_weight_are_read(over: str) -> None:
     attention = build(over, chunk=4)
     q, k, v, state, extra = draw(attention, 14)
     for level, seen in {0: range(13, 14), 1: range(12, 13), 3: range(8, 12), 4: range(8)}.items():
-        scales = torch.full_like(extra[..., attention.scalars :], -CERTAIN)
+        scales = torch.full_like(extra[..., OVER.index(over) :], -CERTAIN)
         scales[..., level] = 0
-        only = torch.cat([extra[..., : attention.scalars], scales], dim=-1)
+        only = torch.cat([extra[..., : OVER.index(over)], scales], dim=-1)
         v.requires_grad_()
         y, _ = attention.attend(q, k, v, state, only)
         (gradient,) = torch.autograd.grad(y[:, :, 13].sum(), v)
@@ -110,11 +110,11 @@ def test_only_the_buckets_of_levels_with_a_weight_are_read(over: str) -> None:
 def test_equal_weights_give_the_base_mechanism(over: str) -> None:
     attention = build(over)
     q, k, v, state, extra = draw(attention, 100)
-    extra[..., attention.scalars :] = 0.7
+    extra[..., OVER.index(over) :] = 0.7
     base = build_attention(over, {}, attention.shape).double()
     # With large values, the small numbers that are added to mean squares have no effect.
     inputs = q, k, 1e6 * v, state
-    expected, _ = base.attend(*inputs, extra[..., : attention.scalars] if base.extra_per_head else None)
+    expected, _ = base.attend(*inputs, extra[..., : OVER.index(over)] if base.extra_per_head else None)
     assert_agree(attention.attend(*inputs, extra)[0], expected, FLOAT64)
 
 
@@ -160,7 +160,7 @@ def test_open_and_closed_gates_give_finite_results(over: str, shift: float) -> N
     q, k, v, state, extra = (None if part is None else part.float() for part in draw(attention, 80))
     for sign in (torch.ones(80), -torch.ones(80), torch.ones(80).index_fill(0, torch.arange(0, 80, 7), -1)):
         shifted = extra.clone()
-        shifted[..., attention.scalars - 1] += shift * sign
+        shifted[..., OVER.index(over) - 1] += shift * sign
         leaves = [part.detach().requires_grad_() for part in (q, k, v, shifted)]
         y, _ = attention.attend(*leaves[:3], state, leaves[3])
         for tensor in (y, *torch.autograd.grad(y.sum(), leaves)):

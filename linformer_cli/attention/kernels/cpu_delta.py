@@ -1,10 +1,11 @@
 """The compiled delta rule for CPUs (delta.cpp). The textbook form is `delta_sums` of parts/delta_rule.py."""
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from linformer_cli.attention.tensors import Context
 
 from .cpu_calls import View, launch, require_fit, with_dense_rows
 
@@ -40,7 +41,7 @@ def follow_delta_rule(
 
 class _DeltaRule(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Context, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         *parts, carried = inputs
         views = {name: None if x is None else with_dense_rows(x) for name, x in zip(_INPUTS, parts, strict=True)}
         carried = None if carried is None else carried.contiguous()
@@ -55,7 +56,7 @@ class _DeltaRule(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         *parts, error, carried = ctx.saved_tensors
         y, total = gradients
         views = dict(zip(_INPUTS, parts, strict=True))

@@ -12,12 +12,12 @@ values. The textbook form is `causal_sums` and `divide_by_weight`.
 
 import ctypes
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.tensors import accumulator_dtype
+from linformer_cli.attention.tensors import Context, accumulator_dtype
 from linformer_cli.native.constants import COMPILED_MAPS
 
 from .cpu_calls import (
@@ -138,7 +138,14 @@ def _attend(
 class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: _Map, whole: bool
+        ctx: Context[tuple[int, bool]],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        s: Tensor | None,
+        z: Tensor | None,
+        feature_map: _Map,
+        whole: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dtype = accumulator_dtype(q.dtype)
         batch, heads, length, width = q.shape
@@ -158,22 +165,23 @@ class _LinearAttention(torch.autograd.Function):
             s, z = total_s, total_z  # the backward pass reads these
         # This includes the tensors of the map, so that autograd notices if the caller changes them.
         ctx.save_for_backward(q, k, v, s, z, weights, feature_map.columns, feature_map.maxima)
-        ctx.feature_map, ctx.whole = feature_map.number, whole
+        ctx.settings = feature_map.number, whole
         ctx.mark_non_differentiable(weights)
         ctx.set_materialize_grads(False)
         return y, total_s, total_z, weights
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context[tuple[int, bool]], *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, s, z, weights, columns, maxima = ctx.saved_tensors
         y, total_s, total_z, _ = gradients
+        number, whole = ctx.settings
         y = torch.zeros_like(v) if y is None else y
         grad_q, grad_k, grad_v = empty_like_projections(q, k, v)
         grad_s, grad_z = (None if x is None else torch.empty_like(x) for x in (s, z))
         _call(
             "lintx_linear_backward",
-            _Map(ctx.feature_map, columns, maxima),
+            _Map(number, columns, maxima),
             {
                 **{"q": q, "k": k, "v": v, "y": with_dense_rows(y)},
                 **{"grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v},
@@ -184,9 +192,9 @@ class _LinearAttention(torch.autograd.Function):
                 "total_s": None if total_s is None else total_s.contiguous(),
                 "total_z": None if total_z is None else total_z.contiguous(),
             },
-            ctx.whole,
+            whole,
         )
-        of_sums = (None, None) if ctx.whole else (grad_s, grad_z)  # if whole, these are the kernel's own memory
+        of_sums = (None, None) if whole else (grad_s, grad_z)  # if whole, these are the kernel's own memory
         return grad_q, grad_k, grad_v, *of_sums, None, None
 
 

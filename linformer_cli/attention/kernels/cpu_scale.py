@@ -1,10 +1,11 @@
 """Compiled scaling of outputs for CPUs (scale.cpp). The textbook form is `scale_outputs` of parts/scaling.py."""
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from linformer_cli.attention.tensors import Context
 
 from .cpu_calls import View, empty_like_projection, launch, with_dense_rows
 
@@ -30,21 +31,21 @@ def scale(sums: Tensor, gate: Tensor, epsilon: float) -> Tensor:
 
 class _Scale(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, sums: Tensor, gate: Tensor, epsilon: float) -> Tensor:
+    def forward(ctx: Context[float], sums: Tensor, gate: Tensor, epsilon: float) -> Tensor:
         sums, gate = map(with_dense_rows, (sums, gate))
         y = empty_like_projection(gate)
         _call("lintx_scale_forward", epsilon, {"sums": sums, "gate": gate, "y": y})
         ctx.save_for_backward(sums, gate)
-        ctx.epsilon = epsilon
+        ctx.settings = epsilon
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context[float], *gradients: Tensor) -> tuple[Tensor | None, ...]:
         sums, gate = ctx.saved_tensors
         of_sums, of_gate = map(empty_like_projection, (sums, gate))
         views = {"sums": sums, "gate": gate, "y": with_dense_rows(gradients[0])}
-        _call("lintx_scale_backward", ctx.epsilon, {**views, "grad_sums": of_sums, "grad_gate": of_gate})
+        _call("lintx_scale_backward", ctx.settings, {**views, "grad_sums": of_sums, "grad_gate": of_gate})
         return of_sums, of_gate, None
 
 

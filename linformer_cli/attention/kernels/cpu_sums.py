@@ -1,12 +1,11 @@
 """Compiled causal sums, with or without decay, for CPUs (sums.cpp). The textbook forms are in `parts`."""
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.tensors import accumulator_dtype
+from linformer_cli.attention.tensors import Context, accumulator_dtype
 
 from .cpu_calls import View, launch, require_fit, with_dense_rows
 
@@ -48,7 +47,7 @@ def sum_causally(
 class _Sums(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context[float],
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -65,13 +64,13 @@ class _Sums(torch.autograd.Function):
         views = {"q": q, "k": k, "v": v, "y": y, "log_decay": log_decay}
         _call("lintx_sums_forward", views, {"carried": carried, "total": total}, scale)
         ctx.save_for_backward(q, k, v, log_decay, carried)
-        ctx.scale = scale
+        ctx.settings = scale
         ctx.set_materialize_grads(False)
         return y, total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context[float], *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, log_decay, carried = ctx.saved_tensors
         y, total = gradients
         dtype = accumulator_dtype(q.dtype)
@@ -88,7 +87,7 @@ class _Sums(torch.autograd.Function):
         }
         y = torch.zeros_like(v, dtype=dtype) if y is None else with_dense_rows(y)
         views = {"q": q, "k": k, "v": v, "y": y, "log_decay": log_decay, **found}
-        _call("lintx_sums_backward", views, states, ctx.scale)
+        _call("lintx_sums_backward", views, states, ctx.settings)
         return *found.values(), grad_carried, None
 
 

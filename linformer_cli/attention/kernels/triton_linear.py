@@ -12,13 +12,12 @@ queries, and a reverse scan, which carries the gradients of s and z, for keys an
 The textbook form is `causal_sums` and `divide_by_weight`. Importing this file needs Triton; see `native/gpu.py`.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from linformer_cli.attention.tensors import Context
 from linformer_cli.native.constants import COMPILED_MAPS
 
 from .cpu_calls import empty_like_projection, require_sums_fit, with_dense_rows
@@ -28,6 +27,8 @@ CHUNK = 64
 WANTED_PROGRAMS = 256
 # By default, Triton compiles separate kernels for the number 1, for multiples of 16 and for all other numbers.
 LENGTHS = ("T", "segments", "chunks")
+# H, T, the number of segments, and the number of chunks per segment.
+Sizes = tuple[int, int, int, int]
 ELU: tl.constexpr = tl.constexpr(COMPILED_MAPS["elu"])
 RELU: tl.constexpr = tl.constexpr(COMPILED_MAPS["relu"])
 
@@ -242,7 +243,7 @@ def cut_into_segments(batch: int, heads: int, length: int) -> tuple[int, int]:
 class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, feature_map: int
+        ctx: Context[tuple[int, Sizes]], q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, feature_map: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         batch, heads, length, features = q.shape
         segments, chunks = cut_into_segments(batch, heads, length)
@@ -261,13 +262,13 @@ class _LinearAttention(torch.autograd.Function):
         outputs = (starts_s, starts_z, y, weights, total_s, total_z)
         _launch(_forward_kernel, q, v, feature_map, sizes, *inputs, *outputs)
         ctx.save_for_backward(q, k, v, starts_s, starts_z, weights)
-        ctx.feature_map, ctx.sizes = feature_map, sizes
+        ctx.settings = feature_map, sizes
         ctx.set_materialize_grads(False)
         return y, total_s, total_z
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context[tuple[int, Sizes]], *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, starts_s, starts_z, weights = ctx.saved_tensors
         g, of_total_s, of_total_z = gradients
         g = torch.zeros_like(v) if g is None else g
@@ -276,12 +277,12 @@ class _LinearAttention(torch.autograd.Function):
         grad_weights, each_s, each_z = map(torch.empty_like, (weights, starts_s, starts_z))
         inputs = [part for x in (q, k, v, g) for part in (x, *x.stride()[:3])]
         outputs = (starts_s, starts_z, weights, grad_q, grad_weights, each_s, each_z)
-        _launch(_backward_queries_kernel, q, v, ctx.feature_map, ctx.sizes, *inputs, *outputs)
+        _launch(_backward_queries_kernel, q, v, *ctx.settings, *inputs, *outputs)
         # The gradients of the sums after each segment come from later segments and from the final sums.
         later_s, later_z = _sum_later(each_s, of_total_s), _sum_later(each_z, of_total_z)
         grad_s, grad_z = torch.empty_like(later_s), torch.empty_like(later_z)
         last = (later_s, later_z, weights, grad_weights, grad_k, grad_v, grad_s, grad_z)
-        _launch(_backward_keys_kernel, q, v, ctx.feature_map, ctx.sizes, *inputs, *last)
+        _launch(_backward_keys_kernel, q, v, *ctx.settings, *inputs, *last)
         return grad_q, grad_k, grad_v, grad_s[:, :, 0], grad_z[:, :, 0], None
 
 
@@ -292,7 +293,7 @@ def _sum_later(each: Tensor, last: Tensor | None) -> Tensor:
 
 
 def _launch(
-    kernel: Any, q: Tensor, v: Tensor, feature_map: int, sizes: tuple[int, int, int, int], *arguments: Any
+    kernel: triton.JITFunction, q: Tensor, v: Tensor, feature_map: int, sizes: Sizes, *arguments: object
 ) -> None:
     """Launch one program for each head of every image and each segment."""
     heads, _, segments, _ = sizes

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.attention.base import Attention, AttentionShape, Options
 from linformer_cli.attention.kernels.registry import CACHE_STEP, kernel_for
 from linformer_cli.native.constants import FORMATS
 from linformer_cli.native.program import Builder, MixInputs
@@ -21,7 +21,7 @@ class KeyValueCache(NamedTuple):
     position: Tensor
 
 
-class CachedAttention(Attention):
+class CachedAttention(Attention[Options, KeyValueCache]):
     """A mechanism whose whole state is a cache of keys and values."""
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:

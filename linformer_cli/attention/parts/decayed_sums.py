@@ -6,13 +6,12 @@ The decay d_t can be a gate, or a factor that rescales the sum to a new running 
 per feature.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from linformer_cli.attention.kernels.registry import CAUSAL_SUMS, kernel_for
+from linformer_cli.attention.tensors import Context
 
 from .chunks import cut_chunks
 from .halves import corners, iter_halves, split_halves
@@ -22,7 +21,7 @@ class _ScanWithDecay(torch.autograd.Function):
     """states[0] = first and states[n + 1] = decay[n] states[n] + parts[n]. The backward pass is a scan in reverse."""
 
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
+    def forward(ctx: Context, parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
         states = parts.new_empty(len(parts), parts.shape[1] + 1, *parts.shape[2:])
         states[:, 0] = first
         for n in range(parts.shape[1]):
@@ -32,7 +31,7 @@ class _ScanWithDecay(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    def backward(ctx: Context, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         states, decay = ctx.saved_tensors
         grad = grad_outputs[0].clone()
         for n in reversed(range(decay.shape[1])):
@@ -113,18 +112,18 @@ class _DecayWeights(torch.autograd.Function):
     """`decay_weights`. Only the result is saved."""
 
     @staticmethod
-    def forward(ctx: Any, c: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Context[torch.dtype], c: Tensor, dtype: torch.dtype) -> Tensor:
         # Above the diagonal, the difference is positive and exp could overflow.
         weights = (c.unsqueeze(-1) - c.unsqueeze(-2)).to(dtype).clamp_(max=0).exp_().tril_()
         ctx.save_for_backward(weights)
-        ctx.dtype = c.dtype
+        ctx.settings = c.dtype
         return weights
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context[torch.dtype], *grad_outputs: Tensor) -> tuple[Tensor, None]:
         products = grad_outputs[0] * ctx.saved_tensors[0]
-        return (products.sum(dim=-1) - products.sum(dim=-2)).to(ctx.dtype), None
+        return (products.sum(dim=-1) - products.sum(dim=-2)).to(ctx.settings), None
 
 
 def multiply_features(features: Tensor, factors: Tensor) -> Tensor:
@@ -180,7 +179,7 @@ def pairwise_products(q: Tensor, k: Tensor, c: Tensor) -> Tensor:
 
 class _PairwiseProducts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, c: Tensor) -> Tensor:
+    def forward(ctx: Context, q: Tensor, k: Tensor, c: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, c)
         products = q.new_zeros(*q.shape[:-1], q.shape[-2])
         products.diagonal(dim1=-2, dim2=-1).copy_((q * k).sum(dim=-1))
@@ -191,7 +190,7 @@ class _PairwiseProducts(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Context, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (q, k, c), (grad,) = ctx.saved_tensors, grad_outputs
         grad_q, grad_k = torch.zeros_like(q), torch.zeros_like(k)
         for half in iter_halves(q.shape[-2]):

@@ -6,10 +6,11 @@ denominator of 0.
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from linformer_cli.attention.tensors import Context
 
 
 class FeatureMap(nn.Module, ABC):
@@ -40,13 +41,13 @@ class _EluPlusOne(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor) -> Tensor:
         y = _elu_plus_one(x)
         ctx.save_for_backward(y)
         return y
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+    def backward(ctx: Context, *grad_outputs: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         slope: Tensor = y.clamp(max=1)
         return grad_outputs[0] * slope

@@ -6,14 +6,14 @@ relu(x)^2 replaces softmax, and weights are not normalised.
 
 import math
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape
+from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape, State
 
 
 class GatedOptions(AttentionOptions):
@@ -34,6 +34,9 @@ class GatedOptions(AttentionOptions):
     ] = "length"
 
 
+Options = TypeVar("Options", bound=GatedOptions)
+
+
 class ScaleOffset(nn.Module):
     """x * scale + offset. Both parameters have size `width`; the scale is initialised near `start`, the offset to 0."""
 
@@ -48,7 +51,7 @@ class ScaleOffset(nn.Module):
         return torch.addcmul(self.offset.to(x.dtype), x, self.scale.to(x.dtype))
 
 
-class GatedAttention(Attention):
+class GatedAttention(Attention[Options, State]):
     """Computes queries, keys, the bias for each distance, and weights.
 
     `span` is the number of distances with a bias. Scores (with `scale = "length"`) or outputs (with "width") are
@@ -59,9 +62,8 @@ class GatedAttention(Attention):
     family = "gated"
     shared_query_key = True
     gated = True
-    options: GatedOptions
 
-    def __init__(self, options: GatedOptions, shape: AttentionShape, span: int) -> None:
+    def __init__(self, options: Options, shape: AttentionShape, span: int) -> None:
         super().__init__(options, shape)
         if shape.heads != 1:
             raise ValueError(f"'{self.name}' has one head, found {shape.heads}")
@@ -76,7 +78,7 @@ class GatedAttention(Attention):
         self.weight_scale = 1.0 if by_length else 1 / span
 
     @classmethod
-    def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
+    def fit_shape(cls, options: Options, shape: AttentionShape, width: int) -> AttentionShape:
         return replace(shape, heads=1, key_width=options.z_width, value_width=options.value_width or 2 * width)
 
     def list_constants(self, *scaled: tuple["ScaleOffset", float]) -> Tensor:

@@ -6,12 +6,14 @@ buckets of lower bits hold later positions. Level 0 is the position itself, and 
 is added, it is merged with the buckets of the trailing 1 bits, like a carry in a binary addition.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from linformer_cli.attention.tensors import Context
 
 from .decayed_sums import decay_weights, sum_logs
 from .halves import corners, iter_halves, split_halves
@@ -137,13 +139,13 @@ class _ReadPairs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, pairs: Tensor, scales: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Context, pairs: Tensor, scales: Tensor, v: Tensor) -> Tensor:
         ctx.save_for_backward(pairs, scales, v)
         return _weigh(pairs, scales) @ v
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Context, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (pairs, scales, v), (grad_y,) = ctx.saved_tensors, grad_outputs
         grad, grad_scales = grad_y @ v.transpose(-1, -2), torch.zeros_like(scales)
         torch.mul(*(part.diagonal(dim1=-2, dim2=-1) for part in (grad, pairs)), out=grad_scales[..., 0])
@@ -170,7 +172,7 @@ class _ReadBuckets(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, scales: Tensor, s: Tensor) -> Tensor:
+    def forward(ctx: Context, queries: Tensor, scales: Tensor, s: Tensor) -> Tensor:
         ctx.save_for_backward(queries, scales, s)
         y = queries.new_zeros(*queries.shape[:-1], s.shape[-1])
         for scale, bucket in zip(scales.split(1, dim=-1), s, strict=True):
@@ -179,7 +181,7 @@ class _ReadBuckets(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Context, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (queries, scales, s), (grad_y,) = ctx.saved_tensors, grad_outputs
         grad_queries, grad_scales, grad_s = torch.zeros_like(queries), torch.empty_like(scales), torch.empty_like(s)
         for g, (scale, bucket) in enumerate(zip(scales.split(1, dim=-1), s, strict=True)):

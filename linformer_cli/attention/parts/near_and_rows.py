@@ -10,11 +10,13 @@ would keep T * (rows + window) numbers twice.
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from linformer_cli.attention.tensors import Context
 
 # The number of scores held at once is small enough for the cache and large enough to hide the overhead of a call.
 GROUP_SCORES = 2**20
@@ -80,7 +82,7 @@ class _NearAndRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, near_k: Tensor, near_v: Tensor, row_k: Tensor, row_v: Tensor, pattern: Pattern
+        ctx: Context[Pattern], q: Tensor, near_k: Tensor, near_v: Tensor, row_k: Tensor, row_v: Tensor, pattern: Pattern
     ) -> Tensor:
         y = near_v.new_empty(*q.shape[:2], near_v.shape[-1])
         log_total = q.new_empty(*q.shape[:2], 1)
@@ -104,14 +106,14 @@ class _NearAndRows(torch.autograd.Function):
             torch.div(sums, total, out=y[:, part])
             torch.add(largest, total.log_(), out=log_total[:, part])
         ctx.save_for_backward(q, near_k, near_v, row_k, row_v, y, log_total)
-        ctx.pattern = pattern
+        ctx.settings = pattern
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context[Pattern], *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         q, near_k, near_v, row_k, row_v, y, log_total = ctx.saved_tensors
-        pattern, grad_y = ctx.pattern, grad_outputs[0].contiguous()
+        pattern, grad_y = ctx.settings, grad_outputs[0].contiguous()
         grad_q = torch.empty_like(q)
         grads = [torch.zeros_like(x) for x in (near_k, near_v, row_k, row_v)]
         grad_near_k, grad_near_v, grad_row_k, grad_row_v = grads

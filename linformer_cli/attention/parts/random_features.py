@@ -5,12 +5,13 @@ exp(-|x - y|^2/2)  = E cos(w . (x - y)) = E [sin(w . x) sin(w . y) + cos(w . x) 
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from linformer_cli.attention.tensors import Context
 
 from .causal_sums import divide_by_weight
 
@@ -64,7 +65,7 @@ class _SineFeatures(torch.autograd.Function):
     """Saves only the features, without a copy, since they are the largest tensors of the mechanisms that use them."""
 
     @staticmethod
-    def forward(ctx: Any, phases: Tensor) -> Tensor:
+    def forward(ctx: Context, phases: Tensor) -> Tensor:
         count = phases.shape[-1]
         features = phases.new_empty(*phases.shape[:-1], 2 * count)
         torch.sin(phases, out=features[..., :count])
@@ -75,7 +76,7 @@ class _SineFeatures(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: Context, *gradients: Tensor) -> Tensor:
         (features,), (gradient,) = ctx.saved_tensors, gradients
         (sines, cosines), (of_sines, of_cosines) = features.chunk(2, dim=-1), gradient.chunk(2, dim=-1)
         of_phases: Tensor = (of_sines * cosines).addcmul_(of_cosines, sines, value=-1)

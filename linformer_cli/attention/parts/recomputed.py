@@ -1,11 +1,12 @@
 """Functions whose intermediate results are not saved for the backward pass."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from linformer_cli.attention.tensors import Context
 
 # The largest number of scores of a head that are usually kept for the backward pass.
 SCORES_KEPT = 2**18
@@ -25,15 +26,15 @@ def run_within(limit: int, scores: int, run: Callable[..., Tensor], *x: Tensor) 
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., Tensor], *x: Tensor) -> Tensor:
-        ctx.run = run
+    def forward(ctx: Context[Callable[..., Tensor]], run: Callable[..., Tensor], *x: Tensor) -> Tensor:
+        ctx.settings = run
         ctx.save_for_backward(*x)
         return run(*x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context[Callable[..., Tensor]], gradient: Tensor) -> tuple[Tensor | None, ...]:
         leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
         with torch.enable_grad(), torch.autocast(gradient.device.type, enabled=False):
-            y = ctx.run(*leaves)
+            y = ctx.settings(*leaves)
         return None, *torch.autograd.grad(y, leaves, gradient)

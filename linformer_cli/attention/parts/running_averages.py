@@ -13,11 +13,11 @@ middle for all pairs with t in the second half and j in the first. Blocks with s
 one matrix product for each s. No result depends on a maximum over later positions.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from linformer_cli.attention.tensors import Context
 
 from .chunks import cut_chunks
 from .halves import corners, iter_halves, split_halves
@@ -73,7 +73,7 @@ class _ReadRunningAverages(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, gates: Tensor, scores: Tensor, v: Tensor, averages: Tensor, log_weights: Tensor
+        ctx: Context, gates: Tensor, scores: Tensor, v: Tensor, averages: Tensor, log_weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         logs, borders = _accumulate_logs(scores, log_weights)
         weights = _diagonal_weights(gates, (scores - logs).exp_())
@@ -92,7 +92,7 @@ class _ReadRunningAverages(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Context, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
         gates, scores, v, logs, borders, sums = ctx.saved_tensors
         grad_y, grad_averages, grad_log_weights = grad_outputs
         # h is computed from the products v_j . d_t and the factors of the forward pass.
