@@ -32,6 +32,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job,
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave out the slow cases of smoke tests."""
+    if config.option.markexpr == "smoke":
+        config.option.markexpr = "smoke and not slow"
+
+
 @pytest.fixture(params=[one.name for one in this_machine().instruction_sets])
 def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Uses the library for each instruction set in turn, and provides its name."""

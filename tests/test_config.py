@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+from loops import loop_over
 from pydantic import ValidationError
 
 from linformer_cli.config import DataConfig, ImageShape, ModelConfig, NetworkConfig, RunConfig, TrainConfig
@@ -64,7 +65,7 @@ def test_a_misspelt_required_key_is_named_instead_of_the_missing_key(raises_one_
         parse_config(ImageShape, {"heigth": 8, "width": 8}, "image")
 
 
-@pytest.mark.parametrize("kind", [ImageShape, NetworkConfig, ModelConfig, DataConfig, TrainConfig, RunConfig])
+@loop_over("kind", [ImageShape, NetworkConfig, ModelConfig, DataConfig, TrainConfig, RunConfig])
 def test_every_configuration_refuses_keys_it_does_not_know(kind: type[Config]) -> None:
     with pytest.raises(ValidationError) as error:
         kind.model_validate({"no_such_key": 1})
@@ -74,7 +75,7 @@ def test_every_configuration_refuses_keys_it_does_not_know(kind: type[Config]) -
 # Values
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("path", "value", "shown"),
     [
         ("model.layers", 0, "0"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from loops import loop_over
 from typer.main import get_command
 
 from linformer_cli.cli.app import app
@@ -41,7 +42,7 @@ def read_headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@loop_over("page", PAGES)
 def test_link_targets_exist(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
         path, _, anchor = target.partition("#")
@@ -51,7 +52,7 @@ def test_link_targets_exist(page: Path) -> None:
             assert anchor in read_headings(found), target
 
 
-@pytest.mark.parametrize("page", COMMAND_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@loop_over("page", COMMAND_PAGES)
 def test_options_of_the_commands_exist(page: Path) -> None:
     for line in read_commands(page):
         command, words = get_command(app), shlex.split(line, comments=True)

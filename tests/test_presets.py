@@ -1,6 +1,7 @@
 """Tests of the presets."""
 
 import pytest
+from loops import loop_over
 from pydantic import ValidationError
 
 from linformer_cli.config import ImageShape, ModelConfig
@@ -25,7 +26,7 @@ def test_an_unknown_preset_is_refused_with_a_suggestion(raises_one_line) -> None
         find_preset("mnist-smal")
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@loop_over("name", PRESETS)
 def test_presets_have_valid_attention_options_and_are_frozen(name: str) -> None:
     network = PRESETS[name]
     parse_options(network.attention, network.attention_options)

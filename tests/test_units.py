@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from loops import loop_over
 
 from linformer_cli.units import (
     format_bytes,
@@ -15,7 +16,7 @@ from linformer_cli.units import (
 )
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "seconds, expected",
     [
         (0, "0 s"),
@@ -41,7 +42,7 @@ def test_durations_are_written_with_suitable_units(seconds, expected):
     assert format_duration(seconds) == expected
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "count, expected",
     [
         (0, "0 B"),
@@ -59,7 +60,7 @@ def test_bytes_are_written_with_suitable_units(count, expected):
     assert format_bytes(count) == expected
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "count, expected",
     [
         (0, "0"),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from loops import loop_over
 from machine import NO_TRITON, TRITON_DEVICE
 from tolerances import assert_agree
 from torch import Tensor
@@ -56,8 +57,8 @@ def step_through(inputs: list[Tensor], state: KeyValueCache) -> Tensor:
     return torch.stack(outputs, dim=2)
 
 
-@pytest.mark.parametrize(("key_width", "value_width"), [(16, 16), (16, 32), (32, 16)])
-@pytest.mark.parametrize("known", [0, 6])
+@loop_over(("key_width", "value_width"), [(16, 16), (16, 32), (32, 16)])
+@loop_over("known", [0, 6])
 def test_outputs_match_the_textbook_form(key_width: int, value_width: int, known: int) -> None:
     inputs = draw_inputs(key_width, value_width)
     state = build_cache(inputs, known)

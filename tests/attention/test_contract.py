@@ -105,6 +105,7 @@ def test_every_choice_of_an_option_has_a_case(key: str) -> None:
 # 1. Split invariance.
 
 
+@pytest.mark.smoke
 @every_case
 @loop_over("length", [1, 2, 63, 64, 65, LENGTH])
 def test_blocks_and_steps_match_a_single_pass(case: Case, length: int) -> None:
@@ -182,6 +183,7 @@ def test_float32_does_not_drift(case: Case) -> None:
 # 2. Causality.
 
 
+@pytest.mark.smoke
 @every_case
 @loop_over("factor", [-1.0, 30.0])
 @loop_over("place", [1, 15, 16, 17, 64, 129])
@@ -285,6 +287,7 @@ def test_images_with_nan_keep_their_place_in_the_batch(key: str) -> None:
 # 3. Oracle.
 
 
+@pytest.mark.smoke
 @every_case
 @loop_over("length", [1, 17, LENGTH])
 def test_outputs_and_gradients_match_the_definition(case: Case, length: int) -> None:

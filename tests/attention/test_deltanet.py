@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 from torch.nn import functional
@@ -159,9 +160,9 @@ ADVERSARIES = {
 }
 
 
-@pytest.mark.parametrize("adversary", ADVERSARIES)
+@loop_over("adversary", ADVERSARIES)
 @every_largest_beta
-@pytest.mark.parametrize("chunk", [32, 100])
+@loop_over("chunk", [32, 100])
 def test_the_triangular_system_is_solved_accurately_for_any_keys(
     adversary: str, negative: bool, largest: float, chunk: int
 ) -> None:
@@ -181,8 +182,8 @@ def test_the_triangular_system_is_solved_accurately_for_any_keys(
         assert_agree(found.s, expected.s, FLOAT32_DRIFT)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shift", [15.0, 60.0, CERTAIN])
+@loop_over("dtype", [torch.float32, torch.float64])
+@loop_over("shift", [15.0, 60.0, CERTAIN])
 def test_open_and_closed_gates_give_finite_results(dtype: torch.dtype, shift: float) -> None:
     attention = build(dtype)
     q, k, v, state, extra = draw(80, dtype=dtype)
@@ -214,7 +215,7 @@ def test_a_half_open_gate_forgets() -> None:
 
 
 @with_and_without_gate
-@pytest.mark.parametrize("chunk", [1, 7, 40, 41, 1000])
+@loop_over("chunk", [1, 7, 40, 41, 1000])
 def test_the_result_does_not_depend_on_the_chunk(gate: bool, chunk: int) -> None:
     inputs = draw(40, gate)
     expected, expected_state = build(gate=gate, chunk=16).attend(*inputs)

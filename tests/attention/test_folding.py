@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from loops import loop_over
 from machine import NO_TRITON, TRITON_DEVICE
 from tolerances import assert_agree
 from torch import Tensor
@@ -53,9 +54,9 @@ def step_through(
     return torch.stack(outputs, dim=2)
 
 
-@pytest.mark.parametrize("feature_map", ["elu", "relu"])
-@pytest.mark.parametrize("fold", [1, 2, 4])
-@pytest.mark.parametrize(("key_width", "value_width"), [(16, 16), (16, 32)])
+@loop_over("feature_map", ["elu", "relu"])
+@loop_over("fold", [1, 2, 4])
+@loop_over(("key_width", "value_width"), [(16, 16), (16, 32)])
 def test_outputs_match_the_textbook_form_for_any_number_of_pending_pairs(
     feature_map, fold, key_width, value_width
 ) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from tolerances import FLOAT64, assert_agree
 
 from linformer_cli.attention.base import AttentionShape
@@ -104,8 +105,8 @@ def test_a_closed_decay_gate_clears_its_channel_only() -> None:
     assert (after - before)[:, :, 2].abs().max() > 1
 
 
-@pytest.mark.parametrize("options", [{}, KDA])
-@pytest.mark.parametrize("chunk", [1, 2, 32, 64, 1024])
+@loop_over("options", [{}, KDA])
+@loop_over("chunk", [1, 2, 32, 64, 1024])
 def test_the_result_does_not_depend_on_the_chunk(options: dict[str, Any], chunk: int) -> None:
     attention = build(chunk=16, **options)
     inputs = draw(attention.extra_per_head)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from tolerances import FLOAT64, assert_agree
 
 from linformer_cli.attention.base import AttentionShape
@@ -97,9 +98,9 @@ def test_a_chunk_that_cannot_be_halved_is_refused(raises_one_line: Any) -> None:
 
 
 @every_gate
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("open_by", [15.0, 60.0, 2000.0])
-@pytest.mark.parametrize("temperature", [1.0, 16.0])
+@loop_over("dtype", [torch.float32, torch.float64])
+@loop_over("open_by", [15.0, 60.0, 2000.0])
+@loop_over("temperature", [1.0, 16.0])
 def test_open_and_closed_gates_give_finite_results(
     gate: str, dtype: torch.dtype, open_by: float, temperature: float
 ) -> None:
@@ -130,7 +131,7 @@ def test_a_closed_gate_forgets(gate: str) -> None:
 
 
 @every_gate
-@pytest.mark.parametrize("chunk", [1, 2, 32, 64, 1024])
+@loop_over("chunk", [1, 2, 32, 64, 1024])
 def test_the_result_does_not_depend_on_the_chunk(gate: str, chunk: int) -> None:
     attention = build(gate, chunk=16)
     inputs = draw(attention)

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from attention.measures import measure_saved_bytes
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from tolerances import BFLOAT16, FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
@@ -56,9 +57,9 @@ def test_nan_stays_nan(feature_map: str, dtype: torch.dtype) -> None:
 
 
 # Lengths are near multiples of 4 (a group) and 32 (a block); widths are near multiples of 8 (a vector).
-@pytest.mark.parametrize("feature_map", COMPILED_MAPS)
-@pytest.mark.parametrize("carry", [False, True])
-@pytest.mark.parametrize(
+@loop_over("feature_map", COMPILED_MAPS)
+@loop_over("carry", [False, True])
+@loop_over(
     ("length", "key_width", "value_width"),
     [
         *((length, 6, 5) for length in (1, 2, 3, 4, 5, 127, 128, 129, 256, 300)),
@@ -130,7 +131,7 @@ def test_gradients_may_have_any_strides() -> None:
             assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("feature_map", COMPILED_MAPS)
+@loop_over("feature_map", COMPILED_MAPS)
 def test_bfloat16_inputs_have_float32_sums(instruction_set, feature_map: str) -> None:
     attention = build(32, 32, feature_map)
     exact = [draw(2, 3, 300, 32, seed=seed).detach().bfloat16() for seed in range(3)]
@@ -163,8 +164,8 @@ def test_results_match_if_the_reciprocal_of_a_denominator_overflows() -> None:
         assert_agree(found / expected.abs().max(), expected / expected.abs().max(), FLOAT32_DRIFT)
 
 
-@pytest.mark.parametrize("feature_map", COMPILED_MAPS)
-@pytest.mark.parametrize(("length", "threads"), [(1, 1), (37, 1), (600, 5)])
+@loop_over("feature_map", COMPILED_MAPS)
+@loop_over(("length", "threads"), [(1, 1), (37, 1), (600, 5)])
 def test_the_bidirectional_form_matches_its_textbook_form(feature_map: str, length: int, threads: int) -> None:
     """With more threads than heads, a sequence is cut into parts."""
     attention = build(6, 5, feature_map)

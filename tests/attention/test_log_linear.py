@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 
@@ -48,7 +49,7 @@ def step_through(attention: LogLinearAttention, inputs: list[Any], capacity: int
 
 
 @every_base
-@pytest.mark.parametrize(("positions", "levels"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (784, 11), (1024, 11)])
+@loop_over(("positions", "levels"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (784, 11), (1024, 11)])
 def test_the_number_of_levels_is_one_plus_log2_of_the_positions(over: str, positions: int, levels: int) -> None:
     attention = build(over, positions)
     assert attention.extra_per_head == levels + OVER.index(over)
@@ -144,7 +145,7 @@ def test_positions_after_the_last_level_share_its_weight(over: str) -> None:
 
 
 @every_base
-@pytest.mark.parametrize("chunk", [1, 2, 32, 1024])
+@loop_over("chunk", [1, 2, 32, 1024])
 def test_the_result_does_not_depend_on_the_chunk(over: str, chunk: int) -> None:
     inputs = draw(build(over), 40)
     expected, expected_state = build(over, chunk=16).attend(*inputs)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from attention.cases.long_short import joint_norm, long_short
 from attention.inputs import Inputs
+from loops import loop_over
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
@@ -64,7 +65,7 @@ def test_norms_with_changed_weights_match_the_definition(run: Any, rank: int) ->
 
 
 @both_ways
-@pytest.mark.parametrize("window", [1, 2, 40, 41, 60])
+@loop_over("window", [1, 2, 40, 41, 60])
 def test_windows_of_one_position_and_unfilled_windows_match_the_definition(run: Any, window: int) -> None:
     attention = build(chunk=7, window=window)
     inputs = draw(40)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 
@@ -116,8 +117,8 @@ def test_angles_stay_accurate_over_thousands_of_positions() -> None:
         assert (difference - difference.round()).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shift", [100.0, -100.0, 1e6, -1e6])
+@loop_over("dtype", [torch.float32, torch.float64])
+@loop_over("shift", [100.0, -100.0, 1e6, -1e6])
 def test_extreme_scalars_give_finite_results(dtype: torch.dtype, shift: float) -> None:
     for options in ({}, MAMBA_2):
         attention = build(dtype, **options)

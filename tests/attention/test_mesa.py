@@ -7,6 +7,7 @@ import pytest
 import torch
 from attention.cases.mesa import recurrence
 from attention.inputs import Inputs
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
@@ -136,8 +137,8 @@ compiled = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 
 @compiled
-@pytest.mark.parametrize(("width", "iterations"), [(1, 1), (17, 5), (32, 20), (40, 33)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@loop_over(("width", "iterations"), [(1, 1), (17, 5), (32, 20), (40, 33)])
+@loop_over("dtype", [torch.float32, torch.float64])
 def test_the_compiled_solver_matches_the_textbook(width: int, iterations: int, dtype: torch.dtype) -> None:
     """Widths and iterations fill a part of a vector, or several vectors. The second half continues from a state."""
     generator = torch.Generator().manual_seed(0)

@@ -9,6 +9,7 @@ import torch
 from attention.cases.performer import by_logarithms, hyperbolic, positive
 from attention.inputs import Inputs
 from attention.measures import measure_saved_bytes
+from loops import loop_over
 from tolerances import CAUSALITY, FLOAT64, assert_agree
 from torch import Tensor
 
@@ -79,7 +80,7 @@ def test_directions_are_saved_and_fixed_in_a_forward_pass(feature_map: str) -> N
     assert torch.equal(attention.directions, before)
 
 
-@pytest.mark.parametrize("orthogonal", [True, False])
+@loop_over("orthogonal", [True, False])
 @every_map
 def test_directions_are_redrawn_at_the_interval(feature_map: str, orthogonal: bool) -> None:
     attention = build(feature_map=feature_map, orthogonal=orthogonal, redraw_every=3)
@@ -184,8 +185,8 @@ def test_only_heads_with_huge_keys_are_computed_pair_by_pair(feature_map: str, p
 
 
 @with_a_maximum
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [1.0, 8.0, 100.0])
+@loop_over("dtype", [torch.float32, torch.float64])
+@loop_over("size", [1.0, 8.0, 100.0])
 def test_the_first_output_is_the_first_value_for_keys_of_any_size(
     feature_map: str, dtype: torch.dtype, size: float
 ) -> None:
@@ -231,7 +232,7 @@ def test_pairwise_results_match_the_definition(feature_map: str, pairwise_inputs
 
 
 @with_a_maximum
-@pytest.mark.parametrize("cut", [1, 7, 8, 9, 31])
+@loop_over("cut", [1, 7, 8, 9, 31])
 def test_pairwise_results_are_split_invariant(feature_map: str, cut: int, pairwise_inputs: list[Tensor]) -> None:
     attention = build(feature_map=feature_map, chunk=16)
     results = []
@@ -254,7 +255,7 @@ def test_pairwise_results_are_split_invariant(feature_map: str, cut: int, pairwi
 
 
 @with_a_maximum
-@pytest.mark.parametrize("place", [1, 7, 8, 9, 64, 76])
+@loop_over("place", [1, 7, 8, 9, 64, 76])
 def test_pairwise_results_are_causal(feature_map: str, place: int, pairwise_inputs: list[Tensor]) -> None:
     attention = build(feature_map=feature_map, chunk=16)
     before, _ = attention.attend(*pairwise_inputs)
@@ -269,8 +270,8 @@ def test_pairwise_results_are_causal(feature_map: str, place: int, pairwise_inpu
 # The kernels
 
 
-@pytest.mark.parametrize("orthogonal", [True, False])
-@pytest.mark.parametrize("feature_map", ["positive", "hyperbolic", "trig"])
+@loop_over("orthogonal", [True, False])
+@loop_over("feature_map", ["positive", "hyperbolic", "trig"])
 def test_many_features_approximate_softmax(feature_map: str, orthogonal: bool) -> None:
     q, k, v = draw(30)
     q, k = q / 2, k / 2

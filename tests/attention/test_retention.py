@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
@@ -168,7 +169,7 @@ def test_an_output_gate_without_its_scalars_is_refused() -> None:
 
 
 @every_distance
-@pytest.mark.parametrize("chunk", [1, 7, 40, 41, 1000])
+@loop_over("chunk", [1, 7, 40, 41, 1000])
 def test_the_result_does_not_depend_on_the_chunk(distance: str, chunk: int) -> None:
     inputs = draw()
     expected, expected_state = build(distance=distance, chunk=16).attend(*inputs)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from tolerances import FLOAT64, assert_agree
 
 from linformer_cli.attention.base import AttentionShape
@@ -117,8 +118,8 @@ def test_with_a_gate_the_total_weight_follows_its_recurrence() -> None:
     assert_agree(attention.attend(*inputs)[1].n, total, FLOAT64)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("open_by", [15.0, 60.0, 2000.0])
+@loop_over("dtype", [torch.float32, torch.float64])
+@loop_over("open_by", [15.0, 60.0, 2000.0])
 def test_open_and_closed_gates_give_finite_results(dtype: torch.dtype, open_by: float) -> None:
     attention = build(dtype)
     q, k, v, state, extra = draw(40, dtype=dtype)
@@ -166,7 +167,7 @@ def test_the_denominator_is_at_least_a_tenth_of_the_weight(gate: bool) -> None:
 
 
 @with_and_without_gate
-@pytest.mark.parametrize("chunk", [1, 7, 40, 41, 1000])
+@loop_over("chunk", [1, 7, 40, 41, 1000])
 def test_the_result_does_not_depend_on_the_chunk(gate: bool, chunk: int) -> None:
     inputs = draw(40, gate)
     expected, expected_state = build(gate=gate, chunk=16).attend(*inputs)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from attention.measures import measure_saved_bytes
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
@@ -81,8 +82,8 @@ SIZES = [
 
 
 @every_form
-@pytest.mark.parametrize("carry", [False, True])
-@pytest.mark.parametrize(("length", "key_width", "value_width"), SIZES)
+@loop_over("carry", [False, True])
+@loop_over(("length", "key_width", "value_width"), SIZES)
 def test_results_match_the_textbook_form(form: str, length: int, key_width: int, value_width: int, carry: bool) -> None:
     inputs = draw(form, length, key_width, value_width, carry)
     found = differentiate(form, inputs)
@@ -120,7 +121,7 @@ def test_closed_and_fully_open_gates_match_the_textbook_form(form: str) -> None:
 
 
 @every_form
-@pytest.mark.parametrize("used", ["output", "last sum"])
+@loop_over("used", ["output", "last sum"])
 def test_unused_results_have_no_gradient(form: str, used: str) -> None:
     inputs = [None if x is None else x.requires_grad_() for x in draw(form, 150, 6, 5)]
 
@@ -174,7 +175,7 @@ def test_results_do_not_depend_on_threads_or_other_images(form: str) -> None:
 
 
 @every_form
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@loop_over("value", [math.nan, math.inf])
 def test_nan_and_infinity_reach_no_earlier_output_or_other_head(form: str, value: float) -> None:
     """If NaN became a finite number, a damaged model could give plausible results."""
     inputs = draw(form, 40, 8, 17)
@@ -200,7 +201,7 @@ def test_training_saves_a_few_numbers_per_position(form: str) -> None:
     assert kept <= given + (inputs[2].nbytes if form in DELTA_RULES else 0)  # the delta rule also saves its errors
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("attention", "options"),
     [
         *(("linear", {"feature_map": name}) for name in ("elu", "poly2", "learned")),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from loops import loop_over
 
 from linformer_cli.bench.approximation import Approximation, Draws, Spread, measure_approximation, summarise
 from linformer_cli.errors import UsageError
@@ -47,8 +48,8 @@ def test_every_combination_is_measured_in_order(measured: list[Approximation]) -
             assert 0 < spread.first_quartile < spread.median < spread.third_quartile
 
 
-@pytest.mark.parametrize("orthogonal", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@loop_over("orthogonal", [True, False])
+@loop_over("kind", KINDS)
 def test_the_error_falls_with_the_number_of_features_at_every_norm(kind: str, orthogonal: bool, find: Find) -> None:
     for norm, (fewer, more) in itertools.product(NORMS, itertools.pairwise(FEATURES)):
         errors = [find(kind, orthogonal, features, norm).bounded_output for features in (fewer, more)]

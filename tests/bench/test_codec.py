@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.bench import codec
@@ -16,8 +17,8 @@ pytest.importorskip("constriction")
 pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("kind", list_formats(), ids=lambda kind: kind.name)
+@loop_over("channels", [1, 3])
+@loop_over("kind", list_formats())
 def test_every_format_gives_the_same_pixels_back(kind: Format, channels) -> None:
     images = np.random.default_rng(0).integers(0, 256, (3, 5, 7, channels), dtype=np.uint8)
     files = kind.encode(images)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fixed_ceilings import FixedCeilings
+from loops import loop_over
 
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench.copy import CopyReport, Learner, run_copy_task
@@ -51,7 +52,7 @@ def test_every_update_and_every_seed_has_different_sequences() -> None:
         assert not torch.equal(drawn[one], drawn[other])
 
 
-@pytest.mark.parametrize("variant", list_variants(baselines=True), ids=lambda variant: variant.label)
+@loop_over("variant", list_variants(baselines=True))
 def test_every_mechanism_works_in_the_model_and_sees_only_the_past(variant) -> None:
     torch.manual_seed(0)
     model = CopyModel(variant, CopySettings(13, 32)).eval()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from loops import loop_over
 from machine import FASTEST_ENGINE
 
 from linformer_cli.bench import attention, paper, sample, train
@@ -62,7 +63,7 @@ def test_the_budget_determines_the_sizes() -> None:
     assert usual.largest_batches == {"cifar10-paper": 16} and not long.largest_batches
 
 
-@pytest.mark.parametrize("seconds", [1, 60, 90, 150, 300, 10_000])
+@loop_over("seconds", [1, 60, 90, 150, 300, 10_000])
 def test_at_least_three_of_the_papers_lengths_are_chosen(seconds) -> None:
     lengths = choose_lengths(seconds, 4)
     assert len(lengths) >= 3 and lengths == sorted(set(lengths))

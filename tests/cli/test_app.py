@@ -6,26 +6,26 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import run_command
+from loops import loop_over
 from typer.main import get_command
 
 from linformer_cli.cli.app import app, main
 
 COMMANDS = [
-    *(
-        "train",
-        "sample",
-        "complete",
-        "eval",
-        "check",
-        "bench",
-        "compare",
-        "plot",
-        "attentions",
-        "info",
-        "export",
-        "demo",
-        "env",
-    )
+    "train",
+    "sample",
+    "complete",
+    "eval",
+    "check",
+    "bench",
+    "compare",
+    "plot",
+    "attentions",
+    "info",
+    "export",
+    "demo",
+    "env",
 ]
 BENCHES = [
     "bench sample",
@@ -40,41 +40,26 @@ BENCHES = [
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["train"],
-        ["sample"],
-        ["complete"],
-        ["eval"],
-        ["bench"],
-        ["bench", "sample"],
-        ["bench", "train"],
-        ["bench", "attention"],
-        ["bench", "paper"],
-        ["bench", "gpu"],
-        ["bench", "approximation"],
-        ["compare"],
-        ["plot"],
-    ],
-)
-def test_help_needs_no_torch(arguments):
+@pytest.mark.smoke
+def test_help_needs_no_torch():
+    """One process prints the page without a command, then those of the commands."""
+    pages = [[], *(command.split() for command in COMMANDS + BENCHES)]
     script = (
         "import sys; from linformer_cli.cli.app import main\n"
-        f"sys.argv = ['lintx', *{arguments!r}, '--help']\n"
-        "try: main()\n"
-        "except SystemExit as ended: assert not ended.code\n"
-        f"slow = ['torch', 'torchvision', 'matplotlib', *{[] if arguments else ['numpy', 'pydantic']}]\n"
-        "slow = [name for name in slow if name in sys.modules]\n"
-        "assert not slow, slow"
+        f"for arguments in {pages}:\n"
+        "    sys.argv = ['lintx', *arguments, '--help']\n"
+        "    try: main()\n"
+        "    except SystemExit as ended: assert not ended.code\n"
+        "    slow = ['torch', 'torchvision', 'matplotlib', *([] if arguments else ['numpy', 'pydantic'])]\n"
+        "    slow = [name for name in slow if name in sys.modules]\n"
+        "    assert not slow, (arguments, slow)"
     )
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
-    assert "Usage" in finished.stdout
+    assert finished.stdout.count("Usage") == len(pages)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *BENCHES])
+@loop_over("command", COMMANDS + BENCHES)
 def test_every_help_page_has_examples(lintx, command):
     outcome = lintx(*command.split(), "--help")
     assert outcome.code == 0
@@ -144,7 +129,7 @@ def test_the_reference_is_up_to_date(tmp_path):
     assert made.read_text(encoding="utf-8") == (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("arguments", "code", "message"),
     [
         (["smaple"], 2, "Did you mean 'sample'?"),
@@ -213,7 +198,6 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["bench", "approximation", "--norms", "1,9"], 2, "norms above 7.92"),
         (["sample", "--scale", "1000"], 2, "less than or equal to 64"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_mistake_gives_a_one_line_error_and_an_exit_code(lintx, tmp_path, monkeypatch, arguments, code, message):
     monkeypatch.chdir(tmp_path)
@@ -276,9 +260,9 @@ def test_closed_streams_cause_no_traceback_and_no_mixed_output():
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 def test_a_full_disk_behind_stdout_gives_a_one_line_error():
-    assert run_in_shell("info nosuch 2>/dev/full").returncode == 2
-    full = run_in_shell("attentions --json >/dev/full")
-    assert (full.returncode, full.stderr) == (1, "Error: No space left on device\n")
+    assert run_command("info", "nosuch", stderr="/dev/full")[0] == 2
+    code, _, errors = run_command("attentions", "--json", stdout="/dev/full")
+    assert (code, errors) == (1, "Error: No space left on device\n")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
@@ -352,6 +336,7 @@ def test_ctrl_c_during_an_error_or_compiled_code_prints_no_traceback(when):
     assert ended.stderr == ("" if when == "reporting" else "Stopped\n")
 
 
+@pytest.mark.smoke
 def test_ctrl_c_prints_stopped_and_exits_with_130(lintx, monkeypatch, tmp_path):
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt

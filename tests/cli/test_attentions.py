@@ -1,5 +1,6 @@
 """Tests of `lintx attentions`: the list, and the details of one mechanism."""
 
+import pytest
 import torch
 
 from linformer_cli.checkpoint import save_checkpoint
@@ -7,6 +8,7 @@ from linformer_cli.config import ImageShape
 from linformer_cli.model.mixers import MIXERS
 
 
+@pytest.mark.smoke
 def test_the_list_describes_every_mechanism(lintx):
     document = lintx("attentions", "--positions", 100, "--heads", 2, "--head-width", 16, "--json").document
     rows = {row["attention"]: row for row in document["rows"]}

@@ -23,6 +23,7 @@ def command(lintx, run_folder, tmp_path):
     return run
 
 
+@pytest.mark.smoke
 def test_the_rows_and_the_picture(command, run_folder) -> None:
     document = command("--json").document
     assert [row["name"] for row in document["rows"]][:2] == ["raw pixels", "lintx"]

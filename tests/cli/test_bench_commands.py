@@ -47,6 +47,7 @@ def test_bench_sample_extrapolates_only_re_runs(lintx, run_folder):
     assert markdown.startswith("| attention")
 
 
+@pytest.mark.smoke
 def test_bench_sample_times_the_given_mechanisms(lintx, run_folder):
     base = [
         "bench",
@@ -122,6 +123,7 @@ def test_bench_sample_keeps_networks_of_the_same_image_size_apart(lintx):
     ]
 
 
+@pytest.mark.smoke
 def test_bench_train_times_steps(lintx, run_folder):
     base = ["bench", "train", "--preset", "tiny", "--attention", "linear,softmax", "--batch", "1,2", "--repeats", 1]
     document = lintx(*base, "--json").document
@@ -162,6 +164,7 @@ def little_paper(monkeypatch, tiny_model_config):
     monkeypatch.setattr(attention, "measure_pass_memory", lambda setup, limit: PassMemory(9, 0.001))
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_bench_paper_writes_tables_and_figures(lintx, little_paper, tmp_path):
     out = tmp_path / "new" / "paper"
@@ -199,6 +202,7 @@ def test_bench_paper_keeps_its_results_after_ctrl_c(lintx, little_paper, monkeyp
     assert (tmp_path / "images-per-second.png").exists()
 
 
+@pytest.mark.smoke
 def test_bench_attention_gives_points_and_exponents(lintx):
     base = ["bench", "attention", "--attention", "linear,fine=linear:chunk=16", "--positions", "64,32", "--repeats", 2]
     base += ["--batch", 2]
@@ -339,6 +343,7 @@ APPROXIMATION = ["bench", "approximation", "--features", "8,16", "--norms", "0.5
 SMALL_WIDTH = ["--head-width", 4]
 
 
+@pytest.mark.smoke
 def test_bench_approximation_gives_every_error_with_its_spread(lintx, tmp_path):
     plot = tmp_path / "deep" / "errors.png"
     document = lintx(*APPROXIMATION, *SMALL_WIDTH, "--plot", plot, "--json").document

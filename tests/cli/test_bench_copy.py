@@ -14,6 +14,7 @@ TINY = ["bench", "copy", "--attention", "softmax,few=linear:chunk=4", "--length"
 TITLE = "copy task, length 12, width 16 (reduced from length 128, width 256)"
 
 
+@pytest.mark.smoke
 def test_json_has_every_point_and_says_that_the_task_is_reduced(lintx, tmp_path):
     plot = tmp_path / "deep" / "copy.png"
     outcome = lintx(*TINY, "--updates", 5, "--plot", plot, "--json")

@@ -12,6 +12,7 @@ from linformer_cli.evaluation.agreement import AgreementRow, build_row
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 
 
+@pytest.mark.smoke
 @without_gpu
 def test_without_a_gpu_nothing_is_measured(lintx, tmp_path) -> None:
     outcome = lintx("bench", "gpu", "--out", tmp_path / "gpu.json")

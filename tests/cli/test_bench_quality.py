@@ -40,6 +40,7 @@ def conditional(tmp_path_factory):
     return tmp_path_factory.mktemp("quality")
 
 
+@pytest.mark.smoke
 def test_glyphs_from_the_model_to_the_picture(lintx, run_folder, tmp_path) -> None:
     picture = tmp_path / "new" / "nearest.png"
     base = ("bench", "quality", run_folder, "-n", 30, "--seed", 3)

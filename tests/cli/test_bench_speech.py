@@ -69,6 +69,7 @@ def test_the_table_is_printed_and_all_files_are_written(command, tmp_path, monke
     assert "not WSJ" in (out / "speech.md").read_text().splitlines()[0]
 
 
+@pytest.mark.smoke
 def test_csv_has_every_point(command):
     outcome = command("--format", "csv")
     rows = list(csv.DictReader(outcome.stdout.splitlines()))

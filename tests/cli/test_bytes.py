@@ -2,13 +2,12 @@
 
 import io
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import Command, run_command
 
 from linformer_cli.data.byte_windows import ByteWindows
 
@@ -27,8 +26,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "text"
-    command = [sys.executable, "-m", "linformer_cli", "train", "--data", f"bytes:{text}", *NETWORK, *SIZES]
-    subprocess.run([*map(str, command), "--out", folder], check=True, capture_output=True)
+    code, _, errors = run_command("train", "--data", f"bytes:{text}", *NETWORK, *SIZES, "--out", folder)
+    assert code == 0, errors
     return folder
 
 
@@ -104,24 +103,11 @@ def test_text_is_safe_in_a_terminal(raw_lintx, run, monkeypatch) -> None:
 
 
 def test_text_without_end_stops_when_the_pipe_is_closed(run) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "linformer_cli",
-        "sample",
-        run,
-        "--engine",
-        "textbook",
-        "--precision",
-        "fp32",
-        "-q",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        assert len(process.stdout.read(3 * LENGTH)) == 3 * LENGTH
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait(60) == 141
+    with Command("sample", run, "--engine", "textbook", "--precision", "fp32", "-q") as command:
+        assert len(command.stdout.read(3 * LENGTH)) == 3 * LENGTH
+        command.stdout.close()
+        assert command.stderr.read() == b""
+        assert command.wait() == 141
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import tomllib
 
 import numpy as np
 import pytest
+from commands import Command, run_command
 from machine import HAS_LIBRARY
 from PIL import Image
 
@@ -28,6 +28,7 @@ from linformer_cli.sampling.decode import Sampler
 SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny")  # 10 x 10 images
 
 
+@pytest.mark.smoke
 def test_training_writes_the_documented_folder(run_folder):
     names = {path.name for path in run_folder.iterdir()}
     assert names == {"config.toml", "metrics.csv", "samples", "last", "best", ".lock"}
@@ -139,6 +140,7 @@ def test_the_values_per_pass_are_the_mean_over_all_images(lintx, run_folder, tmp
     assert outcome.document["values_per_pass"] == pytest.approx(3 * sampler.model.config.image.positions / sum(passes))
 
 
+@pytest.mark.smoke
 def test_sample_writes_a_grid_with_its_settings(lintx, run_folder, tmp_path):
     out, files = tmp_path / "grid.png", tmp_path / "files"
     outcome = lintx("sample", run_folder, "-n", 5, "--batch", 2, "-o", out, "--files", files, "--seed", 7, "--json")
@@ -221,15 +223,12 @@ def test_filters_and_the_seed_reach_the_images(lintx, run_folder, tmp_path, give
 
 
 def test_sample_to_stdout_writes_only_a_png(run_folder):
-    arguments = [sys.executable, "-m", "linformer_cli", "sample", str(run_folder), "-n", "1", "-o", "-"]
-    finished = subprocess.run(arguments, capture_output=True, check=True)
-    assert finished.stdout.startswith(b"\x89PNG") and finished.stdout.endswith(b"IEND\xaeB`\x82")
+    code, written, _ = run_command("sample", run_folder, "-n", 1, "-o", "-")
+    assert code == 0 and written.startswith(b"\x89PNG") and written.endswith(b"IEND\xaeB`\x82")
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["sample", *(pytest.param(name, marks=pytest.mark.slow) for name in ("complete", "check", "bench sample"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["sample", "complete", "check", "bench sample"])
 def test_torchvision_is_not_imported_by_commands_without_a_data_set(run_folder, tmp_path, command):
     picture = tmp_path / "picture.png"
     Image.new("L", (10, 10)).save(picture)
@@ -249,6 +248,7 @@ def test_torchvision_is_not_imported_by_commands_without_a_data_set(run_folder, 
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
 
 
+@pytest.mark.smoke
 def test_complete_reports_a_broken_picture_and_completes_the_other(lintx, run_folder, tmp_path):
     good, broken, out = tmp_path / "good.png", tmp_path / "broken.png", tmp_path / "out.png"
     Image.fromarray(np.linspace(0, 255, 600).astype(np.uint8).reshape(20, 30)).save(good)
@@ -336,6 +336,7 @@ def test_complete_suggests_invert_for_a_white_picture(lintx, run_folder, tmp_pat
     assert "hint:" not in lintx(*arguments, "--invert").stderr
 
 
+@pytest.mark.smoke
 def test_eval_reports_bits_per_dim_with_and_without_the_first_value(lintx, run_folder, tmp_path):
     arguments = ["eval", run_folder, "--split", "test", "--limit", 6, "--json"]
     document = lintx(*arguments).document
@@ -387,6 +388,7 @@ def test_commands_that_read_images_report_skipped_files(lintx, run_folder, tmp_p
         assert outcome.stderr.count("1 file skipped: ") == outcome.stderr.count("broken.png") == 1
 
 
+@pytest.mark.smoke
 def test_check_passes_a_good_model_and_fails_a_damaged_one(lintx, run_folder, monkeypatch):
     document = lintx("check", run_folder, "--json").document
     assert document["passed"] and all(row["passed"] for row in document["rows"])
@@ -405,6 +407,7 @@ def test_check_passes_a_good_model_and_fails_a_damaged_one(lintx, run_folder, mo
     assert refused.code == 1 and "is not timed" in refused.stderr
 
 
+@pytest.mark.smoke
 def test_info_describes_the_model_and_env_describes_the_machine(lintx, run_folder):
     document = lintx("info", run_folder, "--json").document
     assert document["model"]["image"] == {"height": 10, "width": 10, "channels": 1, "levels": 256}
@@ -412,6 +415,7 @@ def test_info_describes_the_model_and_env_describes_the_machine(lintx, run_folde
     assert lintx("env", "--json").document["threads"] >= 1
 
 
+@pytest.mark.smoke
 def test_export_rounds_the_weights_and_can_be_loaded(lintx, run_folder, tmp_path):
     out = tmp_path / "small"
     size = lintx("export", run_folder, out, "--dtype", "bf16", "--json").document["weights_bytes"]
@@ -454,17 +458,12 @@ def test_stdout_holds_only_json(lintx, run_folder, tmp_path):
 )
 def test_a_signal_saves_the_run_and_prints_how_to_resume(tmp_path, number, code):
     run = tmp_path / "run"
-    options = [*SMALL, "--batch", "4", "--steps", "100000", "--sample-every", "0"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "linformer_cli", "train", *options, "--out", str(run)], stderr=subprocess.PIPE, text=True
-    )
-    try:
+    options = (*SMALL, "--batch", 4, "--steps", 100_000, "--sample-every", 0)
+    with Command("train", *options, "--out", run) as command:
         _wait_until(lambda: (run / "metrics.csv").is_file() and len((run / "metrics.csv").read_text().splitlines()) > 1)
-        os.kill(process.pid, number)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == code
+        command.send_signal(number)
+        found, _, errors = command.finish()
+    assert found == code
     assert f"lintx train --resume '{run}'" in errors and "Traceback" not in errors
     saved = read_checkpoint(run / "last").info
     assert saved.training.step > 0 and saved.training_sha256 is not None

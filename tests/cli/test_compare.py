@@ -55,6 +55,7 @@ def test_compare_trains_each_mechanism_once(lintx, tmp_path, monkeypatch):
     assert not (tmp_path / "linear").exists()
 
 
+@pytest.mark.smoke
 def test_compare_can_measure_speeds_later(lintx, tmp_path):
     arguments = ["--attention", "linear", "--json"]
     trained = compare(lintx, tmp_path, *arguments, "--repeats", 0).document["rows"][0]

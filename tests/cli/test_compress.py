@@ -3,7 +3,6 @@
 import io
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -13,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from commands import Command, run_command
 from machine import HAS_LIBRARY, NO_LIBRARY
 from PIL import Image
 
@@ -88,6 +88,7 @@ def folder(grey, tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
+@pytest.mark.smoke
 def test_a_folder_comes_back(lintx, grey, folder, tmp_path) -> None:
     (folder / "notes.txt").write_text("no picture")
     (folder / ".hidden.png").write_text("hidden")
@@ -186,11 +187,6 @@ def test_any_files_come_back_from_a_model_of_bytes(lintx, text, length, tmp_path
         assert (tmp_path / "out" / name).read_bytes() == data
 
 
-def run_process(*arguments: object, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "linformer_cli", *map(str, arguments)]
-    return subprocess.run(command, input=data, capture_output=True, timeout=100)
-
-
 @pytest.mark.parametrize("names", [("Read", "read"), ("cafe\u0301", "caf\u00e9")], ids=["case", "accents"])
 @pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
 def test_names_that_are_the_same_on_some_systems_are_refused_there(lintx, text, system, names, tmp_path, monkeypatch):
@@ -209,10 +205,10 @@ def test_names_that_are_the_same_on_some_systems_are_refused_there(lintx, text, 
 
 def test_data_go_through_stdin_and_stdout(text) -> None:
     data = b"lintx packs and unpacks" * 20
-    packed = run_process("compress", "-", "-o", "-", "--checkpoint", text, data=data)
-    assert packed.returncode == 0 and packed.stdout.startswith(b"LINTXPAK"), packed.stderr
-    found = run_process("decompress", "-", "-o", "-", "--checkpoint", text, "--batch", 2, data=packed.stdout)
-    assert found.stdout == data, found.stderr
+    code, packed, errors = run_command("compress", "-", "-o", "-", "--checkpoint", text, data=data)
+    assert code == 0 and packed.startswith(b"LINTXPAK"), errors
+    _, found, errors = run_command("decompress", "-", "-o", "-", "--checkpoint", text, "--batch", 2, data=packed)
+    assert found == data, errors
 
 
 def test_a_picture_goes_through_stdin(lintx, grey, tmp_path, monkeypatch) -> None:
@@ -440,17 +436,15 @@ def test_ctrl_c_leaves_no_file(grey, tmp_path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (100_000, 8, 8, 1), dtype=np.uint8)
     np.save(tmp_path / "test-images.npy", images)
     (tmp_path / "out").mkdir()
-    command = [sys.executable, "-m", "linformer_cli", "compress", "--data", f"array:{tmp_path}", "--block", "50"]
-    command += ["-o", str(tmp_path / "out" / "x.lintx"), "--checkpoint", str(grey)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
+    options = ("--data", f"array:{tmp_path}", "--block", 50, "--checkpoint", grey)
+    with Command("compress", *options, "-o", tmp_path / "out" / "x.lintx") as command:
+        for line in command.stderr:
             if b"in blocks" in line:
                 break
         time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()
-        assert process.wait(60) == 130 and b"Traceback" not in rest and b"Stopped" in rest
+        command.send_signal(signal.SIGINT)
+        code, _, rest = command.finish()
+        assert code == 130 and "Traceback" not in rest and "Stopped" in rest
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -459,8 +453,8 @@ def test_a_device_is_written_to_and_not_replaced(grey, folder, tmp_path) -> None
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        found = run_process("compress", folder, "-o", tmp_path / "pipe", "--checkpoint", grey)
-        assert found.returncode == 0, found.stderr
+        code, _, errors = run_command("compress", folder, "-o", tmp_path / "pipe", "--checkpoint", grey)
+        assert code == 0, errors
         assert os.read(reader, 2**16).startswith(b"LINTXPAK")
     finally:
         os.close(reader)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import typer
+from loops import loop_over
 from pydantic import Field
 from typer.testing import CliRunner
 
@@ -56,7 +57,7 @@ def test_only_given_options_are_passed_on() -> None:
     assert received == [{"name": "a", "loud": True, **values, "extra_options": {"x": "1", "y": "a=b"}}]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("option", "value"),
     [
         ("--width", "-1"),

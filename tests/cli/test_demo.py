@@ -1,21 +1,20 @@
 """Tests of `lintx demo`."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import urllib.request
 
 import pytest
 import torch
+from commands import Command
 
 from linformer_cli.demo.build import ENGINE
 from linformer_cli.demo.site import PAGES
 from linformer_cli.native.program import NoProgram
 
 
+@pytest.mark.smoke
 def test_build_writes_the_page_and_both_programs(lintx, run_folder, tmp_path) -> None:
     outcome = lintx("demo", run_folder, "--build", tmp_path / "site")
     assert outcome.code == 0, outcome.stderr
@@ -38,19 +37,13 @@ def test_build_writes_the_page_and_both_programs(lintx, run_folder, tmp_path) ->
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_page_is_served_until_a_signal(run_folder, number) -> None:
-    command = [sys.executable, "-m", "linformer_cli", "demo", str(run_folder), "--no-browser"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
-    ) as process:
-        try:
-            url = process.stdout.readline().strip()
-            with urllib.request.urlopen(url, timeout=20) as answer:
-                assert b"<title>lintx</title>" in answer.read()
-            process.send_signal(number)
-            _, errors = process.communicate(timeout=20)
-        finally:
-            process.kill()  # otherwise a failure would wait forever
-    assert (process.returncode, errors.splitlines()[-1]) == (128 + number, "Stopped")
+    with Command("demo", run_folder, "--no-browser") as command:
+        url = command.stdout.readline().decode().strip()
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            assert b"<title>lintx</title>" in answer.read()
+        command.send_signal(number)
+        code, _, errors = command.finish()
+    assert (code, errors.splitlines()[-1]) == (128 + number, "Stopped")
 
 
 def test_a_used_port_is_reported(lintx, run_folder) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from loops import loop_over
 from rich.console import Console
 
 from linformer_cli.cli import output
@@ -65,8 +66,8 @@ def test_the_time_left_depends_on_the_speed_of_this_process_only(monkeypatch) ->
     assert left == ["?", "4 min 0 s", "1 min 20 s"]
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "full"), ValueError("closed file")])
-@pytest.mark.parametrize("terminal", [True, False])
+@loop_over("error", [BrokenPipeError(), OSError(errno.ENOSPC, "full"), ValueError("closed file")])
+@loop_over("terminal", [True, False])
 def test_training_continues_if_its_progress_cannot_be_written(terminal: bool, error: Exception) -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:

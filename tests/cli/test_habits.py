@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import Command
 from PIL import Image
 
 from linformer_cli.checkpoint import TrainingState, load_training_state, read_checkpoint, save_checkpoint
@@ -59,22 +60,15 @@ def test_the_last_frame_of_a_gif_is_the_grid(lintx, run_folder, tmp_path) -> Non
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
 def test_interrupted_sampling_keeps_finished_images(run_folder, tmp_path, number, code) -> None:
-    arguments = ["sample", str(run_folder), "-n", "100000", "--batch", "2", "-o", str(tmp_path / "grid.png")]
-    arguments += ["--files", str(tmp_path / "files"), "--quiet"]  # errors are still printed
-    with subprocess.Popen(
-        [sys.executable, "-m", "linformer_cli", *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-        # Background jobs of a shell, and their children, ignore Ctrl-C by default.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
+    options = ("-n", 100_000, "--batch", 2, "-o", tmp_path / "grid.png", "--files", tmp_path / "files")
+    with Command("sample", run_folder, *options, "--quiet") as command:  # errors are still printed
         deadline = time.monotonic() + 120
         while len(list(tmp_path.glob("files/*.png"))) < 4:
-            assert time.monotonic() < deadline and process.poll() is None
+            assert time.monotonic() < deadline and command.process.is_alive()
             time.sleep(0.02)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == code
+        command.send_signal(number)
+        found, _, errors = command.finish()
+    assert found == code
     assert "Traceback" not in errors
     kept = int(re.search(r"stopped after (\d+) of 100000 images, which are kept", errors)[1])  # type: ignore[index]
     assert 4 <= kept <= len(list(tmp_path.glob("files/*.png")))

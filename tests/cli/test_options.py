@@ -1,10 +1,11 @@
 import pytest
+from loops import loop_over
 
 from linformer_cli.cli.options import LARGEST_COUNT, parse_duration, parse_numbers, parse_pairs, parse_size, parse_sizes
 from linformer_cli.errors import UsageError
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("text", "seconds"),
     [
         ("90", 90),
@@ -21,7 +22,7 @@ def test_times_are_parsed_with_their_units(text, seconds):
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "ten", "10x", "-5m", "0s", "1h-5m", "5m!", "1 0m", "5 5", "1h30", "1.h"])
+@loop_over("text", ["", "m", "ten", "10x", "-5m", "0s", "1h-5m", "5m!", "1 0m", "5 5", "1h30", "1.h"])
 def test_an_invalid_time_is_refused(text):
     with pytest.raises(UsageError):
         parse_duration(text)
@@ -55,15 +56,15 @@ def test_sizes_and_numbers_are_parsed() -> None:
     assert parse_numbers("0.5,1e300", "--x", "1") == [0.5, 1e300]
 
 
-@pytest.mark.parametrize("parse", [parse_size, parse_sizes, parse_numbers])
-@pytest.mark.parametrize("text", ["", "0", "-1", "x", "1,", "nan", "inf"])
+@loop_over("parse", [parse_size, parse_sizes, parse_numbers])
+@loop_over("text", ["", "0", "-1", "x", "1,", "nan", "inf"])
 def test_numbers_that_are_not_positive_are_refused(parse, text) -> None:
     with pytest.raises(UsageError, match="--x takes"):
         parse(text, "--x", "1")
 
 
-@pytest.mark.parametrize("parse", [parse_size, parse_sizes])
-@pytest.mark.parametrize("text", [str(LARGEST_COUNT + 1), str(2**63), "9" * 20, "9" * 5000])
+@loop_over("parse", [parse_size, parse_sizes])
+@loop_over("text", [str(LARGEST_COUNT + 1), str(2**63), "9" * 20, "9" * 5000])
 def test_an_absurdly_large_size_is_refused(parse, text) -> None:
     with pytest.raises(UsageError, match="--x takes"):
         parse(text, "--x", "1")

@@ -2,13 +2,12 @@
 
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import run_command
 from rich.console import Console
 
 from linformer_cli.cli import output
@@ -62,8 +61,6 @@ def test_messages_that_cannot_be_written_are_dropped(monkeypatch) -> None:
 def test_training_continues_if_stderr_is_full(tmp_path) -> None:
     """The exit code must also be 0, although Python flushes stderr once more at exit."""
     arguments = ["train", "--data", "glyphs", "--image-size", "8", "--preset", "tiny", "--steps", "2", "--batch", "2"]
-    command = [sys.executable, "-m", "linformer_cli", *arguments, "--out", str(tmp_path / "run"), "--json"]
-    with open("/dev/full", "w") as full:
-        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, timeout=120)
-    assert ended.returncode == 0
-    assert json.loads(ended.stdout)["steps"] == 2
+    code, result, _ = run_command(*arguments, "--out", tmp_path / "run", "--json", stderr="/dev/full")
+    assert code == 0
+    assert json.loads(result)["steps"] == 2

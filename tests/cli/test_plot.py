@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from commands import run_command
 from PIL import Image
 
 from linformer_cli.report.grids import read_png_metadata
@@ -22,6 +23,7 @@ def logged_run(run_folder, tmp_path):
     return folder
 
 
+@pytest.mark.smoke
 def test_several_runs_share_one_plot(lintx, run_folder, logged_run, tmp_path):
     out, samples = tmp_path / "deep" / "curves.svg", tmp_path / "samples.png"
     outcome = lintx("plot", run_folder, logged_run, "-o", out, "--samples", samples, "--json")
@@ -103,10 +105,9 @@ def test_a_pipe_without_a_reader_does_not_hang(run_folder, tmp_path, option):
     """The command runs in a separate process, because a hanging open() cannot be interrupted in this process."""
     pipe = tmp_path / "plot.png"
     os.mkfifo(pipe)
-    command = [sys.executable, "-m", "linformer_cli", "plot", str(run_folder), option, str(pipe)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 1 and "nothing reads from this pipe" in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
+    code, _, errors = run_command("plot", run_folder, option, pipe)
+    assert code == 1 and "nothing reads from this pipe" in errors
+    assert len(errors.splitlines()) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")

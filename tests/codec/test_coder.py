@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.codec.coder import Coder, Lanes
@@ -140,8 +141,8 @@ def predict_sharply(model: PixelModel, sharpness: float) -> np.ndarray:
     return predictor.predict(model.start_tokens(1))[0] + 1
 
 
-@pytest.mark.parametrize("head", ["categorical", "mixture"])
-@pytest.mark.parametrize("sharpness", [0, 1e-3, 1, 1e3, 1e6, 1e30])
+@loop_over("head", ["categorical", "mixture"])
+@loop_over("sharpness", [0, 1e-3, 1, 1e3, 1e6, 1e30])
 def test_the_sum_is_exact_for_flat_and_for_sharp_distributions(build_tiny_model, head, sharpness) -> None:
     frequencies = predict_sharply(build_tiny_model(head=head), sharpness)
     assert frequencies.sum() == WHOLE and frequencies.min() >= 1

@@ -1,16 +1,16 @@
 """Tests of how items are cut into tiles, and of the names that are allowed."""
 
 import numpy as np
-import pytest
+from loops import loop_over
 
 from linformer_cli.codec.items import Contents, Item, Tiling, check_names
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DataError
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("bands", [1, 2, 3, 4])
-@pytest.mark.parametrize("size", [(1, 1), (4, 5), (8, 10), (9, 3), (3, 11)])
+@loop_over("channels", [1, 3])
+@loop_over("bands", [1, 2, 3, 4])
+@loop_over("size", [(1, 1), (4, 5), (8, 10), (9, 3), (3, 11)])
 def test_a_picture_comes_back_from_its_tiles(channels, bands, size) -> None:
     tiling = Tiling(ImageShape(height=4, width=5, channels=channels), False)
     item = Item("a.png", *size, bands)
@@ -38,7 +38,7 @@ def test_only_the_last_window_of_a_file_is_short() -> None:
     assert [contents.rows(index) for index in range(5)] == [(0, 3), (3, 3), (3, 4), (4, 5), (5, 5)]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "names",
     [
         ["/etc/passwd"],

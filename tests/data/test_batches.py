@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from loops import loop_over
 
 from linformer_cli.data.batches import Batches, flip_images, shift_images
 
@@ -22,7 +23,7 @@ def test_every_epoch_and_seed_has_a_different_order() -> None:
     assert not np.array_equal(second, Batches(50, seed=2).batch(0, 50))
 
 
-@pytest.mark.parametrize("size", [1, 3, 10, 11, 25, 64])
+@loop_over("size", [1, 3, 10, 11, 25, 64])
 def test_the_stream_does_not_depend_on_the_batch_size(size: int) -> None:
     whole = Batches(10, seed=5).batch(0, 128)
     batches = Batches(10, seed=5)

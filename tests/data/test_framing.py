@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loops import loop_over
 from PIL import Image, ImageDraw, ImageFilter
 
 from linformer_cli.checkpoint_files import Frame
@@ -57,8 +58,8 @@ def test_glyphs_have_a_frame() -> None:
     assert found is not None and found.ground == 0 and 10 < found.box < 20
 
 
-@pytest.mark.parametrize("frame", [DARK, LIGHT])
-@pytest.mark.parametrize(
+@loop_over("frame", [DARK, LIGHT])
+@loop_over(
     ("picture", "is_dark"),
     [
         (draw_seven(), True),

@@ -96,6 +96,7 @@ def test_the_digest_covers_the_sources(monkeypatch, tmp_path) -> None:
     assert compute_digest() != DIGEST.read_text().strip()
 
 
+@pytest.mark.smoke
 @needs_node
 @needs_library
 def test_a_shipped_model_draws_the_images_of_the_sampler(run_node) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPResponse
 
 import pytest
+from loops import loop_over
 
 from linformer_cli.demo import server as server_module
 from linformer_cli.demo.server import POLICY, DemoServer
@@ -50,7 +51,7 @@ def test_every_answer_protects_the_page(server) -> None:
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "path",
     ["/missing", "/demo/", "/x/index.html", "/../pyproject.toml", "/%2e%2e/pyproject.toml", "/server.py", "index.html"],
 )

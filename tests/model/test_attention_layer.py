@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -52,8 +53,8 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("attention", MECHANISMS)
-@pytest.mark.parametrize("parts", PARTS)
+@loop_over("attention", MECHANISMS)
+@loop_over("parts", PARTS)
 def test_steps_and_blocks_agree_however_a_sequence_is_cut(build_model, attention: str, parts: str) -> None:
     layer, x = build_layer(build_model, attention, **PARTS[parts]), draw(3, 20, 16)
     assert layer.has_parts
@@ -87,8 +88,8 @@ def test_no_output_depends_on_a_later_input(build_model, attention: str) -> None
         assert (gradient[:, max(0, t - 3) : t + 1].abs().amax(dim=(0, 2)) > 0).all()
 
 
-@pytest.mark.parametrize("attention", ["linear", "softmax", "lsh"])
-@pytest.mark.parametrize("parts", [{}, {"output_gate": True}, {"short_convolution": 3}])
+@loop_over("attention", ["linear", "softmax", "lsh"])
+@loop_over("parts", [{}, {"output_gate": True}, {"short_convolution": 3}])
 def test_gradients_of_the_projection_are_joined_in_order(build_model, attention: str, parts: dict[str, Any]) -> None:
     layer, x = build_layer(build_model, attention, **parts), draw(2, 12, 16)
     of_y = draw(2, 12, 16).flip(1)
@@ -179,9 +180,7 @@ def test_blocks_without_an_attention_layer_refuse_parts(raises_one_line, build_c
         build_blocks(config)
 
 
-@pytest.mark.parametrize(
-    "attention", [name for name, kind in CATALOGUE.items() if not kind.gated and not kind.shared_key_value]
-)
+@loop_over("attention", [name for name, kind in CATALOGUE.items() if not kind.gated and not kind.shared_key_value])
 def test_every_other_mechanism_takes_all_parts_except_a_second_output_gate(
     raises_one_line, build_config, attention: str
 ) -> None:

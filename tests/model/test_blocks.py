@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor, nn
 from torch.nn import functional
@@ -83,8 +84,8 @@ def test_a_block_equals_torchs_transformer_layer(build_config: BuildConfig, norm
     assert_agree(block.attend(x, None)[0], reference(x, src_mask=future_mask(15)), FLOAT64)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "linear", "gau", "flash", "lstm"])
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@loop_over("attention", ["softmax", "linear", "gau", "flash", "lstm"])
+@loop_over("norm", ["pre", "post"])
 def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention: str, norm: str) -> None:
     block = build_block(build_config(attention, norm=norm))
     x = draw(3, 20, 16)
@@ -104,7 +105,7 @@ def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention:
         assert measure_state_bytes(held) == block.state_bytes(3, 20, torch.float64)
 
 
-@pytest.mark.parametrize("attention", MIXERS)
+@loop_over("attention", MIXERS)
 def test_a_state_holds_no_view_of_the_projections(build_config: BuildConfig, attention: str) -> None:
     """Queries, keys and values are views of one tensor. A view in a state would keep the whole tensor in memory."""
     block = build_block(build_config(attention))
@@ -236,8 +237,8 @@ def test_a_gated_block_needs_no_feed_forward(build_config: BuildConfig, attentio
     assert count_parameters(gated) < 0.75 * count_parameters(transformer)
 
 
-@pytest.mark.parametrize("attention", ["gau", "flash", "lstm"])
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@loop_over("attention", ["gau", "flash", "lstm"])
+@loop_over("norm", ["pre", "post"])
 def test_dropout_acts_on_the_only_branch(build_config: BuildConfig, attention: str, norm: str) -> None:
     block, x = build_block(build_config(attention, norm=norm, dropout=0.5)), draw(2, 15, 16)
     plain = build_block(build_config(attention, norm=norm))
@@ -287,8 +288,8 @@ def test_an_lstm_block_equals_torchs_cell_between_norm_and_projection(build_conf
         assert_agree(found[:, place], y_t if norm == "pre" else block.norm(y_t), FLOAT64)
 
 
-@pytest.mark.parametrize("kind", ["dense", "boom"])
-@pytest.mark.parametrize("preset", ["tiny", "mnist-small", "mnist-paper"])
+@loop_over("kind", ["dense", "boom"])
+@loop_over("preset", ["tiny", "mnist-small", "mnist-paper"])
 def test_an_lstm_block_has_about_as_many_parameters_as_a_transformer_block(preset: str, kind: str) -> None:
     image = ImageShape(height=28, width=28)
     changes = {"attention": "softmax", "feed_forward_kind": kind}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from loops import loop_over
 from torch import Tensor
 
 from linformer_cli.model.differences import Differences
@@ -26,8 +27,8 @@ def find_reference(found: Differences, row: list[int], channel: int) -> float:
     return sum(known) / len(known) if known else (found.levels - 1) / 2
 
 
-@pytest.mark.parametrize("share_missing", [0.0, 0.5])
-@pytest.mark.parametrize("found", [THREE, THREE._replace(levels=256), Differences(2, 1, 0, 0, 1)])
+@loop_over("share_missing", [0.0, 0.5])
+@loop_over("found", [THREE, THREE._replace(levels=256), Differences(2, 1, 0, 0, 1)])
 def test_numbers_are_differences_then_references(found: Differences, share_missing: float) -> None:
     values = draw_slots(found.levels, found.own + 3 * found.channels, share_missing)
     for row, numbers in zip(values.tolist(), found.numbers(values, torch.float64).tolist(), strict=True):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from tolerances import BFLOAT16, assert_agree
 from torch import Tensor, nn
@@ -19,8 +20,8 @@ def drop(probability: float, seed: int, dtype: torch.dtype = torch.float32, coun
     return add_dropped(torch.zeros(count), torch.ones(count, dtype=dtype), probability)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+@loop_over("dtype", [torch.float32, torch.bfloat16])
+@loop_over("probability", [0.1, 0.5, 0.9])
 def test_elements_are_dropped_with_the_given_probability_or_scaled(form, probability: float, dtype) -> None:
     left = drop(probability, 0, dtype)
     kept = left != 0
@@ -100,9 +101,9 @@ def normalise_sum(
     return results[0], results[1]
 
 
-@pytest.mark.parametrize("width", [7, 256, 5000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("probability", [0.0, 0.3])
+@loop_over("width", [7, 256, 5000])
+@loop_over("dtype", [torch.float32, torch.bfloat16])
+@loop_over("probability", [0.0, 0.3])
 def test_a_normalised_sum_and_its_gradients_are_those_of_its_parts(form, width: int, dtype, probability: float) -> None:
     found, expected = normalise_sum(width, dtype, probability)
     for index, (one, other) in enumerate(zip(found, expected, strict=True)):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from loops import loop_over
 from torch import Tensor
 
 from linformer_cli.config import ImageShape, ModelConfig
@@ -64,8 +65,8 @@ def embed(embedding: PixelEmbedding, tokens: Tensor) -> Tensor:
         return embedding(tokens, embedding.init_state(len(tokens), CPU))[0]
 
 
-@pytest.mark.parametrize("context", ["previous", "recent", "neighbours"])
-@pytest.mark.parametrize("size", IMAGES)
+@loop_over("context", ["previous", "recent", "neighbours"])
+@loop_over("size", IMAGES)
 def test_sources_match_the_visible_values(context: Context, size: tuple[int, int, int]) -> None:
     image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
     sources = context_sources(context, image)
@@ -74,7 +75,7 @@ def test_sources_match_the_visible_values(context: Context, size: tuple[int, int
         assert sorted(source for source in row if source >= 0) == visible_places(context, image, place)
 
 
-@pytest.mark.parametrize("size", IMAGES)
+@loop_over("size", IMAGES)
 def test_a_slot_has_the_same_direction_at_every_position(size: tuple[int, int, int]) -> None:
     """The test lists the directions of all slots as (rows up, columns left, channel)."""
     image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
@@ -94,9 +95,9 @@ def test_a_slot_has_the_same_direction_at_every_position(size: tuple[int, int, i
                 assert source % image.channels == channel
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("positional", ["grid", "paper", "none"])
-@pytest.mark.parametrize("size", [(4, 5, 3), (4, 5, 1)])
+@loop_over("context", CONTEXTS)
+@loop_over("positional", ["grid", "paper", "none"])
+@loop_over("size", [(4, 5, 3), (4, 5, 1)])
 def test_a_vector_depends_only_on_its_context(context: Context, positional: str, size: tuple[int, int, int]) -> None:
     embedding = build(context, size, positional)
     tokens = draw_tokens(embedding, 1)
@@ -113,7 +114,7 @@ def test_a_vector_depends_only_on_its_context(context: Context, positional: str,
         assert all(source < place for source in seen)
 
 
-@pytest.mark.parametrize("size", IMAGES)
+@loop_over("size", IMAGES)
 def test_the_same_channel_of_other_pixels_is_found(size: tuple[int, int, int]) -> None:
     image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
     offsets = [(0, 1), (1, 0), (1, 1), (1, -1)]
@@ -153,8 +154,8 @@ def test_the_value_of_the_start_token_has_no_effect(context: Context) -> None:
     assert torch.equal(embed(embedding, other), embed(embedding, tokens))
 
 
-@pytest.mark.parametrize("context", ["previous", "recent", "neighbours"])
-@pytest.mark.parametrize("size", [(3, 4, 3), (4, 3, 1), (1, 1, 1)])
+@loop_over("context", ["previous", "recent", "neighbours"])
+@loop_over("size", [(3, 4, 3), (4, 3, 1), (1, 1, 1)])
 def test_grid_vectors_are_sums_of_table_rows(context: Context, size: tuple[int, int, int]) -> None:
     """Each slot adds one row, with a separate row for missing values. Row, column and channel add one row each."""
     embedding = build(context, size)
@@ -198,10 +199,10 @@ def test_sinusoids_are_computed_in_float64_and_rounded_once(positions: int) -> N
     assert np.abs(table.numpy() - expected).max() <= 2.0**-25 + 1e-11
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("positional", ["grid", "paper", "none"])
-@pytest.mark.parametrize("size", [(5, 4, 3), (6, 5, 1), (3, 1, 1), (1, 1, 1)])
-@pytest.mark.parametrize("block", [1, 2, 17])
+@loop_over("context", CONTEXTS)
+@loop_over("positional", ["grid", "paper", "none"])
+@loop_over("size", [(5, 4, 3), (6, 5, 1), (3, 1, 1), (1, 1, 1)])
+@loop_over("block", [1, 2, 17])
 def test_blocks_match_a_single_pass(context: Context, positional: str, size: tuple[int, int, int], block: int) -> None:
     embedding = build(context, size, positional)
     tokens = draw_tokens(embedding)

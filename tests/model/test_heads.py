@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from loops import loop_over
 from tolerances import FLOAT64, PROBABILITY_TOTAL, assert_agree
 from torch import Tensor
 
@@ -150,7 +151,7 @@ def chi_square_excess(counts: Tensor, expected: Tensor) -> float:
 
 
 @every_head
-@pytest.mark.parametrize(("levels", "row"), [(256, 0), (256, 1), (256, 2), (16, 3), (5, 4)])
+@loop_over(("levels", "row"), [(256, 0), (256, 1), (256, 2), (16, 3), (5, 4)])
 def test_draws_follow_the_probabilities(build_config: BuildConfig, kind: str, levels: int, row: int) -> None:
     head = build(build_config, kind, levels)
     parameters = draw_parameters(head, 5)[row : row + 1].float()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from tolerances import BFLOAT16, assert_agree
 from torch import Tensor, nn
@@ -35,8 +36,8 @@ def define(layer: nn.Linear, x: Tensor, of_y: Tensor, activation: str) -> list[T
     return [y.detach(), *torch.autograd.grad((y * of_y.double()).sum(), [x, weight, bias])]
 
 
-@pytest.mark.parametrize("activation", ["none", "relu"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@loop_over("activation", ["none", "relu"])
+@loop_over("dtype", [torch.float32, torch.bfloat16])
 def test_small_integers_give_exact_results(form, activation: str, dtype: torch.dtype) -> None:
     """Every sum is an integer below 256, which bfloat16 can represent."""
     layer, x, of_y = Linear(5, 6), draw(3, 11, 5).sign(), draw(3, 11, 6, seed=1).sign()
@@ -48,8 +49,8 @@ def test_small_integers_give_exact_results(form, activation: str, dtype: torch.d
         assert one.shape == other.shape and torch.equal(one.double(), other)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("sizes", SIZES)
+@loop_over("activation", ACTIVATIONS)
+@loop_over("sizes", SIZES)
 def test_results_and_gradients_are_those_of_the_definition(form, activation: str, sizes: tuple[int, int]) -> None:
     torch.manual_seed(0)
     layer = Linear(*sizes)
@@ -65,7 +66,7 @@ def test_results_and_gradients_are_those_of_the_definition(form, activation: str
         assert errors[0] <= 1.05 * errors[1] + 1e-6
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@loop_over("activation", ACTIVATIONS)
 def test_nan_stays_in_its_row_and_reaches_the_gradients(form, activation: str) -> None:
     layer, x, of_y = Linear(5, 6), draw(9, 5), torch.ones(9, 6)
     x[4, 2] = torch.nan
@@ -90,8 +91,8 @@ def test_the_gradient_of_the_bias_does_not_depend_on_threads() -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@loop_over("activation", ACTIVATIONS)
+@loop_over("dtype", [torch.float32, torch.float64])
 def test_without_autocast_the_layer_is_torchs(form, activation: str, dtype: torch.dtype) -> None:
     layer, x = Linear(5, 6).to(dtype), draw(9, 5).to(dtype)
     expected = ACTIVATIONS[activation](functional.linear(x, layer.weight, layer.bias))

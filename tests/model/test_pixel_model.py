@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from tolerances import CAUSALITY, FLOAT32_DRIFT, FLOAT64, PROBABILITY_TOTAL, assert_agree
 from torch import Tensor
 
@@ -169,8 +170,8 @@ def test_images_of_a_batch_are_independent(build_model: BuildModel) -> None:
                 assert_agree(run(tokens[1:2])[0], run(tokens)[1], FLOAT64)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "linear", "gau", "flash", "lstm"])
-@pytest.mark.parametrize("embedding", ["grid", "paper"])
+@loop_over("attention", ["softmax", "linear", "gau", "flash", "lstm"])
+@loop_over("embedding", ["grid", "paper"])
 def test_float32_does_not_drift_over_a_whole_image(build_model: BuildModel, attention: str, embedding: str) -> None:
     options = {"chunk": 64} if attention in ("linear", "flash") else {}
     changes = {"attention": attention, "attention_options": options, "embedding": embedding, "size": (28, 28, 1)}
@@ -184,10 +185,8 @@ def test_float32_does_not_drift_over_a_whole_image(build_model: BuildModel, atte
             assert_agree(found, expected, FLOAT32_DRIFT)
 
 
-@pytest.mark.parametrize(
-    ("attention", "branches"), [("softmax", 2), ("linear", 2), ("gau", 1), ("flash", 1), ("lstm", 1)]
-)
-@pytest.mark.parametrize("layers", [1, 8])
+@loop_over(("attention", "branches"), [("softmax", 2), ("linear", 2), ("gau", 1), ("flash", 1), ("lstm", 1)])
+@loop_over("layers", [1, 8])
 def test_branches_add_up_to_the_scale_of_one_branch(
     build_config: BuildConfig, attention: str, branches: int, layers: int
 ) -> None:
@@ -216,9 +215,9 @@ def test_branches_add_up_to_the_scale_of_one_branch(
 # The distribution.
 
 
-@pytest.mark.parametrize("attention", ["softmax", "linear"])
-@pytest.mark.parametrize("head", ["categorical", "mixture"])
-@pytest.mark.parametrize("embedding", ["grid", "paper"])
+@loop_over("attention", ["softmax", "linear"])
+@loop_over("head", ["categorical", "mixture"])
+@loop_over("embedding", ["grid", "paper"])
 def test_the_probabilities_of_all_images_add_up_to_one(
     build_model: BuildModel, attention: str, head: str, embedding: str
 ) -> None:
@@ -307,7 +306,7 @@ def test_paper_presets_have_the_papers_size(preset: str, size: tuple[int, int, i
 
 
 @some_variants
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@loop_over("dtype", [torch.float32, torch.float64])
 def test_state_bytes_are_exact(build_model: BuildModel, variant: dict[str, Any], dtype: torch.dtype) -> None:
     model = build_model(dtype, **variant)
     for batch in (1, 3):

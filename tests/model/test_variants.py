@@ -1,6 +1,7 @@
 """Tests of mechanisms with options: command line entries and row names."""
 
 import pytest
+from loops import loop_over
 
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.errors import UsageError
@@ -39,7 +40,7 @@ def test_a_baseline_is_accepted_only_for_whole_models() -> None:
         parse_variants(["lstm"])
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("entries", "part"),
     [
         (["linaer"], "did you mean 'linear'?"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.errors import UsageError
@@ -36,8 +37,8 @@ def test_the_requested_library_is_loaded(instruction_set) -> None:
     assert f"{instruction_set} (" in library.describe_library() and library.VARIABLE in library.describe_library()
 
 
-@pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("attention", ["linear", "softmax"])
+@loop_over("products", [torch.float32, torch.bfloat16])
+@loop_over("attention", ["linear", "softmax"])
 def test_every_library_steps_as_the_model_does(build_tiny_model, instruction_set, attention, products) -> None:
     model = build_tiny_model(attention=attention)
     engines = [NativeEngine(model, 5, products=products), TextbookEngine(model, 5)]

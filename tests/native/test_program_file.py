@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from numpy.typing import NDArray
 from sampling.cases import CHANGES, LAYER_PARTS
-from sampling.test_native_mechanisms import POSITIONS, VARIANTS
+from sampling.test_native_mechanisms import POSITIONS, VARIANTS, every_variant
 
 from linformer_cli.checkpoint import load_model
 from linformer_cli.config import ImageShape
@@ -115,7 +116,7 @@ def sample(
 IMAGES = CHANGES | LAYER_PARTS | {"seven levels": {"image": ImageShape(height=8, width=8, levels=7)}}
 
 
-@pytest.mark.parametrize("changes", IMAGES)
+@loop_over("changes", IMAGES)
 def test_a_program_draws_the_images_of_the_sampler(open_program, build_tiny_model, changes) -> None:
     model = build_tiny_model(**IMAGES[changes])
     expected = sample(model, range(5, 8))
@@ -129,7 +130,7 @@ def test_a_program_draws_the_images_of_the_sampler(open_program, build_tiny_mode
     assert np.array_equal(alone.finish(), expected[1:2])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@every_variant
 def test_every_mechanism_draws_the_images_of_the_sampler(open_program, build_tiny_model, variant) -> None:
     attention, options = VARIANTS[variant]
     image = ImageShape(height=POSITIONS // 10, width=10, levels=16)
@@ -149,6 +150,7 @@ def test_the_number_of_threads_does_not_change_an_image(open_program, build_tiny
     assert np.array_equal(runner.finish(), sample(model, range(7)))
 
 
+@pytest.mark.smoke
 def test_classes_are_chosen_or_rotate(open_program, build_tiny_model) -> None:
     model = build_tiny_model(classes=3)
     runner = open_program(model, batch=4)

@@ -4,13 +4,14 @@ import io
 
 import numpy as np
 import pytest
+from loops import loop_over
 from PIL import Image
 
 from linformer_cli.report.animation import LAST_MILLISECONDS, MOST_FRAMES, encode_gif, frame_rows, hide_rows
 from linformer_cli.report.grids import BACKGROUND, render_grid
 
 
-@pytest.mark.parametrize(("height", "first"), [(28, 0), (28, 14), (28, 27), (1, 0), (500, 0), (64, 0), (65, 3)])
+@loop_over(("height", "first"), [(28, 0), (28, 14), (28, 27), (1, 0), (500, 0), (64, 0), (65, 3)])
 def test_frames_show_the_image_from_the_first_row_to_the_last(height: int, first: int) -> None:
     rows = frame_rows(height, first)
     assert rows[0] == first and rows[-1] == height

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loops import loop_over
 from PIL import Image, PngImagePlugin
 
 from linformer_cli.errors import DataError, UsageError
@@ -62,7 +63,7 @@ def test_a_grid_enlarges_images_without_blurring():
     np.testing.assert_array_equal(np.asarray(render_grid(images, scale=3)), images[0].repeat(3, 0).repeat(3, 1))
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "count, height, width, columns",
     [(1, 8, 8, 1), (2, 8, 8, 2), (3, 8, 8, 3), (5, 8, 8, 3), (8, 8, 8, 4), (16, 8, 8, 4), (4, 32, 8, 4), (4, 8, 32, 1)],
 )

@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+from loops import loop_over
 from rich.console import Console
 
 from linformer_cli.errors import DataError
@@ -46,8 +47,8 @@ def test_without_colour_green_is_brighter_than_blue():
     assert render_preview(image, 80, colour=False).plain == "▒ "
 
 
-@pytest.mark.parametrize("colour", [True, False])
-@pytest.mark.parametrize(
+@loop_over("colour", [True, False])
+@loop_over(
     "count, width, height_limit, expected",
     [
         (3, 13, 28, ["AAA  AAA  AAA", "AAA  AAA  AAA"]),
@@ -56,7 +57,6 @@ def test_without_colour_green_is_brighter_than_blue():
         (3, 12, 3, ["AAA  AAA", "AAA  AAA", "2 of 3 images"[:12]]),
         (9, 80, 28, ["  ".join(["AAA"] * 9)] * 2),
     ],
-    ids=["one-line", "two-lines", "no-room-for-gap", "not-all", "many"],
 )
 def test_as_many_images_as_fit_are_shown_side_by_side(count, width, height_limit, expected, colour):
     images = np.full((count, 4, 3, 1), 255, np.uint8)
@@ -66,7 +66,7 @@ def test_as_many_images_as_fit_are_shown_side_by_side(count, width, height_limit
     assert printed(text, width=width).split("\n")[:-1] == text.plain.split("\n")
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "height, width, columns, rows, expected_columns, expected_rows",
     [
         (256, 256, 64, 40, 64, 32),
@@ -77,7 +77,7 @@ def test_as_many_images_as_fit_are_shown_side_by_side(count, width, height_limit
         (1, 500, 80, 28, 80, 1),
     ],
 )
-@pytest.mark.parametrize("channels", [1, 3])
+@loop_over("channels", [1, 3])
 def test_large_images_shrink_with_their_proportions_kept(
     height, width, columns, rows, expected_columns, expected_rows, channels
 ):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from loops import loop_over
 
 from linformer_cli.errors import UsageError
 from linformer_cli.sampling.choose import Filters, UniformStreams, draw_filtered, filter_log_probabilities
@@ -36,8 +37,8 @@ def test_temperature_divides_the_log_probabilities() -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-39, 1e-46, 1e-300])
+@loop_over("dtype", [torch.float32, torch.float64])
+@loop_over("temperature", [1e-4, 1e-30, 1e-39, 1e-46, 1e-300])
 def test_a_temperature_near_zero_takes_the_likeliest_value(temperature: float, dtype: torch.dtype) -> None:
     assert filtered([0.2, 0.5, 0.3], dtype, temperature=temperature) == [0, 1, 0]
 
@@ -53,7 +54,7 @@ def test_top_k_keeps_and_renormalises_the_likeliest_values() -> None:
         assert filtered([0.1, 0.4, 0.3, 0.2], top_k=top_k) == pytest.approx([0.1, 0.4, 0.3, 0.2], rel=1e-12)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("top_p", "kept"), [(0.25, 1), (0.5, 1), (0.5001, 2), (0.75, 2), (0.7501, 3), (0.875, 3), (0.876, 4), (1.0, 4)]
 )
 def test_top_p_keeps_the_smallest_set_that_reaches_the_probability(top_p: float, kept: int) -> None:
@@ -65,8 +66,8 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_probability(top_p: float,
     assert filtered(probabilities, top_p=top_p) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("top_p", [1e-3, 1e-30, 1e-46, 1e-300])
+@loop_over("dtype", [torch.float32, torch.float64])
+@loop_over("top_p", [1e-3, 1e-30, 1e-46, 1e-300])
 def test_a_tiny_top_p_still_keeps_the_likeliest_value(top_p: float, dtype: torch.dtype) -> None:
     assert filtered([0.2, 0.5, 0.3], dtype, top_p=top_p) == [0, 1, 0]
 
@@ -107,7 +108,7 @@ def test_rows_are_filtered_independently() -> None:
     torch.testing.assert_close(together.exp().sum(dim=-1), torch.ones(4, 3, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("filters", "parts"),
     [
         ({"temperature": 0.0}, ("--temperature", "above 0", "found 0.0", "--top-k 1")),

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from loops import loop_over
 from sampling.cases import sample_values
 
 from linformer_cli.config import ImageShape
@@ -22,7 +23,7 @@ COLOUR = ImageShape(height=32, width=20, channels=3)
 # parse_keep
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("text", "shape", "known"),
     [
         ("top:0.5", GREY, 392),
@@ -52,7 +53,7 @@ def test_keep_is_converted_to_a_number_of_values(text: str, shape: ImageShape, k
     assert parse_keep(text, shape) == known
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "text",
     [
         "",
@@ -90,7 +91,7 @@ def test_only_the_top_can_be_kept(raises_one_line, side: str) -> None:
         parse_keep(f"{side}:0.5", GREY)
 
 
-@pytest.mark.parametrize("text", ["top:1.0", "top:100%", "top:28rows", "top:28", "top:784px", "top:9999rows"])
+@loop_over("text", ["top:1.0", "top:100%", "top:28rows", "top:28", "top:784px", "top:9999rows"])
 def test_keeping_the_whole_image_is_refused(raises_one_line, text: str) -> None:
     with raises_one_line(UsageError, f"--keep {text}", "nothing is left"):
         parse_keep(text, GREY)
@@ -109,7 +110,7 @@ def original() -> torch.Tensor:
     return torch.randint(0, 16, (64,), generator=torch.Generator().manual_seed(9))
 
 
-@pytest.mark.parametrize("known", [1, 24, 63])
+@loop_over("known", [1, 24, 63])
 def test_the_known_part_is_unchanged_and_the_rest_is_drawn(model, original, known) -> None:
     before = original.clone()
     completion = complete_values(Sampler(model, 2), original, known, 4)
@@ -134,7 +135,7 @@ def complete_by_steps(model: PixelModel, original: torch.Tensor, known: int, cou
     return engine.draw_values(parameters, UniformStreams(seed, range(count)), Filters(), 64 - known).long()
 
 
-@pytest.mark.parametrize("known", [0, 1, 24, 63])
+@loop_over("known", [0, 1, 24, 63])
 def test_reading_the_known_values_in_one_pass_equals_stepping(model, original, known) -> None:
     completion = complete_values(Sampler(model, 2), original, known, 5)
     assert torch.equal(completion.values[:, known:], complete_by_steps(model, original, known, 5, seed=2))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from machine import NO_TRITON, TRITON_DEVICE
 from sampling.cases import CHANGES, draw_tokens
 from tolerances import assert_agree
@@ -62,7 +63,7 @@ def build_tiny_model(build_tiny_model):
 
 
 @every_change
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
+@loop_over(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
 def test_steps_match_the_model(build_tiny_model, changes, dtype, tolerance) -> None:
     model = build_tiny_model(**changes).to(dtype)
     engines = CudaEngine(model, 3), TextbookEngine(model, 3)
@@ -72,8 +73,8 @@ def test_steps_match_the_model(build_tiny_model, changes, dtype, tolerance) -> N
         assert_agree(ours.float(), theirs.float(), tolerance)
 
 
-@pytest.mark.parametrize("known", [1, 9, 23, 40])
-@pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "hashed"}, SOFTMAX], ids=str)
+@loop_over("known", [1, 9, 23, 40])
+@loop_over("changes", [{}, {"classes": 3, "context": "hashed"}, SOFTMAX])
 def test_the_engine_continues_from_a_state_of_attend(build_tiny_model, known, changes) -> None:
     model = build_tiny_model(**changes)
     tokens = draw_tokens(model, 2)
@@ -88,8 +89,8 @@ def test_the_engine_continues_from_a_state_of_attend(build_tiny_model, known, ch
     assert_agree(CudaEngine(model, 1, fork_state(state, 1)).step(tokens[:1, known]), expected[:, known], FLOAT32)
 
 
-@pytest.mark.parametrize("head", ["categorical", "mixture"])
-@pytest.mark.parametrize("filters", [Filters(), Filters(temperature=0.5), Filters(top_k=3, top_p=0.8)], ids=str)
+@loop_over("head", ["categorical", "mixture"])
+@loop_over("filters", [Filters(), Filters(temperature=0.5), Filters(top_k=3, top_p=0.8)])
 def test_images_match_those_of_the_textbook_engine(build_tiny_model, head, filters) -> None:
     model = build_tiny_model(head=head)
     textbook, engine = TextbookEngine(model, 20), CudaEngine(model, 20)
@@ -115,6 +116,7 @@ def test_guided_images_match_those_of_the_textbook_engine(build_tiny_model, head
     assert found.shape == (20, 64) and (found == expected).all(dim=1).sum() >= 19
 
 
+@pytest.mark.smoke
 def test_an_image_can_be_drawn_in_parts(build_tiny_model) -> None:
     """Each part continues with the random numbers and the state of the previous part."""
     model = build_tiny_model()
@@ -190,9 +192,9 @@ class _OnlyOn(TorchDispatchMode):
         return found
 
 
-@pytest.mark.parametrize("head", ["categorical", "mixture"])
-@pytest.mark.parametrize("filters", [Filters(), Filters(top_k=3, top_p=0.8)], ids=str)
-@pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "hashed"}, SOFTMAX], ids=str)
+@loop_over("head", ["categorical", "mixture"])
+@loop_over("filters", [Filters(), Filters(top_k=3, top_p=0.8)])
+@loop_over("changes", [{}, {"classes": 3, "context": "hashed"}, SOFTMAX])
 def test_drawing_an_image_never_waits_for_the_host(build_tiny_model, head, filters, changes) -> None:
     """The tensors have a device but no contents, so reading a number or mixing devices fails."""
     model, fake = build_tiny_model(head=head, **changes).cpu(), FakeTensorMode()
@@ -275,9 +277,9 @@ def test_unsupported_models_are_refused_with_a_reason(build_tiny_model, monkeypa
     assert CudaEngine.refusal(model) == reason
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
-@pytest.mark.parametrize("known", [0, 5])
-@pytest.mark.parametrize(("attention", "state_type"), [("linear", FoldedState), ("softmax", KeyValueCache)])
+@loop_over(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
+@loop_over("known", [0, 5])
+@loop_over(("attention", "state_type"), [("linear", FoldedState), ("softmax", KeyValueCache)])
 def test_steps_with_triton_match_the_model(
     build_tiny_model, with_triton, attention, state_type, known, dtype, tolerance
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.cases import CHANGES, draw_tokens, sample_values
 from tolerances import assert_agree
@@ -58,7 +59,7 @@ def build_tiny_model(build_tiny_model: Callable[..., PixelModel]) -> Callable[..
 @needs_library
 @every_change
 @every_batch
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
+@loop_over(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
 def test_native_steps_match_the_model(build_tiny_model, changes, batch, threads, dtype, tolerance) -> None:
     reference = build_tiny_model(**changes).to(dtype).float()  # weights rounded in the same way
     textbook = TextbookEngine(reference, batch)
@@ -96,7 +97,7 @@ def test_native_matches_the_model_if_the_denominators_are_tiny(build_tiny_model)
 
 @needs_library
 @every_batch
-@pytest.mark.parametrize("known", [1, 9, 23, 40])
+@loop_over("known", [1, 9, 23, 40])
 def test_native_continues_from_a_state_of_attend(build_tiny_model, batch, threads, known) -> None:
     model = build_tiny_model(classes=3)
     tokens = draw_tokens(model, batch)
@@ -115,8 +116,8 @@ def test_native_continues_from_a_state_of_attend(build_tiny_model, batch, thread
 
 
 @needs_library
-@pytest.mark.parametrize("states", [1, 2, 6])
-@pytest.mark.parametrize("name", ["categorical", "pixels"])
+@loop_over("states", [1, 2, 6])
+@loop_over("name", ["categorical", "pixels"])
 def test_adjacent_images_continue_the_same_state(build_tiny_model, name, states) -> None:
     model = build_tiny_model(classes=3, **CHANGES.get(name, {}))
     tokens = draw_tokens(model, states)
@@ -442,8 +443,8 @@ FILTERS = (
 
 
 @needs_library
-@pytest.mark.parametrize("head", ["categorical", "mixture"])
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@loop_over("head", ["categorical", "mixture"])
+@loop_over("filters", FILTERS)
 def test_native_filters_like_the_textbook_engine(build_tiny_model, head, filters) -> None:
     model = build_tiny_model(head=head, image=ImageShape(height=8, width=8, levels=256))
     engines = NativeEngine(model, 500), TextbookEngine(model, 500)

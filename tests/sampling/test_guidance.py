@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.cases import sample_values
 from torch import Tensor
@@ -55,8 +56,8 @@ def draw_in_parallel(
     return values
 
 
-@pytest.mark.parametrize("weight", [0.5, 3.0])
-@pytest.mark.parametrize("filters", [Filters(), Filters(temperature=0.7)], ids=["all values", "temperature"])
+@loop_over("weight", [0.5, 3.0])
+@loop_over("filters", [Filters(), Filters(temperature=0.7)])
 def test_values_have_the_guided_distribution(model: PixelModel, weight: float, filters: Filters) -> None:
     drawn = draw(model, weight, filters=filters)
     assert torch.equal(drawn.long(), draw_in_parallel(model, weight, filters))
@@ -65,7 +66,7 @@ def test_values_have_the_guided_distribution(model: PixelModel, weight: float, f
     assert torch.equal(alone, drawn)
 
 
-@pytest.mark.parametrize("known", [0, 1, 24])
+@loop_over("known", [0, 1, 24])
 def test_completions_have_the_guided_distribution(model: PixelModel, known: int) -> None:
     original = torch.arange(64) % 16
     for label in range(2):

@@ -6,10 +6,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from numpy.typing import NDArray
 from sampling.cases import CHANGES, draw_tokens, open_runner
-from sampling.test_native_mechanisms import VARIANTS
+from sampling.test_native_mechanisms import VARIANTS, every_variant
 from torch import Tensor
 
 from linformer_cli.checkpoint import load_weights, read_checkpoint
@@ -58,8 +59,9 @@ def expected_products(weight: Tensor, bias: Tensor, x: Tensor) -> NDArray[np.flo
     return (inputs @ w.T).astype(np.float32) * (scales[:, None] * w_scales) + bias.numpy()
 
 
-@pytest.mark.parametrize("columns", [1, 3, 4, 5, 31, 64, 257])
-@pytest.mark.parametrize("rows", [1, 63, 65, 130])
+@pytest.mark.smoke
+@loop_over("columns", [1, 3, 4, 5, 31, 64, 257])
+@loop_over("rows", [1, 63, 65, 130])
 def test_products_equal_integer_products(instruction_set, columns, rows) -> None:
     generator = torch.Generator().manual_seed(rows)
     for batch in (1, 2, 3, 4, 5, 6, 7, 13):
@@ -97,8 +99,8 @@ def test_zeros_give_the_bias_and_infinite_inputs_give_nan(instruction_set) -> No
     assert np.isnan(multiply(weight, bias, x + 1)[0]).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("columns", [1, 5, 96])
-@pytest.mark.parametrize("rows", [30, 65])
+@loop_over("columns", [1, 5, 96])
+@loop_over("rows", [30, 65])
 def test_sensitive_products_are_float32_sums_in_a_fixed_order(instruction_set, columns, rows) -> None:
     generator = torch.Generator().manual_seed(rows)
     for batch in (1, 2, 7, 13):
@@ -150,7 +152,7 @@ def step_through(model: PixelModel, batch: int, threads: int = 1) -> Tensor:
 
 
 @every_other
-@pytest.mark.parametrize("variant", VARIANTS)
+@every_variant
 def test_every_instruction_set_computes_the_same_bits(build, instruction_set, variant, monkeypatch) -> None:
     model = build(variant)
     found = step_through(model, 3)
@@ -183,7 +185,8 @@ def test_every_instruction_set_draws_the_same_images(
         np.testing.assert_array_equal(images, expected)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.smoke
+@every_variant
 def test_results_have_the_same_bits_for_any_batch_and_threads(build, variant) -> None:
     model = build(variant)
     expected = step_through(model, 7)

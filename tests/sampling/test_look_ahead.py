@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.cases import CHANGES, LAYER_PARTS, draw_tokens, sample_values
 from sampling.test_native_mechanisms import VARIANTS
@@ -55,11 +56,14 @@ def sharpen(model: PixelModel) -> PixelModel:
 
 
 MECHANISMS = {name: {"attention": name, "attention_options": options} for name, options in VARIANTS.values()}
-GUIDED = MECHANISMS | CHANGES | LAYER_PARTS
+OTHERS = CHANGES | LAYER_PARTS
 
 
-@pytest.mark.parametrize("changes", GUIDED.values(), ids=GUIDED)
-@pytest.mark.parametrize("head", ["categorical", "mixture"])
+@loop_over(
+    "changes, head",
+    [*((changes, "categorical") for changes in (MECHANISMS | OTHERS).values())]
+    + [(changes, "mixture") for changes in OTHERS.values()],
+)
 def test_a_guided_image_matches_stepping(build_tiny_model, changes: dict[str, Any], head: str) -> None:
     """It has two rows, each with its own state: with the class and without."""
     model = sharpen(build_tiny_model(**{**changes, "classes": 3, "optional_class": True, "head": head}))
@@ -72,16 +76,16 @@ def test_a_guided_image_matches_stepping(build_tiny_model, changes: dict[str, An
     assert torch.equal(*images)
 
 
-@pytest.mark.parametrize("changes", (CHANGES | LAYER_PARTS).values(), ids=CHANGES | LAYER_PARTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@loop_over("changes", OTHERS.values())
+@loop_over("dtype", [torch.float32, torch.bfloat16])
 def test_the_image_matches_stepping(build_tiny_model, draw_both, changes: dict[str, Any], dtype) -> None:
     model = sharpen(build_tiny_model(**changes)).to(dtype)
     for index in range(4):
         draw_both(model, 16, index)
 
 
-@pytest.mark.parametrize("window", [2, 3, 16, 100])
-@pytest.mark.parametrize("known", [1, 2, 23, 60])
+@loop_over("window", [2, 3, 16, 100])
+@loop_over("known", [1, 2, 23, 60])
 def test_the_image_matches_stepping_for_any_window_and_start(
     build_tiny_model, draw_both, window: int, known: int
 ) -> None:
@@ -117,6 +121,7 @@ def test_the_final_state_matches_stepping(build_tiny_model, draw_both, dtype) ->
     assert torch.equal(ahead.step(token), stepwise.step(token))
 
 
+@pytest.mark.smoke
 def test_single_images_match_those_drawn_in_a_batch(build_tiny_model) -> None:
     model = sharpen(build_tiny_model(classes=3))
     together = sample_values(model, range(20), seed=2, engine="native").values

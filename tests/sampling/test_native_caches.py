@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from attention.inputs import mark_variants
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.cases import open_runner
-from sampling.test_native_mechanisms import POSITIONS, VARIANTS
+from sampling.test_native_mechanisms import POSITIONS, VARIANTS, every_variant
 from torch import Tensor
 from torch.nn import functional
 
@@ -26,8 +28,10 @@ WITH_CACHE = (
     *("single_head", "softmax", "sparse"),
 )
 CACHED = {key: variant for key, variant in VARIANTS.items() if variant[0] in WITH_CACHE}
-every_cached = pytest.mark.parametrize("variant", CACHED)
-every_rounded = pytest.mark.parametrize("products", [torch.bfloat16, torch.int8], ids=str)
+every_cached = pytest.mark.parametrize(
+    "variant", mark_variants({key: key for key in CACHED}, lambda key: CACHED[key][0])
+)
+every_rounded = loop_over("products", [torch.bfloat16, torch.int8])
 
 
 def build_attention(variant: str, key_width: int = 20) -> Attention:
@@ -92,7 +96,7 @@ def test_softmax_reads_keys_and_values_rounded_to_the_nearest(products: torch.dt
     torch.testing.assert_close(found, y.permute(2, 0, 1, 3).flatten(2), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", ["gau-length-relu2", "gau-width-laplace", "gau-odd-width"])
+@loop_over("variant", ["gau-length-relu2", "gau-width-laplace", "gau-odd-width"])
 @every_rounded
 def test_gau_reads_keys_and_values_rounded_to_the_nearest(variant: str, products: torch.dtype) -> None:
     """The oracle is the mechanism's own step, with a state in bfloat16."""
@@ -131,7 +135,7 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[[str], PixelM
     return build_variant
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@every_variant
 def test_only_caches_are_bfloat16(build, variant: str) -> None:
     """The reported bytes of the state are those of its memory."""
     model = build(variant)

@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 import torch
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.test_native_caches import Step, build_attention, draw_inputs
 from sampling.test_native_mechanisms import VARIANTS
@@ -26,8 +27,8 @@ def test_mechanisms_that_shrink_are_found() -> None:
     assert {VARIANTS[key][0] for key in SHRINKING} == {"long_short", "lsh", "mamba", "mesa"}
 
 
-@pytest.mark.parametrize("variant", SHRINKING)
-@pytest.mark.parametrize("key_width", [6, 20])
+@loop_over("variant", SHRINKING)
+@loop_over("key_width", [6, 20])
 def test_huge_queries_and_keys_match_the_textbook(variant: str, key_width: int) -> None:
     """Squares of these queries and keys overflow a float."""
     attention = build_attention(variant, key_width)

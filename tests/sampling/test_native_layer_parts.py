@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.cases import LAYER_PARTS, draw_tokens
 from tolerances import assert_agree
@@ -38,8 +39,8 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[[str], PixelM
 
 
 @every_case
-@pytest.mark.parametrize("known", [0, 2, 23])
-@pytest.mark.parametrize("batch", [1, 3])
+@loop_over("known", [0, 2, 23])
+@loop_over("batch", [1, 3])
 def test_steps_match_the_textbook_engine(build, case: str, known: int, batch: int) -> None:
     """The steps begin at the start of an image or after a prefix that was read in parallel."""
     model = build(case)
@@ -58,7 +59,7 @@ def test_steps_match_the_textbook_engine(build, case: str, known: int, batch: in
 
 
 @every_case
-@pytest.mark.parametrize("products", [torch.float32, torch.int8])
+@loop_over("products", [torch.float32, torch.int8])
 def test_look_ahead_leaves_the_state_of_single_steps(build, case: str, products: torch.dtype) -> None:
     model: PixelModel = build(case)
     with torch.no_grad():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from attention.inputs import mark_variants
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.cases import draw_tokens
 from tolerances import assert_agree
@@ -69,9 +70,10 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelMod
     return build_variant
 
 
+@pytest.mark.smoke
 @every_variant
 @pytest.mark.parametrize("known", [0, pytest.param(1, marks=pytest.mark.slow), 29])
-@pytest.mark.parametrize("batch", [1, 3])
+@loop_over("batch", [1, 3])
 def test_steps_match_the_textbook_engine(build, variant: str, known: int, batch: int) -> None:
     """The steps begin at the start of an image or after a prefix that was read in parallel."""
     model = build(variant)
@@ -88,7 +90,7 @@ def test_steps_match_the_textbook_engine(build, variant: str, known: int, batch:
 
 
 @every_variant
-@pytest.mark.parametrize("head_width", [3, 41])
+@loop_over("head_width", [3, 41])
 def test_heads_may_have_any_width(build, variant: str, head_width: int) -> None:
     """The widths are not a whole number of vectors."""
     model = build(variant, head_width=head_width)

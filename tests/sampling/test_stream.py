@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import loop_over
 
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.config import ImageShape, ModelConfig
@@ -43,7 +44,7 @@ def draw(model: PixelModel, count: int, prompt: bytes = b"", engine: str = TEXTB
     return b"".join(Stream(Sampler(model, 3, engine=engine), values, count).draw())
 
 
-@pytest.mark.parametrize("attention", [*UNBOUNDED, "lstm"])
+@loop_over("attention", [*UNBOUNDED, "lstm"])
 @torch.no_grad()
 def test_native_and_the_parallel_form_equal_the_step_beyond_the_length_of_training(attention: str) -> None:
     require_library()

@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import pytest
 import torch
+from loops import loop_over
 from torch import Tensor
 
 from linformer_cli.speech.decoding import Placed, decode_by_beam, decode_greedily
@@ -31,7 +32,7 @@ def draw_log_probabilities(seed: int, positions: int = 5, symbols: int = 3) -> T
     return (2 * torch.randn(positions, symbols, generator=generator, dtype=torch.float64)).log_softmax(dim=-1)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@loop_over("seed", range(20))
 def test_a_wide_beam_finds_the_likeliest_of_all_strings(seed: int) -> None:
     log_probabilities = draw_log_probabilities(seed)
     totals = sum_alignments(log_probabilities.exp())

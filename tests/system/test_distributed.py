@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from loops import loop_over
 
 from linformer_cli.cli.app import main
 from linformer_cli.cli.output import info, is_quiet, set_quiet, warn
@@ -75,8 +76,8 @@ def test_a_single_process_needs_no_communication() -> None:
         ALONE.wait()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
-@pytest.mark.parametrize("things", [0, 1, 5, 8, 17])
+@loop_over("count", [1, 2, 3, 8])
+@loop_over("things", [0, 1, 5, 8, 17])
 def test_shares_are_even_and_cover_every_item_once(count, things) -> None:
     shares = [Team(rank, count).share(things) for rank in range(count)]
     assert [thing for share in shares for thing in share] == list(range(things))

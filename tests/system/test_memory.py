@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loops import loop_over
 
 from linformer_cli.system import memory
 from linformer_cli.system.memory import allocate_zeros, is_out_of_memory, measure_peak_memory
@@ -20,8 +21,8 @@ def test_peak_memory_is_counted_in_bytes() -> None:
     assert ballast.numel() * 4 < peak < 2**40
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (3, 2**20 + 1)])  # the second needs a page of 2 MiB and more
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16])
+@loop_over("shape", [(3, 5), (3, 2**20 + 1)])  # the second needs a page of 2 MiB and more
+@loop_over("dtype", [torch.float32, torch.bfloat16, torch.int16])
 def test_zeros_can_be_written(shape, dtype) -> None:
     zeros = allocate_zeros(shape, dtype)
     assert zeros.shape == shape and zeros.dtype == dtype and zeros.is_contiguous() and not zeros.any()
@@ -107,7 +108,7 @@ def test_freed_memory_that_is_kept_can_be_returned() -> None:
     assert kept > full - 40 and given_back < full - 340
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("error", "expected"),
     [
         (MemoryError(), True),

@@ -78,6 +78,7 @@ def test_a_run_of_half_an_epoch_reads_half_of_the_images(configure, tmp_path) ->
     assert trainer.progress.images_seen == 16
 
 
+@pytest.mark.smoke
 def test_training_lowers_the_loss(configure, tmp_path) -> None:
     trainer = begin(
         configure(steps=60, dropout=0.0, sample_every=0, evaluate_every=60, save_every=60), tmp_path / "run"

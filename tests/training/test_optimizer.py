@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from loops import loop_over
 from torch import nn
 
 from linformer_cli.config import TrainConfig
@@ -22,8 +23,8 @@ def take_steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, s
         optimizer.step()
 
 
-@pytest.mark.parametrize("name", ["adamw", "radam", "muon"])
-@pytest.mark.parametrize(
+@loop_over("name", ["adamw", "radam", "muon"])
+@loop_over(
     "changes", [{}, {"attention_options": {"feature_map": "learned"}}, {"embedding": "paper", "head": "mixture"}]
 )
 def test_only_the_matrices_of_linear_layers_decay(build_tiny_model, name, changes) -> None:

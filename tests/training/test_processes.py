@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loops import loop_over
 from machine import TIMING_METRICS
 from PIL import Image
 
@@ -60,7 +61,7 @@ def run_alone(*arguments: object) -> None:
 # With a single process
 
 
-@pytest.mark.parametrize("attention", [*CATALOGUE, "lstm"])
+@loop_over("attention", [*CATALOGUE, "lstm"])
 def test_parameters_without_a_gradient_are_found(attention: str, build_tiny_model: Callable[..., PixelModel]) -> None:
     """In a team, torch waits for the gradient of every parameter unless it is told that some have none."""
     for changes in ({}, {"context": "previous", "embedding": "paper", "head": "mixture"}):

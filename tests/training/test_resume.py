@@ -182,6 +182,7 @@ def test_a_run_can_be_stopped_at_every_step(configure, uninterrupted, tmp_path) 
     check_same(last.folder, whole)
 
 
+@pytest.mark.smoke
 def test_an_evaluation_repeated_by_a_resumed_run_is_logged_once(configure, uninterrupted, tmp_path) -> None:
     # The run is stopped when an evaluation is due. The resumed run evaluates and is killed before the next save.
     def kill() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loops import loop_over
 
 from linformer_cli.checkpoint import read_checkpoint, save_checkpoint
 from linformer_cli.config import DEFAULT_EPOCHS, ImageShape, Origin, RunConfig, TrainConfig
@@ -167,7 +168,7 @@ def test_the_configuration_of_a_run_can_start_another_run(write, tmp_path: Path)
 # Errors
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("text", "parts"),
     [
         ("[modle]\nlayers = 3", ("mine.toml", "'modle'", "did you mean 'model'?")),
@@ -233,7 +234,7 @@ def test_a_resumed_run_may_change_length_device_precision_and_data_folder() -> N
     assert extend_settings(config, Given()) == config
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("given", "others", "flag"),
     [
         (Given(train={"learning_rate": 0.1}), (), "--learning-rate"),

@@ -1,7 +1,7 @@
 """Compares the causal convolution with torch's convolution, and tests its ring buffer."""
 
-import pytest
 import torch
+from loops import loop_over
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 from torch.nn import functional
@@ -25,8 +25,8 @@ def ordered(recent: RecentValues) -> Tensor:
     return recent.values.roll(-int(recent.oldest), 2)
 
 
-@pytest.mark.parametrize("kernel", [2, 5, 33, 34, 70])
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 100])
+@loop_over("kernel", [2, 5, 33, 34, 70])
+@loop_over("length", [1, 31, 32, 33, 100])
 def test_the_causal_convolution_equals_torchs_convolution_padded_on_the_left(kernel: int, length: int) -> None:
     convolution, v = build(kernel), draw(length)
     padded = functional.pad(v, (0, 0, kernel - 1, 0))

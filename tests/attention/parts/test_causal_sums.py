@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from loops import loop_over
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
@@ -31,9 +32,9 @@ def plain_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor) -> tupl
     return torch.stack(outputs, dim=2), total
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 16, 64, 1000])
-@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 50])
-@pytest.mark.parametrize("carry", [False, True])
+@loop_over("chunk", [1, 3, 16, 64, 1000])
+@loop_over("length", [1, 2, 15, 16, 17, 50])
+@loop_over("carry", [False, True])
 def test_chunked_sums_equal_the_plain_sum(length: int, chunk: int, carry: bool) -> None:
     phi_q, phi_k, v = draw(2, 3, length, 7), draw(2, 3, length, 7, seed=1), draw(2, 3, length, 4, seed=2)
     carried = draw(2, 3, 7, 4, seed=3) if carry else torch.zeros(2, 3, 7, 4, dtype=torch.float64)
@@ -43,7 +44,7 @@ def test_chunked_sums_equal_the_plain_sum(length: int, chunk: int, carry: bool) 
     assert_agree(total, expected_total, FLOAT64)
 
 
-@pytest.mark.parametrize(("length", "chunk"), [(5, 8), (8, 4), (11, 4)])
+@loop_over(("length", "chunk"), [(5, 8), (8, 4), (11, 4)])
 def test_gradients_reach_all_inputs(length: int, chunk: int) -> None:
     inputs = [draw(1, 2, length, 3), draw(1, 2, length, 3, seed=1), draw(1, 2, length, 2, seed=2), draw(1, 2, 3, 2)]
     leaves = [part.requires_grad_() for part in inputs]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from attention.measures import measure_saved_bytes
+from loops import loop_over
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
@@ -53,8 +54,8 @@ def by_recurrence(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, s: Tensor)
 CHUNKS = {decayed_causal_sums: [1, 4, 7, 30, 31, 1000], featurewise_decayed_causal_sums: [1, 2, 4, 16, 32, 1024]}
 
 
-@pytest.mark.parametrize(("sums", "chunk"), [(sums, chunk) for sums, chunks in CHUNKS.items() for chunk in chunks])
-@pytest.mark.parametrize("carries", [False, True])
+@loop_over(("sums", "chunk"), [(sums, chunk) for sums, chunks in CHUNKS.items() for chunk in chunks])
+@loop_over("carries", [False, True])
 def test_outputs_and_gradients_match_the_recurrence(sums: Sums, chunk: int, carries: bool) -> None:
     leaves = [part.requires_grad_() for part in draw(30, sums)]
     q, k, v, log_decay, carried = leaves
@@ -74,7 +75,7 @@ def test_outputs_and_gradients_match_the_recurrence(sums: Sums, chunk: int, carr
 
 
 @every_sum
-@pytest.mark.parametrize("drop", [50.0, 800.0, 1e5])
+@loop_over("drop", [50.0, 800.0, 1e5])
 def test_a_decay_that_underflows_gives_no_nan(sums: Sums, drop: float) -> None:
     q, k, v, log_decay, carried = draw(30, sums)
     log_decay[:, :, ::5] = -drop
@@ -123,7 +124,7 @@ def test_gradients_of_the_scan_match_finite_differences(shape: tuple[int, ...]) 
     assert torch.autograd.gradcheck(lambda x, y: scan_with_decay(x, decay.detach(), y), (parts, first))
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 30, 1000])
+@loop_over("chunk", [1, 7, 30, 1000])
 def test_passing_factors_equals_multiplying_the_features_by_them(chunk: int) -> None:
     q, k, v, log_decay, _ = draw(30)
     generator = torch.Generator().manual_seed(3)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from attention.cases import linear as oracles
+from loops import loop_over
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
@@ -117,11 +118,9 @@ def test_no_learned_feature_is_always_zero_initially() -> None:
     assert bool(alive.flatten(0, 0).any(dim=2).any(dim=0).all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("key", FEATURE_MAPS)
-@pytest.mark.parametrize(
-    ("queries", "keys"), [(1.0, 1e4), (1e4, 1.0), (1e4, 1e4), (-1e4, 1e4), (0.0, 0.0), (1e-30, 1e-30)]
-)
+@loop_over("dtype", [torch.float32, torch.float64])
+@loop_over("key", FEATURE_MAPS)
+@loop_over(("queries", "keys"), [(1.0, 1e4), (1e4, 1.0), (1e4, 1e4), (-1e4, 1e4), (0.0, 0.0), (1e-30, 1e-30)])
 def test_large_and_vanishing_sums_give_finite_results(
     key: str, queries: float, keys: float, dtype: torch.dtype
 ) -> None:

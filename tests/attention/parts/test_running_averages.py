@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from attention.measures import measure_saved_bytes
+from loops import loop_over
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 
@@ -42,9 +43,9 @@ def weigh(outputs: tuple[Tensor, ...]) -> Tensor:
     return torch.stack([(y * torch.arange(1.0, 1 + y.numel()).view(y.shape).cos()).sum() for y in outputs]).sum()
 
 
-@pytest.mark.parametrize("carry", [False, True])
-@pytest.mark.parametrize("chunk", [1, 2, 8, 64])
-@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 50])
+@loop_over("carry", [False, True])
+@loop_over("chunk", [1, 2, 8, 64])
+@loop_over("length", [1, 2, 7, 8, 9, 50])
 def test_outputs_state_and_gradients_match_the_definition(length: int, chunk: int, carry: bool) -> None:
     parts = draw(length, carry)
     found, expected = read_running_averages(*parts, chunk), define(*parts)
