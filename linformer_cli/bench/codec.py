@@ -7,7 +7,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from linformer_cli.data.sequence import values_to_images
 from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.grids import render_grid, stack_rows
-from linformer_cli.report.tables import Column
+from linformer_cli.report.tables import Shown
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.system.environment import describe_environment
@@ -56,33 +56,16 @@ class CodecRow:
     A share is a speed relative to drawing images with the same engine, as the median ratio over the rounds.
     """
 
-    name: str
-    bytes: int | None
-    bits_per_dim: float | None
-    encoded_per_second: float | None = None
+    name: Annotated[str, Shown("format", names=True)]
+    bytes: Annotated[int | None, Shown("bytes", ",")]
+    bits_per_dim: Annotated[float | None, Shown("bits/dim", ".4f")]
+    encoded_per_second: Annotated[float | None, Shown("encoded", ".3g", "images/s")] = None
     encoded_quartiles: Quartiles | None = None
-    decoded_per_second: float | None = None
+    decoded_per_second: Annotated[float | None, Shown("decoded", ".3g", "images/s")] = None
     decoded_quartiles: Quartiles | None = None
-    encoding_share: float | None = None
-    decoding_share: float | None = None
-    left_out: str | None = None
-
-
-CODEC_COLUMNS = (
-    Column("name", "format", names=True),
-    Column("bytes", "bytes", format=","),
-    Column("bits_per_dim", "bits/dim", format=".4f"),
-    Column("encoded_per_second", "encoded", "images/s", format=".3g"),
-    Column("decoded_per_second", "decoded", "images/s", format=".3g"),
-    Column("encoding_share", "encoding / drawing", format=format_percent),
-    Column("decoding_share", "decoding / drawing", format=format_percent),
-    Column("left_out", "left out"),
-)
-PUBLISHED_COLUMNS = (
-    Column("method", "published", names=True),
-    Column("bits_per_dim", "bits/dim", format=".2f"),
-    Column("source", "source"),
-)
+    encoding_share: Annotated[float | None, Shown("encoding / drawing", format_percent)] = None
+    decoding_share: Annotated[float | None, Shown("decoding / drawing", format_percent)] = None
+    left_out: Annotated[str | None, Shown("left out")] = None
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from linformer_cli.model.variants import SOFTMAX
+from linformer_cli.report.tables import Shown
 
 from .rows import AttentionRow
 
@@ -26,13 +28,13 @@ class Exponents:
     same T as a number, or None if it is not between two measured lengths.
     """
 
-    name: str
-    time_exponent_last_two: float | None
-    time_exponent_all: float | None
-    memory_exponent_last_two: float | None
-    memory_exponent_all: float | None
-    longest_positions: int | None
-    overtakes_softmax: str | None
+    name: Annotated[str, Shown("attention", names=True)]
+    time_exponent_last_two: Annotated[float | None, Shown("time, last two", ".2f")]
+    time_exponent_all: Annotated[float | None, Shown("time, all", ".2f")]
+    memory_exponent_last_two: Annotated[float | None, Shown("memory, last two", ".2f")]
+    memory_exponent_all: Annotated[float | None, Shown("memory, all", ".2f")]
+    longest_positions: Annotated[int | None, Shown("longest T that fits", ",")]
+    overtakes_softmax: Annotated[str | None, Shown("overtakes softmax at T")]
     overtakes_softmax_at: float | None
 
 

@@ -26,8 +26,6 @@ from .tables import (
     SCALING_COLUMNS,
     TRAINING,
     choose_columns,
-    flatten_growth,
-    flatten_speed,
 )
 
 
@@ -113,13 +111,12 @@ def render_page(report: PaperReport) -> str:
     ]
     if report.unfinished:
         lines.append(f"Not finished: {', '.join(report.unfinished)}.")
-    lines += _table("Sampling", [flatten_speed(row) for row in report.sampling], SAMPLING.file)
+    lines += _table("Sampling", report.sampling, SAMPLING.file)
     if report.sampling:
         lines += ["", f"Published figures: {published.source}. Their hardware: {_list(published.hardware)}."]
         lines += ["Published bits/dim leave out the first value of an image; ours count every value."]
-    lines += _table("Training", [flatten_speed(row) for row in report.training], TRAINING.file)
-    scaling = flatten_growth(report.scaling, report.exponents)
-    lines += _table("Time and memory against T", scaling, SCALING_COLUMNS)
+    lines += _table("Training", report.training, TRAINING.file)
+    lines += _table("Time and memory against T", report.scaling, SCALING_COLUMNS)
     lines += _table("Exponents", report.exponents, EXPONENT_COLUMNS)
     lines += _table("Reach", report.exponents, REACH_COLUMNS)
     if report.copy:

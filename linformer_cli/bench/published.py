@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from linformer_cli.config import OptionValue
+from linformer_cli.report.tables import Shown
 
 # The paper names an NVidia P40 (24 GB) for training on CIFAR-10 and a GTX 1080 Ti for its figure of time and memory,
 # but no machine for these tables.
@@ -95,9 +97,9 @@ def find_published_speech(attention: str, options: Mapping[str, OptionValue]) ->
 class PublishedSize:
     """The bits/dim that a paper reports for the test images of a data set with all 256 levels."""
 
-    method: str
-    bits_per_dim: float
-    source: str
+    method: Annotated[str, Shown("published", names=True)]
+    bits_per_dim: Annotated[float, Shown("bits/dim", ".2f")]
+    source: Annotated[str, Shown("source")]
 
 
 _CIRCUITS = "Dang 2022, arXiv 2211.12551"

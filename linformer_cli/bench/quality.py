@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from PIL import Image
 from linformer_cli.data.batches import Batches
 from linformer_cli.data.images import ImageSet
 from linformer_cli.report.grids import render_grid, stack_rows
-from linformer_cli.report.tables import Column
+from linformer_cli.report.tables import Shown
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.units import format_percent
@@ -36,14 +36,14 @@ class QualityRow:
     nearest_distance, smallest_distance: mean and smallest distance of an image to its nearest training image
     """
 
-    name: str
-    images: int
-    bits_per_dim: float | None = None
-    frechet_distance: float | None
-    sure_share: float
-    class_share: float | None
-    nearest_distance: float | None
-    smallest_distance: float | None
+    name: Annotated[str, Shown("", names=True)]
+    images: Annotated[int, Shown("images", ",")]
+    bits_per_dim: Annotated[float | None, Shown("bits/dim", ".4f")] = None
+    frechet_distance: Annotated[float | None, Shown("Frechet distance", ".3g")]
+    sure_share: Annotated[float, Shown("sure", format_percent)]
+    class_share: Annotated[float | None, Shown("right class", format_percent)]
+    nearest_distance: Annotated[float | None, Shown("nearest training image", ",.0f")]
+    smallest_distance: Annotated[float | None, Shown("smallest", ",.0f")]
 
 
 @dataclass(frozen=True)
@@ -53,28 +53,10 @@ class ClassRow:
     `accuracy` is the judge's accuracy on the test images of the class, or None if there are none.
     """
 
-    label: int
-    samples: int
-    recognised: int
-    accuracy: float | None
-
-
-QUALITY_COLUMNS = (
-    Column("name", "", names=True),
-    Column("images", "images", format=","),
-    Column("bits_per_dim", "bits/dim", format=".4f"),
-    Column("frechet_distance", "Frechet distance", format=".3g"),
-    Column("sure_share", "sure", format=format_percent),
-    Column("class_share", "right class", format=format_percent),
-    Column("nearest_distance", "nearest training image", format=",.0f"),
-    Column("smallest_distance", "smallest", format=",.0f"),
-)
-CLASS_COLUMNS = (
-    Column("label", "class", names=True),
-    Column("samples", "samples", format=","),
-    Column("recognised", "recognised", format=","),
-    Column("accuracy", "judge's accuracy", format=format_percent),
-)
+    label: Annotated[int, Shown("class", names=True)]
+    samples: Annotated[int, Shown("samples", ",")]
+    recognised: Annotated[int, Shown("recognised", ",")]
+    accuracy: Annotated[float | None, Shown("judge's accuracy", format_percent)]
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from linformer_cli.config import OptionValue
 from linformer_cli.model.variants import SOFTMAX
+from linformer_cli.report.tables import Shown
 from linformer_cli.sampling.engines import TEXTBOOK
 from linformer_cli.system.timing import compare_turns
-from linformer_cli.units import IMAGES, format_bytes, format_milliseconds
+from linformer_cli.units import IMAGES, format_bytes, format_microseconds, format_milliseconds, format_percent
 
 from .measure.sampling_work import RERUN
 from .published import Published
@@ -25,18 +26,18 @@ class Row(ABC):
     `times_softmax` is the speed relative to softmax: the median over all rounds of the ratio of speeds.
     """
 
-    name: str
+    name: Annotated[str, Shown("attention", names=True)]
     attention: str
     attention_options: Mapping[str, OptionValue]
-    engine: str
-    precision: str
-    device: str
-    batch: int
-    positions: int
-    repeats: int
+    engine: Annotated[str, Shown("engine", names=True)]
+    precision: Annotated[str, Shown("precision", names=True)]
+    device: Annotated[str, Shown("device")]
+    batch: Annotated[int, Shown("batch", names=True)]
+    positions: Annotated[int, Shown("T", ",", names=True)]
+    repeats: Annotated[int, Shown("repeats")]
     samples_seconds: Sequence[float]
-    times_softmax: float | None = None
-    left_out: str | None = None
+    times_softmax: Annotated[float | None, Shown("x softmax", ".3g")] = None
+    left_out: Annotated[str | None, Shown("left out")] = None
 
     @property
     @abstractmethod
@@ -57,8 +58,8 @@ class Quality:
     run: Path | None = None
     data: str | None = None
     classes: int | None = None
-    images_seen: int | None = None
-    bits_per_dim: float | None = None
+    images_seen: Annotated[int | None, Shown("images seen", ",")] = None
+    bits_per_dim: Annotated[float | None, Shown("bits/dim", ".4f")] = None
     bits_per_dim_standard_error: float | None = None
     validation_images: int | None = None
 
@@ -71,13 +72,13 @@ class ModelRow(Quality, Row):
     memory, time or the user ended the row before its last repeat.
     """
 
-    preset: str | None
+    preset: Annotated[str | None, Shown("preset")]
     item: str = IMAGES.item
-    images_per_second: float | None = None
+    images_per_second: Annotated[float | None, Shown("images/s", ".4g")] = None
     images_per_second_quartiles: Quartiles | None = None
     product_gigaflops: float | None = None
-    product_share: float | None = None
-    reduced: str | None = None
+    product_share: Annotated[float | None, Shown("products", format_percent)] = None
+    reduced: Annotated[str | None, Shown("reduced")] = None
 
     @property
     def speed(self) -> float | None:
@@ -87,6 +88,23 @@ class ModelRow(Quality, Row):
     def speed_quartiles(self) -> Quartiles | None:
         """Return the quartiles of `speed`."""
         return self.images_per_second_quartiles
+
+    @property
+    def quartiles(self) -> Annotated[str | None, Shown("quartiles")]:
+        return self.speed_quartiles and "{:.3g}-{:.3g}".format(*self.speed_quartiles)
+
+    @property
+    def images_per_second_quartile_1(self) -> Annotated[float | None, Shown("quartile 1", ".4g")]:
+        return self.speed_quartiles and self.speed_quartiles[0]
+
+    @property
+    def images_per_second_quartile_3(self) -> Annotated[float | None, Shown("quartile 3", ".4g")]:
+        return self.speed_quartiles and self.speed_quartiles[1]
+
+    @property
+    def network(self) -> Annotated[str, Shown("network", names=True)]:
+        """The preset without the size of the images, which follows a comma in the name of a resized preset."""
+        return (self.preset or "").partition(",")[0]
 
     @property
     def method(self) -> str:
@@ -124,16 +142,16 @@ class SamplingRow(ModelRow):
     of the machine's rate of memory copies.
     """
 
-    look_ahead: bool = False
-    times_softmax_of_other_engine: float | None = None
+    look_ahead: Annotated[bool, Shown("look-ahead")] = False
+    times_softmax_of_other_engine: Annotated[float | None, Shown("x softmax in another engine", ".3g")] = None
     seconds_per_image: float | None = None
     extrapolated: Extrapolated | None = None
     state_bytes: int
-    state_bytes_per_image: int
-    peak_memory_bytes: int | None = None
+    state_bytes_per_image: Annotated[int, Shown("state", format_bytes)]
+    peak_memory_bytes: Annotated[int | None, Shown("memory", format_bytes)] = None
     published: Published | None = None
     state_gigabytes: float | None = None
-    copy_share: float | None = None
+    copy_share: Annotated[float | None, Shown("copying", format_percent)] = None
 
     @property
     def speed(self) -> float | None:
@@ -145,6 +163,42 @@ class SamplingRow(ModelRow):
         return found.images_per_second_quartiles
 
     @property
+    def looked_ahead(self) -> Annotated[bool | None, Shown("look-ahead")]:
+        return self.look_ahead or None
+
+    @property
+    def images_per_second_extrapolated(self) -> Annotated[float | None, Shown("extrapolated", ".3g")]:
+        return self.extrapolated.images_per_second if self.extrapolated else None
+
+    @property
+    def latency_seconds(self) -> Annotated[float | None, Shown("s/image", ".3g")]:
+        return self.seconds_per_image if self.batch == 1 else None
+
+    @property
+    def latency_seconds_extrapolated(self) -> Annotated[float | None, Shown("extrapolated", ".3g")]:
+        return self.extrapolated.seconds_per_image if self.extrapolated and self.batch == 1 else None
+
+    @property
+    def seconds_per_position(self) -> Annotated[float | None, Shown("time per value", format_microseconds)]:
+        return self.seconds_per_image and self.seconds_per_image / self.positions
+
+    @property
+    def seconds_per_position_extrapolated(self) -> Annotated[float | None, Shown("extrapolated", format_microseconds)]:
+        return self.extrapolated.seconds_per_image / self.positions if self.extrapolated else None
+
+    @property
+    def published_images_per_second(self) -> Annotated[float | None, Shown("published images/s", "g")]:
+        return self.published.images_per_second if self.published else None
+
+    @property
+    def published_seconds_per_image_cpu(self) -> Annotated[float | None, Shown("s/image", "g")]:
+        return self.published.seconds_per_image_cpu if self.published else None
+
+    @property
+    def published_bits_per_dim(self) -> Annotated[float | None, Shown("bits/dim", "g")]:
+        return self.published.bits_per_dim if self.published else None
+
+    @property
     def method(self) -> str:
         cached = self.attention == SOFTMAX and self.engine != RERUN
         return self.engine + ", cached" * cached + ", looking ahead" * self.look_ahead
@@ -154,7 +208,7 @@ class SamplingRow(ModelRow):
 class TrainingRow(ModelRow):
     """A row that reports the time of whole training steps."""
 
-    seconds_per_step: float | None = None
+    seconds_per_step: Annotated[float | None, Shown("step", format_milliseconds)] = None
 
     @property
     def method(self) -> str:
@@ -169,15 +223,28 @@ class AttentionRow(Row):
     precision: str = "fp32"
     heads: int
     head_width: int
-    seconds_per_sequence: float | None = None
+    seconds_per_sequence: Annotated[float | None, Shown("time", format_milliseconds)] = None
     seconds_per_sequence_quartiles: Quartiles | None = None
     peak_memory_bytes: int | None = None
-    memory_bytes_per_sequence: float | None = None
-    copy_share: float | None = None
+    memory_bytes_per_sequence: Annotated[float | None, Shown("memory", format_bytes)] = None
+    copy_share: Annotated[float | None, Shown("copying", format_percent)] = None
 
     @property
     def speed(self) -> float | None:
         return 1 / self.seconds_per_sequence if self.seconds_per_sequence else None
+
+    @property
+    def quartiles(self) -> Annotated[str | None, Shown("quartiles")]:
+        found = self.seconds_per_sequence_quartiles
+        return found and " - ".join(map(format_milliseconds, found))
+
+    @property
+    def seconds_quartile_1(self) -> float | None:
+        return self.seconds_per_sequence_quartiles and self.seconds_per_sequence_quartiles[0]
+
+    @property
+    def seconds_quartile_3(self) -> float | None:
+        return self.seconds_per_sequence_quartiles and self.seconds_per_sequence_quartiles[1]
 
     def describe(self) -> str:
         """Describe the row in one line."""

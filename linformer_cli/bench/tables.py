@@ -1,60 +1,13 @@
-"""The columns of benchmark tables, and the records that fill them."""
+"""The columns of benchmark tables. The rows declare how each field is shown."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from linformer_cli.report.tables import Column, Record, find_value
-from linformer_cli.units import (
-    IMAGES,
-    WINDOWS,
-    Words,
-    format_bytes,
-    format_microseconds,
-    format_milliseconds,
-    format_percent,
-)
+from linformer_cli.report.tables import Column, Record, Shown, find_value, list_columns
+from linformer_cli.units import IMAGES, WINDOWS, Words
 
 from .growth import Exponents
-from .rows import AttentionRow, ModelRow
-
-_METHOD = (
-    Column("name", "attention", names=True),
-    Column("engine", "engine", names=True),
-    Column("batch", "batch", names=True),
-)
-_WHO = (Column("preset", "preset"), *_METHOD)
-_TRAINING_METHOD = (*_METHOD[:2], Column("precision", "precision", names=True), _METHOD[2])
-_SPEED = (Column("images_per_second", "images/s", format=".4g"), Column("quartiles", "quartiles"))
-_EXTRAPOLATED = "extrapolated"
-_BITS = (Column("bits_per_dim", "bits/dim", format=".4f"), Column("images_seen", "images seen", format=","))
-_TIMES_SOFTMAX = Column("times_softmax", "x softmax", format=".3g")
-_TIMES_OTHER_SOFTMAX = Column("times_softmax_of_other_engine", "x softmax in another engine", format=".3g")
-_REDUCED = Column("reduced", "reduced")
-_LEFT_OUT = Column("left_out", "left out")
-_SHARES = (
-    Column("product_share", "products", format=format_percent),
-    Column("copy_share", "copying", format=format_percent),
-)
-_FILE_SPEED = (
-    Column("precision", "precision"),
-    Column("device", "device"),
-    Column("images_per_second", "images/s", format=".4g"),
-    Column("images_per_second_quartile_1", "quartile 1", format=".4g"),
-    Column("images_per_second_quartile_3", "quartile 3", format=".4g"),
-)
-_STATE = (
-    Column("state_bytes_per_image", "state", format=format_bytes),
-    Column("peak_memory_bytes", "memory", format=format_bytes),
-)
-_PUBLISHED = tuple(
-    Column(f"published_{key}", f"published {title}", format="g")
-    for key, title in (
-        ("images_per_second", "images/s"),
-        ("seconds_per_image_cpu", "s per image"),
-        ("bits_per_dim", "bits/dim"),
-    )
-)
+from .rows import AttentionRow, SamplingRow, TrainingRow
 
 
 @dataclass(frozen=True)
@@ -69,100 +22,77 @@ class SpeedColumns:
     file: Sequence[Column]
 
 
-# Speed, cost, quality and the paper's figures.
+# In one table for all figures, titles have to say more.
+_FILE = {
+    "images_per_second_extrapolated": Shown("extrapolated images/s", ".3g"),
+    "latency_seconds": Shown("s per image", ".3g"),
+    "latency_seconds_extrapolated": Shown("extrapolated s per image", ".3g"),
+    "seconds_per_position": Shown("s per position", ".3g"),
+    "seconds_per_position_extrapolated": Shown("extrapolated s per position", ".3g"),
+    "seconds_per_step": Shown("s per step", ".3g"),
+    "state_bytes_per_image": Shown("state bytes per image", ","),
+    "peak_memory_bytes": Shown("peak memory bytes", ","),
+    "published_seconds_per_image_cpu": Shown("published s per image", "g"),
+    "published_bits_per_dim": Shown("published bits/dim", "g"),
+}
+_FILE_SPEED = "precision device images_per_second images_per_second_quartile_1 images_per_second_quartile_3"
 SAMPLING = SpeedColumns(
-    (
-        (
-            *(*_METHOD, _SPEED[0], Column("images_per_second_extrapolated", _EXTRAPOLATED, format=".3g"), _SPEED[1]),
-            *(_TIMES_SOFTMAX, _LEFT_OUT),
-        ),
-        (
-            *(*_METHOD, Column("latency_seconds", "s/image", format=".3g")),
-            Column("latency_seconds_extrapolated", _EXTRAPOLATED, format=".3g"),
-            *(*_STATE, *_SHARES),
-        ),
-        (*_METHOD, _TIMES_OTHER_SOFTMAX, Column("looked_ahead", "look-ahead"), _REDUCED, *_BITS),
-        (
-            *_METHOD,
-            Column("published_images_per_second", "published images/s", format="g"),
-            Column("published_seconds_per_image_cpu", "s/image", format="g"),
-            Column("published_bits_per_dim", "bits/dim", format="g"),
-        ),
-    ),
-    (
-        *_WHO,
-        Column("look_ahead", "look-ahead"),
-        *_FILE_SPEED,
-        Column("images_per_second_extrapolated", "extrapolated images/s", format=".3g"),
-        _TIMES_SOFTMAX,
-        _TIMES_OTHER_SOFTMAX,
-        Column("latency_seconds", "s per image", format=".3g"),
-        Column("latency_seconds_extrapolated", "extrapolated s per image", format=".3g"),
-        Column("seconds_per_position", "s per position", format=".3g"),
-        Column("seconds_per_position_extrapolated", "extrapolated s per position", format=".3g"),
-        Column("state_bytes_per_image", "state bytes per image", format=","),
-        Column("peak_memory_bytes", "peak memory bytes", format=","),
-        *_SHARES,
-        *_BITS,
-        *_PUBLISHED,
-        _LEFT_OUT,
+    [
+        list_columns(SamplingRow, f"name engine batch {keys}")
+        for keys in (
+            "images_per_second images_per_second_extrapolated quartiles times_softmax left_out",
+            "latency_seconds latency_seconds_extrapolated state_bytes_per_image peak_memory_bytes product_share "
+            "copy_share",
+            "times_softmax_of_other_engine looked_ahead reduced bits_per_dim images_seen",
+            "published_images_per_second published_seconds_per_image_cpu published_bits_per_dim",
+        )
+    ],
+    list_columns(
+        SamplingRow,
+        f"preset name engine batch look_ahead {_FILE_SPEED} images_per_second_extrapolated times_softmax "
+        "times_softmax_of_other_engine latency_seconds latency_seconds_extrapolated seconds_per_position "
+        "seconds_per_position_extrapolated state_bytes_per_image peak_memory_bytes product_share copy_share "
+        "bits_per_dim images_seen published_images_per_second published_seconds_per_image_cpu published_bits_per_dim "
+        "left_out",
+        _FILE,
     ),
 )
 TRAINING = SpeedColumns(
-    (
-        (*_TRAINING_METHOD, *_SPEED, _TIMES_SOFTMAX, _LEFT_OUT),
-        (*_TRAINING_METHOD, Column("seconds_per_step", "step", format=format_milliseconds), _SHARES[0], _REDUCED),
-        (*_TRAINING_METHOD, *_BITS),
+    [
+        list_columns(TrainingRow, f"name engine precision batch {keys}")
+        for keys in (
+            "images_per_second quartiles times_softmax left_out",
+            "seconds_per_step product_share reduced",
+            "bits_per_dim images_seen",
+        )
+    ],
+    list_columns(
+        TrainingRow,
+        f"preset name engine batch {_FILE_SPEED} seconds_per_step times_softmax product_share bits_per_dim images_seen "
+        "repeats left_out",
+        _FILE,
     ),
-    (
-        *_WHO,
-        *_FILE_SPEED,
-        Column("seconds_per_step", "s per step", format=".3g"),
-        _TIMES_SOFTMAX,
-        _SHARES[0],
-        *_BITS,
-        Column("repeats", "repeats"),
-        _LEFT_OUT,
-    ),
 )
-# The columns of the table that shows time against the number of positions, for all networks.
-POSITION_COLUMNS = (
-    Column("network", "network", names=True),
-    *_METHOD,
-    Column("positions", "T", format=",", names=True),
-    Column("seconds_per_position", "time per value", format=format_microseconds),
-    Column("seconds_per_position_extrapolated", _EXTRAPOLATED, format=format_microseconds),
-    _STATE[0],
+# Time against the number of positions, for all networks.
+POSITION_COLUMNS = list_columns(
+    SamplingRow,
+    "network name engine batch positions seconds_per_position seconds_per_position_extrapolated state_bytes_per_image",
 )
-SCALING_COLUMNS = (
-    Column("name", "attention", names=True),
-    Column("positions", "T", format=",", names=True),
-    Column("batch", "batch"),
-    Column("seconds_per_sequence", "time", format=format_milliseconds),
-    Column("quartiles", "quartiles"),
-    _TIMES_SOFTMAX,
-    Column("memory_bytes_per_sequence", "memory", format=format_bytes),
-    Column("copy_share", "copying", format=format_percent),
-    _LEFT_OUT,
+SCALING_COLUMNS = list_columns(
+    AttentionRow,
+    "name positions batch seconds_per_sequence quartiles times_softmax memory_bytes_per_sequence copy_share left_out",
 )
-_EXPONENTS = (
-    Column("time_exponent_last_two", "time, last two", format=".2f"),
-    Column("memory_exponent_last_two", "memory, last two", format=".2f"),
-    Column("time_exponent_all", "time, all", format=".2f"),
-    Column("memory_exponent_all", "memory, all", format=".2f"),
-)
-EXPONENT_COLUMNS = (Column("name", "exponents of", names=True), *_EXPONENTS)
-REACH_COLUMNS = (
-    Column("name", "attention", names=True),
-    Column("longest_positions", "longest T that fits", format=","),
-    Column("overtakes_softmax", "overtakes softmax at T"),
-)
+_POWERS = "time_exponent_last_two memory_exponent_last_two time_exponent_all memory_exponent_all"
+EXPONENT_COLUMNS = list_columns(Exponents, f"name {_POWERS}", {"name": Shown("exponents of", names=True)})
+REACH_COLUMNS = list_columns(Exponents, "name longest_positions overtakes_softmax")
 SCALING_FILE_COLUMNS = (
-    *(Column(key) for key in ("name", "attention", "device", "heads", "head_width", "positions", "batch")),
-    *(Column(key) for key in ("repeats", "seconds_per_sequence", "seconds_quartile_1", "seconds_quartile_3")),
-    *(Column(key) for key in ("times_softmax", "memory_bytes_per_sequence", "peak_memory_bytes", "copy_share")),
-    *_EXPONENTS,
-    *(Column(key) for key in ("longest_positions", "overtakes_softmax_at", "overtakes_softmax", "left_out")),
+    *list_columns(
+        AttentionRow,
+        "name attention device heads head_width positions batch repeats seconds_per_sequence seconds_quartile_1 "
+        "seconds_quartile_3 times_softmax memory_bytes_per_sequence peak_memory_bytes copy_share",
+    ),
+    *list_columns(Exponents, f"{_POWERS} longest_positions overtakes_softmax_at overtakes_softmax"),
+    *list_columns(AttentionRow, "left_out"),
 )
 
 
@@ -189,41 +119,8 @@ def find_words(rows: Sequence[Record]) -> Words:
     return WINDOWS if all(find_value(row, "item") == WINDOWS.item for row in rows) else IMAGES
 
 
-def flatten_speed(row: ModelRow) -> dict[str, Any]:
-    """Flatten a sampling or training row. Extrapolated figures keep separate columns.
-
-    A row has one speed, either measured or extrapolated; the quartiles belong to this speed.
-    """
-    low, high = row.speed_quartiles or (None, None)
-    whole = asdict(row)
-    extrapolated, published = (whole.get(part) or {} for part in ("extrapolated", "published"))
-
-    def per_image_and_value(suffix: str, seconds: float | None) -> dict[str, float | None]:
-        return {
-            f"latency_seconds{suffix}": seconds if row.batch == 1 else None,
-            f"seconds_per_position{suffix}": seconds / row.positions if seconds else None,
-        }
-
-    return {
-        **whole,
-        "quartiles": None if low is None else f"{low:.3g}-{high:.3g}",
-        "images_per_second_quartile_1": low,
-        "images_per_second_quartile_3": high,
-        "images_per_second_extrapolated": extrapolated.get("images_per_second"),
-        **per_image_and_value("", whole.get("seconds_per_image")),
-        **per_image_and_value("_extrapolated", extrapolated.get("seconds_per_image")),
-        "looked_ahead": whole.get("look_ahead") or None,
-        **{column.key: published.get(column.key.removeprefix("published_")) for column in _PUBLISHED},
-    }
-
-
-def flatten_growth(rows: Sequence[AttentionRow], exponents: Sequence[Exponents]) -> list[dict[str, Any]]:
-    """Flatten rows of time and memory against T, each with the exponents of its mechanism."""
-    powers = {found.name: asdict(found) for found in exponents}
-    records = []
-    for row in rows:
-        low, high = row.seconds_per_sequence_quartiles or (None, None)
-        shown = None if low is None or high is None else f"{format_milliseconds(low)} - {format_milliseconds(high)}"
-        quartiles = {"seconds_quartile_1": low, "seconds_quartile_3": high, "quartiles": shown}
-        records.append({**asdict(row), **powers[row.name], **quartiles})
-    return records
+def join_exponents(rows: Sequence[AttentionRow], exponents: Sequence[Exponents]) -> list[Mapping[str, object]]:
+    """Return a record for each row of time and memory against T, with the exponents of its mechanism, for CSV."""
+    powers = {found.name: vars(found) for found in exponents}
+    keys = [column.key for column in SCALING_FILE_COLUMNS]
+    return [{**{key: find_value(row, key) for key in keys}, **powers[row.name]} for row in rows]

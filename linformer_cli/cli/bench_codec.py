@@ -7,6 +7,7 @@ import typer
 
 from linformer_cli.data import Split
 from linformer_cli.errors import UsageError
+from linformer_cli.report.tables import list_columns
 from linformer_cli.system.environment import describe_machine
 from linformer_cli.units import WINDOWS
 
@@ -79,14 +80,15 @@ def codec(
 
 
 def _print(report: "CodecReport", style: Any) -> None:
-    from linformer_cli.bench.codec import CODEC_COLUMNS, PUBLISHED_COLUMNS
+    from linformer_cli.bench.codec import CodecRow
+    from linformer_cli.bench.published import PublishedSize
 
-    print_records(report.rows, CODEC_COLUMNS, style)
+    print_records(report.rows, list_columns(CodecRow), style)
     if style == "csv":
         return
     if report.published:
         print()
-        print_records(report.published, PUBLISHED_COLUMNS, style)
+        print_records(report.published, list_columns(PublishedSize), style)
     if report.model_bits_per_dim is not None and report.drawn_per_second is not None:
         info(
             f"the model's own {report.model_bits_per_dim:.4f} bits/dim; drawing: {report.drawn_per_second:.3g} images/s"

@@ -60,43 +60,40 @@ def run_and_show(
 
 def print_speeds(rows: Sequence[ModelRow], columns: tables.SpeedColumns, style: TableStyle) -> None:
     """Print rows of sampling or training on stdout."""
-    flat = [tables.flatten_speed(row) for row in rows]
-    if style == "csv" or (style == "md" and flat):
-        kept = columns.file if style == "csv" else tables.choose_columns(flat, columns.file, tables.QUALITY)
-        print_records(flat, kept, style)
+    if style == "csv" or (style == "md" and rows):
+        kept = columns.file if style == "csv" else tables.choose_columns(rows, columns.file, tables.QUALITY)
+        print_records(rows, kept, style)
         return
-    for preset in dict.fromkeys(row["preset"] for row in flat):
+    for preset in dict.fromkeys(row.preset for row in rows):
         if preset is not None:
             print(preset)
-        of_preset = [row for row in flat if row["preset"] == preset]
         for table in columns.tables:
-            _print_table(of_preset, table)
+            _print_table([row for row in rows if row.preset == preset], table)
 
 
 def print_position_times(rows: Sequence[ModelRow]) -> None:
     """Print on stdout how the time per value depends on the number of positions."""
-    # The name of a resized preset is the name of its network and the size of its images, separated by a comma.
-    flat = [{**tables.flatten_speed(row), "network": (row.preset or "").partition(",")[0]} for row in rows]
 
-    def method(row: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(row[key] for key in ("network", "name", "engine", "batch"))
+    def method(row: ModelRow) -> tuple[object, ...]:
+        return row.network, row.name, row.engine, row.batch
 
-    methods = list(dict.fromkeys(map(method, flat)))
-    flat.sort(key=lambda row: (methods.index(method(row)), row["positions"]))
-    _print_table(flat, tables.POSITION_COLUMNS)
+    methods = list(dict.fromkeys(map(method, rows)))
+    _print_table(sorted(rows, key=lambda row: (methods.index(method(row)), row.positions)), tables.POSITION_COLUMNS)
 
 
-def _print_table(records: Sequence[dict[str, Any]], columns: Sequence[Column]) -> None:
-    if shown := tables.choose_columns(records, columns):
-        print_records(records, shown, "table")
+def _print_table(rows: Sequence[ModelRow], columns: Sequence[Column]) -> None:
+    if shown := tables.choose_columns(rows, columns):
+        print_records(rows, shown, "table")
         print()
 
 
 def print_growth(rows: Sequence[AttentionRow], exponents: Sequence[Exponents], style: TableStyle) -> None:
-    """Print time and memory against T on stdout, then the exponents. In CSV, there is only the first table."""
-    flat = tables.flatten_growth(rows, exponents)
-    print_records(flat, tables.SCALING_FILE_COLUMNS if style == "csv" else tables.SCALING_COLUMNS, style)
-    for columns in () if style == "csv" else (tables.EXPONENT_COLUMNS, tables.REACH_COLUMNS):
+    """Print time and memory against T on stdout, then the exponents. In CSV, all of it is one table."""
+    if style == "csv":
+        print_records(tables.join_exponents(rows, exponents), tables.SCALING_FILE_COLUMNS, "csv")
+        return
+    print_records(rows, tables.SCALING_COLUMNS, style)
+    for columns in (tables.EXPONENT_COLUMNS, tables.REACH_COLUMNS):
         print()
         print_records(exponents, columns, style)
 

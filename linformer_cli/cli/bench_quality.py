@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from linformer_cli.errors import DataError, UsageError
+from linformer_cli.report.tables import list_columns
 from linformer_cli.units import WINDOWS, format_percent
 
 from . import options
@@ -166,12 +167,12 @@ def _write_image(path: Path, samples: Any, training: Any, session: Session) -> N
 
 
 def _print(report: "QualityReport", style: Any) -> None:
-    from linformer_cli.bench.quality import CLASS_COLUMNS, QUALITY_COLUMNS
+    from linformer_cli.bench.quality import ClassRow, QualityRow
 
-    print_records(report.rows, QUALITY_COLUMNS, style)
+    print_records(report.rows, list_columns(QualityRow), style)
     if style == "csv":
         return
     if report.classes:
         print()
-        print_records(report.classes, CLASS_COLUMNS, style)
+        print_records(report.classes, list_columns(ClassRow), style)
     info(f"judge: {format_percent(report.judge_accuracy)} right on all {report.test_images:,} test images")

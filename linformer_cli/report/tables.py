@@ -9,7 +9,7 @@ import math
 import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, get_type_hints, overload
 
 from rich import box
 from rich.cells import cell_len
@@ -50,6 +50,36 @@ class Column:
     @property
     def heading(self) -> str:
         return f"{self.title} ({self.unit})" if self.unit else self.title
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """How tables show a field or property of a record: a mark in its type, as in `Annotated[int, Shown("bytes", ",")]`.
+
+    The arguments are those of `Column`.
+    """
+
+    title: str
+    format: str | Callable[[float], str] = ""
+    unit: str = ""
+    names: bool = False
+
+
+def list_columns(record: type, keys: str | None = None, other: Mapping[str, Shown] | None = None) -> tuple[Column, ...]:
+    """Return the columns of the fields and properties `keys`, separated by spaces: by default, all marked fields.
+
+    `other` has marks that replace those of the type. A key without a mark is only for CSV.
+    """
+    fields = get_type_hints(record, include_extras=True)
+
+    def find_mark(key: str) -> Shown | None:
+        found = getattr(record, key, None)
+        hint = get_type_hints(found.fget, include_extras=True)["return"] if isinstance(found, property) else fields[key]
+        return next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Shown)), None)
+
+    chosen = [key for key in fields if find_mark(key)] if keys is None else keys.split()
+    marks = {key: (other or {}).get(key) or find_mark(key) or Shown("") for key in chosen}
+    return tuple(Column(key, mark.title, mark.unit, mark.format, mark.names) for key, mark in marks.items())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from linformer_cli.bench import plots as benchmark_plots
 from linformer_cli.bench import tables as benchmarks
 from linformer_cli.bench.growth import Exponents
 from linformer_cli.bench.published import Published
-from linformer_cli.bench.rows import AttentionRow, Extrapolated, SamplingRow
+from linformer_cli.bench.rows import AttentionRow, Extrapolated, SamplingRow, TrainingRow
 from linformer_cli.errors import UsageError
 from linformer_cli.report.tables import Column
 
@@ -50,42 +50,41 @@ EXTRAPOLATED = replace(LEFT_OUT, batch=1, left_out=None, extrapolated=Extrapolat
 
 def test_models_of_bytes_have_windows_and_bits_per_byte() -> None:
     rows = [replace(MEASURED, item="window", bits_per_dim=2.0, images_seen=7)]
-    flat = [benchmarks.flatten_speed(row) for row in rows]
-    titles = {column.title for table in benchmarks.SAMPLING.tables for column in benchmarks.choose_columns(flat, table)}
+    titles = {column.title for table in benchmarks.SAMPLING.tables for column in benchmarks.choose_columns(rows, table)}
     assert {"windows/s", "s/window", "bits/byte", "windows seen"} <= titles
     assert not any("image" in title or "dim" in title for title in titles)
     assert rows[0].describe() == "mnist-paper, linear (step), batch 1: 2 windows/s"
     assert b"windows per second" in benchmark_plots.render_speed(rows, "svg")
-    mixed = benchmarks.choose_columns([*flat, benchmarks.flatten_speed(MEASURED)], benchmarks.SAMPLING.tables[0])
+    mixed = benchmarks.choose_columns([*rows, MEASURED], benchmarks.SAMPLING.tables[0])
     assert "images/s" in {column.title for column in mixed}
 
 
 def test_measured_and_extrapolated_speeds_have_separate_columns() -> None:
-    measured, extrapolated, left_out = map(benchmarks.flatten_speed, (MEASURED, EXTRAPOLATED, LEFT_OUT))
-    assert (measured["images_per_second"], measured["images_per_second_extrapolated"]) == (2.0, None)
-    assert (measured["quartiles"], measured["latency_seconds"]) == ("1.5-2.5", 0.5)
-    assert measured["published_images_per_second"] == 142.8
-    assert extrapolated.get("images_per_second") is None and extrapolated["images_per_second_extrapolated"] == 0.25
-    assert (extrapolated["latency_seconds"], extrapolated["latency_seconds_extrapolated"]) == (None, 4.0)
-    assert measured["latency_seconds_extrapolated"] is None and extrapolated["quartiles"] == "0.2-0.3"
-    assert left_out["latency_seconds_extrapolated"] is None and left_out["images_per_second_extrapolated"] is None
-    assert left_out["quartiles"] is None
+    measured, extrapolated, left_out = MEASURED, EXTRAPOLATED, LEFT_OUT
+    assert (measured.images_per_second, measured.images_per_second_extrapolated) == (2.0, None)
+    assert (measured.quartiles, measured.latency_seconds) == ("1.5-2.5", 0.5)
+    assert measured.published_images_per_second == 142.8
+    assert extrapolated.images_per_second is None and extrapolated.images_per_second_extrapolated == 0.25
+    assert (extrapolated.latency_seconds, extrapolated.latency_seconds_extrapolated) == (None, 4.0)
+    assert measured.latency_seconds_extrapolated is None and extrapolated.quartiles == "0.2-0.3"
+    assert left_out.latency_seconds_extrapolated is None and left_out.images_per_second_extrapolated is None
+    assert left_out.quartiles is None
 
 
 def test_the_time_of_a_value_is_the_time_of_an_image_divided_by_its_values() -> None:
-    measured, extrapolated, left_out = map(benchmarks.flatten_speed, (MEASURED, EXTRAPOLATED, LEFT_OUT))
-    assert measured["seconds_per_position"] == 0.5 / 784
-    assert extrapolated["seconds_per_position_extrapolated"] == 4.0 / 784
-    assert extrapolated["seconds_per_position"] is None
-    assert left_out["seconds_per_position"] is left_out["seconds_per_position_extrapolated"] is None
+    measured, extrapolated, left_out = MEASURED, EXTRAPOLATED, LEFT_OUT
+    assert measured.seconds_per_position == 0.5 / 784
+    assert extrapolated.seconds_per_position_extrapolated == 4.0 / 784
+    assert extrapolated.seconds_per_position is None
+    assert left_out.seconds_per_position is left_out.seconds_per_position_extrapolated is None
 
 
 def test_only_single_images_have_a_latency() -> None:
-    assert benchmarks.flatten_speed(replace(MEASURED, batch=2))["latency_seconds"] is None
+    assert replace(MEASURED, batch=2).latency_seconds is None
 
 
 def test_empty_columns_are_left_out() -> None:
-    rows = [benchmarks.flatten_speed(MEASURED)]
+    rows = [MEASURED]
     speed, cost, quality, published = benchmarks.SAMPLING.tables
     assert "extrapolated" not in [column.title for column in benchmarks.choose_columns(rows, speed)]
     assert "s/image" in [column.title for column in benchmarks.choose_columns(rows, cost)]
@@ -187,11 +186,20 @@ def test_no_table_is_wider_than_a_terminal(tables) -> None:
 
     from linformer_cli.report.tables import render_records
 
-    rows = [benchmarks.flatten_speed(replace(MEASURED, images_per_second_quartiles=(123.4, 234.5), batch=256))]
-    rows[0] |= {"state_bytes_per_image": 2**28, "peak_memory_bytes": 2**34, "product_share": 0.123, "copy_share": 0.456}
-    rows[0] |= {"bits_per_dim": 1.2345, "images_seen": 15_000_000}
-    rows[0] |= {"latency_seconds": 0.123, "seconds_per_step": 0.123, "times_softmax": 0.123}
-    rows[0] |= {"name": "retention", "engine": "parallel", "reduced": "2 of 3 repeats"}
+    facts = {
+        **{"product_share": 0.123, "bits_per_dim": 1.2345, "images_seen": 15_000_000, "times_softmax": 0.123},
+        **{"name": "retention", "engine": "parallel", "reduced": "2 of 3 repeats"},
+        **{"images_per_second_quartiles": (123.4, 234.5), "batch": 256},
+    }
+    sampled = {"state_bytes_per_image": 2**28, "peak_memory_bytes": 2**34, "copy_share": 0.456}
+    same = {key: getattr(MEASURED, key) for key in ("attention", "attention_options", "device", "positions", "repeats")}
+    trained = {**same, "preset": None, "samples_seconds": [0.5], "precision": "fp32", "images_per_second": 2.0}
+    row = (
+        replace(MEASURED, **{**facts, **sampled, "batch": 1, "seconds_per_image": 0.123})
+        if tables == "SAMPLING"
+        else TrainingRow(**trained, **facts, seconds_per_step=0.123)
+    )
+    rows = [row]
     for columns in getattr(benchmarks, tables).tables:
         console = Console(width=80, file=io.StringIO())
         console.print(render_records(rows, benchmarks.choose_columns(rows, columns), "table"))
