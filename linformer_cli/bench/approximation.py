@@ -11,7 +11,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from linformer_cli.config import OptionValue
 from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.model.mixers import build_attention
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, render_plot
-from linformer_cli.report.tables import Column, Record
+from linformer_cli.report.tables import Column, Record, Shown, list_columns
 from linformer_cli.system.signals import Check, never_stop
 
 SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")
@@ -76,10 +76,10 @@ class Approximation:
     of these pairs with the smallest exp(x . y).
     """
 
-    feature_map: str
+    feature_map: Annotated[str, Shown("map", names=True)]
     orthogonal: bool
-    features: int
-    norm: float
+    features: Annotated[int, Shown("m", names=True)]
+    norm: Annotated[float, Shown("norm", "g", names=True)]
     draws: int
     output: Spread
     bounded_output: Spread
@@ -87,7 +87,7 @@ class Approximation:
     small_kernel: Spread
 
     @property
-    def directions(self) -> str:
+    def directions(self) -> Annotated[str, Shown("directions", names=True)]:
         return _name_directions(self.orthogonal)
 
 
@@ -214,12 +214,7 @@ _ERRORS: dict[ErrorName, tuple[str, str]] = {
     "kernel": ("kernel", "kernel exp(x . y)"),
     "small-kernel": ("small_kernel", "kernel exp(x . y), smallest quarter"),
 }
-_SETTINGS = (
-    Column("norm", "norm", format="g", names=True),
-    Column("features", "m", names=True),
-    Column("feature_map", "map", names=True),
-    Column("directions", "directions", names=True),
-)
+_SETTINGS = list_columns(Approximation, "norm features feature_map directions")
 _SPREAD = tuple(field.name for field in fields(Spread))
 CSV_COLUMNS = (
     *_SETTINGS,

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,10 +18,12 @@ from torch.nn import functional
 from linformer_cli.attention.base import Attention
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.variants import Variant
+from linformer_cli.report.tables import Shown
 from linformer_cli.system.device import seeded
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.system.timing import time_work
+from linformer_cli.units import format_milliseconds, format_percent
 
 from .copy_task import (
     BATCH,
@@ -66,18 +68,18 @@ class CopyRow:
 
     task: str
     reduced: bool
-    name: str
+    name: Annotated[str, Shown("attention")]
     attention: str
     attention_options: Mapping[str, object]
     device: str
     parameters: int
-    updates: int
-    loss: float | None
-    accuracy: float | None
-    seconds_per_update: float | None
+    updates: Annotated[int, Shown("updates", ",")]
+    loss: Annotated[float | None, Shown("loss, nats per symbol", ".4f")]
+    accuracy: Annotated[float | None, Shown("accuracy", ".1%")]
+    seconds_per_update: Annotated[float | None, Shown("time per update", format_milliseconds)]
     product_gigaflops: float | None
-    product_share: float | None
-    failed: str | None
+    product_share: Annotated[float | None, Shown("products", format_percent)]
+    failed: Annotated[str | None, Shown("failed")]
     points: tuple[CopyPoint, ...]
 
 

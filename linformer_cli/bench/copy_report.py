@@ -3,20 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
-from linformer_cli.report.tables import Column
-from linformer_cli.units import format_milliseconds, format_percent
+from linformer_cli.report.tables import Column, list_columns
 
 from .copy import CopyRow
 
-COPY_COLUMNS = (
-    Column("name", "attention"),
-    Column("updates", "updates", format=","),
-    Column("loss", "loss, nats per symbol", format=".4f"),
-    Column("accuracy", "accuracy", format=".1%"),
-    Column("seconds_per_update", "time per update", format=format_milliseconds),
-    Column("product_share", "products", format=format_percent),
-    Column("failed", "failed"),
-)
+COPY_COLUMNS = list_columns(CopyRow)
 CSV_COLUMNS = tuple(
     Column(key)
     for key in ("task", "reduced", "name", "attention", "device", "update", "loss", "accuracy", "learning_rate")

@@ -1,14 +1,14 @@
 """The plots of benchmarks. They use the same rows as the tables."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from linformer_cli.errors import UsageError
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, number_styles, render_plot
 from linformer_cli.units import format_count
 
 from .growth import Exponents
-from .rows import AttentionRow, ModelRow
+from .rows import AttentionRow, ModelRow, Row
 from .tables import find_words
 
 
@@ -76,33 +76,44 @@ def trained_rows(rows: Sequence[ModelRow]) -> list[ModelRow]:
 
 
 def render_growth(rows: Sequence[AttentionRow], exponents: Sequence[Exponents], kind: PlotFormat) -> bytes:
-    """Plot time and memory of one sequence against T, with one curve per mechanism.
+    """Plot time and memory of one sequence against T, with one curve per mechanism that was measured.
 
     The legend shows the exponents over all lengths. The title shows the number of sequences in a pass.
     """
-    times, memories = [], []
-    for found, style in zip(exponents, number_styles(len(exponents)), strict=True):
+    timed = {row.name for row in rows if row.seconds_per_sequence}
+    labels: dict[str, str] = {}
+    for found in exponents:
         slopes = (found.time_exponent_all, found.memory_exponent_all)
         label = f"{found.name} ({', '.join('-' if slope is None else f'{slope:.2f}' for slope in slopes)})"
-        mine = [row for row in rows if row.name == found.name]
-        points = [
-            (row.positions, row.seconds_per_sequence, *row.seconds_per_sequence_quartiles)
-            for row in mine
-            if row.seconds_per_sequence and row.seconds_per_sequence_quartiles
-        ]
-        if not points:
-            continue
-        times.append(Curve.through(label, points, style))
-        counted = {
-            row.positions: row.memory_bytes_per_sequence / 2**20 for row in mine if row.memory_bytes_per_sequence
-        }
-        memories.append(Curve.through(label, counted.items(), style))
-    panels = [
-        Panel("time", times, y_label="time of a sequence (s)"),
-        Panel("memory", memories, y_label="peak memory of a sequence (MiB)"),
-    ]
+        labels |= {found.name: label} if found.name in timed else {}
     title = f"attention, forward and backward, {_describe_batches(rows)} (slopes: time, memory)"
-    return render_plot(panels, "T (positions)", "", kind, title=title)
+    time = "seconds_per_sequence", "time of a sequence (s)"
+    memory = "memory_bytes_per_sequence", "peak memory of a sequence (MiB)"
+    return render_costs(rows, labels, time, memory, "T (positions)", title, kind)
+
+
+def render_costs(
+    rows: Sequence[Row],
+    labels: Mapping[str, str],
+    time: tuple[str, str],
+    memory: tuple[str, str],
+    x_label: str,
+    title: str,
+    kind: PlotFormat,
+) -> bytes:
+    """Plot a time with its quartiles, and bytes of memory, against the positions of `rows`.
+
+    `labels` has the label of each name. `time` and `memory` are pairs of a field of the rows and the label of its axis.
+    """
+    times, memories = [], []
+    for (name, label), style in zip(labels.items(), number_styles(len(labels)), strict=True):
+        mine = [row for row in rows if row.name == name]
+        timed = [(row.positions, getattr(row, time[0]), getattr(row, f"{time[0]}_quartiles")) for row in mine]
+        counted = [(row.positions, getattr(row, memory[0])) for row in mine]
+        times.append(Curve.through(label, [(x, y, *band) for x, y, band in timed if y and band], style))
+        memories.append(Curve.through(label, [(x, y / 2**20) for x, y in counted if y], style))
+    panels = [Panel("time", times, y_label=time[1]), Panel("memory", memories, y_label=memory[1])]
+    return render_plot(panels, x_label, "", kind, title=title)
 
 
 def _describe_batches(rows: Sequence[AttentionRow]) -> str:

@@ -14,50 +14,32 @@ from linformer_cli.report.plots import (
     render_plot,
     render_spectrogram,
 )
-from linformer_cli.report.tables import Column, render_records
+from linformer_cli.report.tables import Column, Record, Shown, list_columns, render_records
 from linformer_cli.speech.saved import Transcript
 from linformer_cli.system.environment import describe_machine
-from linformer_cli.units import format_bytes, format_duration
+from linformer_cli.units import format_duration
 
-from .speech_rows import LengthRow, SpeechPoint, SpeechReport, SpeechRow
+from .plots import render_costs
+from .speech_rows import ENCODER, LengthRow, SeedResult, SpeechPoint, SpeechReport, SpeechRow
 from .tables import choose_columns
 
 _CURVES, _LENGTHS = FIGURES = ("curves", "lengths")
-_NAME = Column("name", "encoder", names=True)
-SPEECH_COLUMNS = (
-    _NAME,
-    Column("epochs", "epochs", format=","),
-    Column("error_rate", "PER", format=".1%"),
-    Column("range", "range"),
-    Column("beam_error_rate", "PER, beam", format=".1%"),
-    Column("seconds_per_epoch", "s/epoch", format=".3g"),
-    Column("quartiles", "quartiles"),
-    Column("times_softmax", "x softmax", format=".3g"),
-    Column("memory_bytes", "memory", format=format_bytes),
-    Column("published_error_rate", "published PER, WSJ", format=".2%"),
-    Column("published_seconds_per_epoch", "published s/epoch", format=",.0f"),
-    Column("failed", "failed"),
+SPEECH_COLUMNS = list_columns(
+    SpeechRow,
+    "name epochs error_rate error_rates beam_error_rate seconds_per_epoch quartiles times_softmax memory_bytes "
+    "published_error_rate published_seconds_per_epoch failed",
 )
-LENGTH_COLUMNS = (
-    _NAME,
-    Column("positions", "frames", format=",", names=True),
-    Column("batch", "batch"),
-    Column("seconds_per_epoch", "s/epoch", format=".3g"),
-    Column("quartiles", "quartiles"),
-    Column("times_softmax", "x softmax", format=".3g"),
-    Column("peak_memory_bytes", "memory", format=format_bytes),
-    Column("left_out", "left out"),
+LENGTH_COLUMNS = list_columns(
+    LengthRow,
+    "name positions batch seconds_per_epoch quartiles times_softmax peak_memory_bytes left_out",
+    {"name": ENCODER, "positions": Shown("frames", ",", names=True)},
 )
 SEED_COLUMNS = (
-    _NAME,
-    Column("seed", "seed", names=True),
-    Column("speakers", "held-out speakers"),
-    Column("error_rate", "PER", format=".1%"),
-    Column("beam_error_rate", "PER, beam", format=".1%"),
-    Column("substitutions", "substituted", format=","),
-    Column("deletions", "missed", format=","),
-    Column("insertions", "inserted", format=","),
-    Column("validation_symbols", "of symbols", format=","),
+    *list_columns(SpeechRow, "name"),
+    *list_columns(
+        SeedResult,
+        "seed speakers error_rate beam_error_rate substitutions deletions insertions validation_symbols",
+    ),
 )
 CSV_COLUMNS = (
     *(Column(key) for key in ("title", "name", "attention", "device", "seed", "speakers", "epoch", "loss")),
@@ -71,29 +53,15 @@ HEARD_COLUMNS = (
 )
 
 
-def flatten_row(row: SpeechRow | LengthRow) -> dict[str, Any]:
-    """Flatten a row of either table."""
-    low, high = row.seconds_per_epoch_quartiles or (None, None)
-    flat = {**vars(row), "quartiles": None if low is None else f"{low:.3g}-{high:.3g}"}
-    if rates := flat.get("error_rate_range"):
-        flat["range"] = f"{100 * rates[0]:.1f}-{100 * rates[1]:.1f} %"
-    if published := flat.get("published"):
-        flat["published_error_rate"] = published.error_rate
-        flat["published_seconds_per_epoch"] = published.seconds_per_epoch
-    return flat
-
-
 def list_seeds(rows: Sequence[SpeechRow]) -> list[dict[str, Any]]:
     """Return one record for each seed of each encoder."""
-    return [
-        {**vars(seed), "name": row.name, "speakers": ", ".join(seed.held_out)} for row in rows for seed in row.seeds
-    ]
+    return [{**vars(seed), "name": row.name, "speakers": seed.speakers} for row in rows for seed in row.seeds]
 
 
 def list_points(rows: Sequence[SpeechRow]) -> list[dict[str, Any]]:
     """Return one record for each point of every curve, for CSV."""
     return [
-        {**vars(row), "seed": seed.seed, "speakers": ", ".join(seed.held_out), **vars(point)}
+        {**vars(row), "seed": seed.seed, "speakers": seed.speakers, **vars(point)}
         for row in rows
         for seed in row.seeds
         for point in seed.points
@@ -105,12 +73,12 @@ def describe_title(report: SpeechReport) -> str:
     return f"Phoneme error rate (PER) with CTC: {report.settings.title}"
 
 
-def list_tables(report: SpeechReport) -> list[tuple[list[dict[str, Any]], list[Column]]]:
+def list_tables(report: SpeechReport) -> list[tuple[Sequence[Record], list[Column]]]:
     """Return the records and the columns of all tables: the mechanisms, the seeds and the lengths. None is empty."""
-    tables = (
-        ([flatten_row(row) for row in report.rows], SPEECH_COLUMNS),
+    tables: tuple[tuple[Sequence[Record], Sequence[Column]], ...] = (
+        (report.rows, SPEECH_COLUMNS),
         (list_seeds(report.rows), SEED_COLUMNS),
-        ([flatten_row(row) for row in report.lengths], LENGTH_COLUMNS),
+        (report.lengths, LENGTH_COLUMNS),
     )
     return [(records, choose_columns(records, columns)) for records, columns in tables if records]
 
@@ -173,25 +141,12 @@ def render_curves(report: SpeechReport, kind: PlotFormat) -> bytes:
 
 def render_lengths(report: SpeechReport, kind: PlotFormat) -> bytes:
     """Plot the time of an epoch and the memory of a step against the length of the utterances."""
-    times, memories = [], []
-    names = list(dict.fromkeys(row.name for row in report.lengths))
-    for name, style in zip(names, number_styles(len(names)), strict=True):
-        mine = [row for row in report.lengths if row.name == name]
-        timed = [
-            (row.positions, row.seconds_per_epoch, *row.seconds_per_epoch_quartiles)
-            for row in mine
-            if row.seconds_per_epoch is not None and row.seconds_per_epoch_quartiles is not None
-        ]
-        counted = [(row.positions, row.peak_memory_bytes / 2**20) for row in mine if row.peak_memory_bytes]
-        times.append(Curve.through(name, timed, style))
-        memories.append(Curve.through(name, counted, style))
-    panels = [
-        Panel("time", times, y_label="time of an epoch (s)"),
-        Panel("memory", memories, y_label="peak memory of a training step (MiB)"),
-    ]
     frames = max(row.batch * row.positions for row in report.lengths)
-    steps = f"training steps on {frames:,} frames in all: many short utterances, or one long one"
-    return render_plot(panels, "length of the utterances (frames of 10 ms)", "", kind, title=steps)
+    title = f"training steps on {frames:,} frames in all: many short utterances, or one long one"
+    time = "seconds_per_epoch", "time of an epoch (s)"
+    memory = "peak_memory_bytes", "peak memory of a training step (MiB)"
+    labels = {row.name: row.name for row in report.lengths}
+    return render_costs(report.lengths, labels, time, memory, "length of the utterances (frames of 10 ms)", title, kind)
 
 
 def render_transcript(transcript: Transcript, title: str, kind: PlotFormat) -> bytes:

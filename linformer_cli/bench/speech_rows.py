@@ -4,14 +4,19 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from linformer_cli.report.tables import Shown
 from linformer_cli.speech.encoder import EncoderSettings
 from linformer_cli.speech.learner import TrainingSettings
 from linformer_cli.system.timing import Timing
+from linformer_cli.units import format_bytes
 
 from .published import PublishedSpeech
 from .rows import Quartiles, Row
+
+# How tables show the name of a row.
+ENCODER = Shown("encoder", names=True)
 
 
 @dataclass(frozen=True)
@@ -33,15 +38,19 @@ class SpeechPoint:
 class SeedResult:
     """The training with one seed. `beam_error_rate` is measured once, at the end."""
 
-    seed: int
+    seed: Annotated[int, Shown("seed", names=True)]
     held_out: Sequence[str]
-    validation_symbols: int
-    error_rate: float
-    beam_error_rate: float | None
-    substitutions: int
-    deletions: int
-    insertions: int
+    validation_symbols: Annotated[int, Shown("of symbols", ",")]
+    error_rate: Annotated[float, Shown("PER", ".1%")]
+    beam_error_rate: Annotated[float | None, Shown("PER, beam", ".1%")]
+    substitutions: Annotated[int, Shown("substituted", ",")]
+    deletions: Annotated[int, Shown("missed", ",")]
+    insertions: Annotated[int, Shown("inserted", ",")]
     points: Sequence[SpeechPoint]
+
+    @property
+    def speakers(self) -> Annotated[str, Shown("held-out speakers")]:
+        return ", ".join(self.held_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +62,38 @@ class SpeechRow:
     """
 
     title: str
-    name: str
+    name: Annotated[str, ENCODER]
     attention: str
     attention_options: Mapping[str, object]
     device: str
     parameters: int
-    epochs: int = 0
-    error_rate: float | None = None
+    epochs: Annotated[int, Shown("epochs", ",")] = 0
+    error_rate: Annotated[float | None, Shown("PER", ".1%")] = None
     error_rate_range: tuple[float, float] | None = None
-    beam_error_rate: float | None = None
-    seconds_per_epoch: float | None = None
+    beam_error_rate: Annotated[float | None, Shown("PER, beam", ".1%")] = None
+    seconds_per_epoch: Annotated[float | None, Shown("s/epoch", ".3g")] = None
     seconds_per_epoch_quartiles: Quartiles | None = None
-    times_softmax: float | None
-    memory_bytes: int | None
+    times_softmax: Annotated[float | None, Shown("x softmax", ".3g")]
+    memory_bytes: Annotated[int | None, Shown("memory", format_bytes)]
     published: PublishedSpeech | None
-    failed: str | None
+    failed: Annotated[str | None, Shown("failed")]
     seeds: Sequence[SeedResult] = ()
+
+    @property
+    def error_rates(self) -> Annotated[str | None, Shown("range")]:
+        return self.error_rate_range and "{:.1f}-{:.1f} %".format(*(100 * rate for rate in self.error_rate_range))
+
+    @property
+    def quartiles(self) -> Annotated[str | None, Shown("quartiles")]:
+        return _format_quartiles(self.seconds_per_epoch_quartiles)
+
+    @property
+    def published_error_rate(self) -> Annotated[float | None, Shown("published PER, WSJ", ".2%")]:
+        return self.published.error_rate if self.published else None
+
+    @property
+    def published_seconds_per_epoch(self) -> Annotated[float | None, Shown("published s/epoch", ",.0f")]:
+        return self.published.seconds_per_epoch if self.published else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +104,21 @@ class LengthRow(Row):
     length. `peak_memory_bytes` is the memory of one training step, without weights and optimizer.
     """
 
-    seconds_per_epoch: float | None = None
+    seconds_per_epoch: Annotated[float | None, Shown("s/epoch", ".3g")] = None
     seconds_per_epoch_quartiles: Quartiles | None = None
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: Annotated[int | None, Shown("memory", format_bytes)] = None
+
+    @property
+    def quartiles(self) -> Annotated[str | None, Shown("quartiles")]:
+        return _format_quartiles(self.seconds_per_epoch_quartiles)
 
     @property
     def speed(self) -> float | None:
         return self.batch / statistics.median(self.samples_seconds) if self.samples_seconds else None
+
+
+def _format_quartiles(quartiles: Quartiles | None) -> str | None:
+    return quartiles and "{:.3g}-{:.3g}".format(*quartiles)
 
 
 @dataclass(frozen=True)
