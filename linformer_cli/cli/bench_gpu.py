@@ -41,20 +41,22 @@ def gpu(
     from linformer_cli.bench.gpu import GpuBench, GpuReport, GpuSizes, full_sizes
     from linformer_cli.files import write_file
     from linformer_cli.report.tables import to_json
+    from linformer_cli.system.device import choose_device
     from linformer_cli.system.signals import catch_signals
 
-    from .bench_output import choose_place
-
-    place = choose_place(device)
-    if not (tiny or place.startswith("cuda")):
-        raise UsageError("there is no CUDA device here; --tiny runs every part at tiny sizes on any device")
+    place = choose_device(device)
+    if not (tiny or place.value.startswith("cuda")):
+        raise UsageError(
+            f"there is no CUDA device here ({place.reason}); --tiny runs every part at tiny sizes on any device"
+        )
+    info(f"device {place.value} ({place.reason})")
 
     def write(report: GpuReport) -> None:
         write_file(out, (to_json(report) + "\n").encode())
 
     with catch_signals() as stop:
         sizes = GpuSizes() if tiny else full_sizes()
-        bench = GpuBench(place, sizes, write, info, stop.raise_if_set)
+        bench = GpuBench(place.value, sizes, write, info, stop.raise_if_set)
         with contextlib.suppress(Interrupted):  # the results so far are written below, before the command ends
             bench.run()
         write(bench.result)

@@ -136,8 +136,8 @@ def speech(
     variants = parse_methods(METHODS if names is None else names.split(","))
     for package in ("soundfile", "jiwer"):
         import_extra(package, "speech")
-    place = choose_place(device, f", about {budget}")
     corpus = load_corpus(data, data_dir)
+    place = choose_place(device, f", about {budget}")
     info(corpus.title)
     for note in corpus.notes:
         info(note)
