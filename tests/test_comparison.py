@@ -18,11 +18,12 @@ from linformer_cli.comparison.entries import (
     Entry,
     Plan,
     choose_training,
+    count_parameters,
     draw_samples,
+    match_parameters,
     plan_entries,
     train_entry,
 )
-from linformer_cli.comparison.matching import count_parameters, match_parameters
 from linformer_cli.comparison.rows import ComparisonRow, describe_entry
 from linformer_cli.comparison.speed import (
     TIMED_STEPS,

@@ -9,13 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from linformer_cli.attention.base import Attention
 from linformer_cli.checkpoint import Checkpoint, load_weights, read_checkpoint
 from linformer_cli.checkpoint_files import holds_checkpoint
-from linformer_cli.config import LARGEST_STEP, LENGTHS, RunConfig, TrainConfig
+from linformer_cli.config import LARGEST_STEP, LENGTHS, ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.images import ImageSet
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.files import write_file
+from linformer_cli.model.mixers import BASELINES, find_mixer
+from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.variants import Variant
 from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid
 from linformer_cli.report.text import render_windows
@@ -28,8 +33,6 @@ from linformer_cli.training.schedule import measure_progress
 from linformer_cli.training.settings import Given, Settings, merge_settings, read_tables
 from linformer_cli.units import WINDOWS
 
-from .matching import count_parameters, match_parameters
-
 DEFAULT_PRESET = "mnist-small"
 GRID_IMAGES, TEXTS = 25, 4
 _DIGEST = "checkpoint_sha256"
@@ -38,6 +41,10 @@ _EVALUATED_IMAGES = 2_000
 # Settings that a comparison decides. --images or --max-time gives the length. There is one validation, at
 # the end of a run; samples are drawn after it.
 _DECIDED = (*LENGTHS, "evaluate_every", "sample_every")
+# The largest allowed difference from the target number of parameters, as a share of the target.
+_TOLERANCE = 0.03
+# Widths are multiples of this number, or of the model's width for the `boom` layer.
+_UNIT = 8
 # Settings in which an existing run may differ from the plan.
 _FREE = {("train", "device"), ("data", "data_dir")}
 
@@ -235,3 +242,37 @@ def _read_digest(entry: Entry) -> object:
         return (read_png_metadata(entry.samples_file) or {}).get(_DIGEST)
     except (OSError, DataError):
         return None
+
+
+def match_parameters(config: ModelConfig, wanted: int) -> ModelConfig:
+    """`config` with the feed-forward width for which the model has about `wanted` parameters.
+
+    A gated block has no feed-forward network, so the width of its values changes instead. An LSTM chooses its own width
+    to have as many parameters as a block with softmax attention. Raises `UsageError` if the closest model differs by
+    more than `_TOLERANCE`.
+    """
+    mixer = find_mixer(config.attention)
+
+    def change(width: int) -> ModelConfig:
+        if issubclass(mixer, Attention) and mixer.gated:
+            options = {**config.attention_options, "value_width": width}
+            return config.model_copy(update={"attention_options": options})
+        return config.model_copy(update={"feed_forward": width})
+
+    if config.attention not in BASELINES:
+        unit = config.width if config.feed_forward_kind == "boom" else _UNIT
+        # The number of parameters is a linear function of the width.
+        first, second = (count_parameters(change(width)) for width in (unit, 2 * unit))
+        config = change(max(1, round((wanted - first) / (second - first)) + 1) * unit)
+    found = count_parameters(config)
+    if abs(found - wanted) > _TOLERANCE * wanted:
+        raise UsageError(
+            f"'{config.attention}' cannot have {wanted:,} parameters in this network; the closest is {found:,}"
+        )
+    return config
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """The number of parameters of a model."""
+    with torch.device("meta"):
+        return PixelModel(config).parameter_count()
