@@ -125,15 +125,8 @@ def _print_one(row: dict[str, Any], sizes: dict[str, int], style: TableStyle, js
     if json:
         print_json({**sizes, **row})
         return
-    records = [
-        {
-            "option": key,
-            "values": option["values"],
-            "default": _show(option["default"]),
-            "description": option["description"],
-        }
-        for key, option in row["options"].items()
-    ]
+    described = row["options"].items()
+    records = [{**option, "option": key, "default": _show(option["default"])} for key, option in described]
     if style != "table":
         print_records(records, _DETAIL_COLUMNS, style)
         return

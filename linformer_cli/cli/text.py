@@ -38,7 +38,7 @@ def print_text(
     terminal gets safe text, and a pipe or a file the bytes themselves. With `record`, the text is printed at the end as
     part of a JSON document that begins with `record`. Raises `UsageError` if such a text had no end.
     """
-    from linformer_cli.report.text import SafeText
+    from linformer_cli.report.terminal import SafeText
     from linformer_cli.sampling.stream import Stream
     from linformer_cli.units import format_bytes, format_duration
 

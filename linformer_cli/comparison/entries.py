@@ -23,7 +23,7 @@ from linformer_cli.model.mixers import BASELINES, find_mixer
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.variants import Variant
 from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid
-from linformer_cli.report.text import render_windows
+from linformer_cli.report.terminal import render_windows
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.system.signals import Check, StopRequest, never_stop
 from linformer_cli.training.loop import Trainer

@@ -18,7 +18,7 @@ from linformer_cli.files import write_file
 from linformer_cli.metrics import MetricsRow, append_row, cut_metrics
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.grids import encode_png, render_grid
-from linformer_cli.report.text import render_windows
+from linformer_cli.report.terminal import render_windows
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.system.distributed import ALONE, Team
 from linformer_cli.system.memory import is_out_of_memory, measure_peak_memory

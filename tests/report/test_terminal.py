@@ -1,4 +1,4 @@
-"""Tests of previews in the terminal, with and without colour."""
+"""Tests of images and text in the terminal, with and without colour."""
 
 import io
 
@@ -8,7 +8,7 @@ from loops import loop_over
 from rich.console import Console
 
 from linformer_cli.errors import DataError
-from linformer_cli.report.terminal import render_preview
+from linformer_cli.report.terminal import SafeText, render_preview, render_windows
 
 
 def grey(*images):
@@ -96,3 +96,20 @@ def test_shrinking_averages_pixels():
 def test_a_preview_refuses_arrays_that_are_not_images():
     with pytest.raises(DataError, match=r"found float64 \[1, 2, 2, 1\]"):
         render_preview(np.zeros((1, 2, 2, 1)), 80, colour=True)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_characters_that_arrive_in_parts_are_joined(size: int) -> None:
+    data, text = "naïve €\t😀\n".encode(), SafeText()
+    parts = [data[start : start + size] for start in range(0, len(data), size)]
+    assert "".join(text.decode(part) for part in parts) + text.decode(b"", last=True) == "naïve €\t😀\n"
+
+
+def test_a_terminal_gets_no_control_characters_and_no_invalid_text() -> None:
+    shown = SafeText().decode(b"\x1b[2J\x07a\x00\r\n\xff\xe2\x82|\xc2\x9b\xe2\x80\xae\xe2\x82", last=True)
+    assert shown == "\\x1b[2J\\x07a\\x00\\r\n\ufffd\ufffd|\\x9b\\u202e\ufffd"
+    assert all(character.isprintable() or character == "\n" for character in shown)
+
+
+def test_windows_are_numbered() -> None:
+    assert render_windows([b"one\n", b"\xe2\x82"]) == "--- 0 ---\none\n\n--- 1 ---\n\ufffd\n"
