@@ -12,9 +12,8 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Gates, Memory
-from .bidirectional.joined import join_globals
-from .bidirectional.lists import list_blocks, weigh_lists
 from .parts.caches import CachedAttention, KeyValueCache, Span, attend_masked, extend_cache, push_in_place, stack_spans
+from .parts.key_sets import join_globals, list_blocks, weigh_lists
 from .tensors import accumulator_dtype
 
 BigbirdState = KeyValueCache

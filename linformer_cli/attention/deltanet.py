@@ -7,9 +7,8 @@ from pydantic import Field
 from torch import Tensor
 
 from .base import AttentionShape, Gates
-from .bidirectional.both_ways import sum_both_ways
-from .parts.delta_attention import GatedDeltaAttention, GatedDeltaOptions, finish
-from .parts.delta_rule import DeltaState, delta_sums
+from .parts.delta_rule import DeltaState, GatedDeltaAttention, GatedDeltaOptions, delta_sums, finish
+from .parts.whole_sums import sum_both_ways
 from .tensors import accumulator_dtype
 
 DeltanetState = DeltaState

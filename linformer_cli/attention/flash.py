@@ -11,7 +11,7 @@ from linformer_cli.native.program import MixInputs
 
 from .base import AttentionShape, Gates, Memory
 from .parts.caches import add_cache, cache_format
-from .parts.gated import GatedAttention, GatedOptions
+from .parts.gated_attention import GatedAttention, GatedOptions
 from .tensors import accumulator_dtype
 
 

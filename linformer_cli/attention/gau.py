@@ -12,7 +12,7 @@ from linformer_cli.native.program import MixInputs
 
 from .base import AttentionShape, Gates, Memory
 from .parts.caches import CachedAttention, KeyValueCache, add_cache, cache_format, extend_cache, push_in_place
-from .parts.gated import GatedAttention, GatedOptions
+from .parts.gated_attention import GatedAttention, GatedOptions
 from .tensors import accumulator_dtype
 
 GauState = KeyValueCache

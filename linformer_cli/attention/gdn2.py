@@ -5,9 +5,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from .base import AttentionShape
-from .parts.delta_attention import GatedDeltaAttention, GatedDeltaOptions
-from .parts.delta_rule import DeltaState
-from .parts.halves import PowerOfTwoChunk
+from .parts.chunks import PowerOfTwoChunk
+from .parts.delta_rule import DeltaState, GatedDeltaAttention, GatedDeltaOptions
 
 Gdn2State = DeltaState
 

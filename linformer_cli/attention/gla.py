@@ -11,13 +11,12 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionShape, Gates, Memory
-from .bidirectional.both_ways import sum_both_ways
 from .kernels.registry import CAUSAL_SUMS, kernel_for
-from .parts.causal_sums import update_and_read
-from .parts.decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
-from .parts.fading import FadingOptions
-from .parts.halves import PowerOfTwoChunk
+from .parts.causal_sums import decayed_causal_sums, featurewise_decayed_causal_sums, update_and_read
+from .parts.chunks import PowerOfTwoChunk
+from .parts.memory_lengths import FadingOptions
 from .parts.scaling import scale_outputs
+from .parts.whole_sums import sum_both_ways
 from .tensors import accumulator_dtype
 
 

@@ -11,10 +11,10 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .parts.causal_sums import divide_by_weight
+from .parts.chunks import PowerOfTwoChunk
 from .parts.feature_maps import Elu
-from .parts.halves import PowerOfTwoChunk
-from .parts.initial import inverse_softplus, log_memories
 from .parts.level_sums import LevelInputs, count_buckets, read_levels, step_levels
+from .parts.memory_lengths import inverse_softplus, log_memories
 from .parts.scaling import directions, scale_outputs
 from .tensors import accumulator_dtype
 

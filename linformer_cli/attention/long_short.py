@@ -12,9 +12,8 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
-from .bidirectional.joined import join, weigh
-from .bidirectional.lists import list_blocks, weigh_lists
 from .parts.caches import CacheLayout, add_cache, cache_format, emit_rows, fit_rows, init_cache, stack_spans
+from .parts.key_sets import join, list_blocks, weigh, weigh_lists
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .parts.scaling import shrink_huge
 from .tensors import accumulator_dtype, fill_padding

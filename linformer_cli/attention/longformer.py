@@ -14,9 +14,8 @@ from linformer_cli.native.program import MixInputs
 from linformer_cli.units import parse_count
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
-from .bidirectional.joined import join_globals
-from .bidirectional.lists import SHORTEST_BLOCK, list_windows, weigh_lists
 from .parts.caches import CacheLayout, add_cache, attend_masked, emit_rows, init_cache, stack_spans
+from .parts.key_sets import SHORTEST_BLOCK, join_globals, list_windows, weigh_lists
 from .tensors import accumulator_dtype
 
 

@@ -12,9 +12,8 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory, as_sequence
 from .kernels.registry import CAUSAL_SUMS
-from .parts.causal_sums import update_and_read
-from .parts.decayed_sums import decayed_causal_sums, sum_logs
-from .parts.initial import inverse_softplus, log_memories
+from .parts.causal_sums import decayed_causal_sums, sum_logs, update_and_read
+from .parts.memory_lengths import inverse_softplus, log_memories
 from .parts.scaling import shrink_huge
 from .tensors import accumulator_dtype
 

@@ -14,9 +14,8 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory, as_sequence
 from .kernels.registry import MESA_SOLVER, kernel_for
-from .parts.causal_sums import update_and_read
-from .parts.decayed_sums import decayed_causal_sums
-from .parts.initial import log_memories
+from .parts.causal_sums import decayed_causal_sums, update_and_read
+from .parts.memory_lengths import log_memories
 from .parts.scaling import directions, shrink_huge
 from .tensors import Context, accumulator_dtype
 

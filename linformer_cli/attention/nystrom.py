@@ -12,7 +12,7 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, Shared
 from .parts.causal_convolution import CausalConvolution, RecentValues
-from .parts.halves import PowerOfTwoChunk
+from .parts.chunks import PowerOfTwoChunk
 from .parts.running_averages import NOTHING, read_running_averages
 from .tensors import accumulator_dtype, fill_padding, find_padding
 

@@ -13,12 +13,13 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
 from .kernels.registry import CAUSAL_SUMS, EXPONENTIAL_ATTENTION, kernel_for
-from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
-from .parts.decayed_sums import decayed_causal_sums
+from .parts.causal_sums import causal_sums, decayed_causal_sums, divide_by_weight, update_and_read
 from .parts.pairwise_exponentials import divide_sums, exp_below_maximum, raise_maximum, replace_vanished
-from .parts.performer_map import RELU_OFFSET, FeatureMapName, PerformerMap
 from .parts.random_features import (
+    RELU_OFFSET,
     WEIGHT_FLOOR,
+    FeatureMapName,
+    PerformerMap,
     divide_by_floored_weight,
     draw_directions,
     seeded_normal,

@@ -12,9 +12,8 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
-from .bidirectional.joined import join, weigh
 from .parts.caches import KeyValueCache, add_cache, cache_format, extend_cache, fit_rows, init_cache, push_in_place
-from .parts.recomputed import SCORES_KEPT, run_within
+from .parts.key_sets import SCORES_KEPT, join, run_within, weigh
 from .tensors import accumulator_dtype, fill_padding, find_padding
 
 # The largest number of queries that the parallel form computes at once. They are scored against all keys up to the

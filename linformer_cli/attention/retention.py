@@ -11,12 +11,11 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionShape, Chunk, Gates, Memory
-from .bidirectional.both_ways import sum_both_ways
 from .kernels.registry import CAUSAL_SUMS, kernel_for
-from .parts.causal_sums import update_and_read
-from .parts.decayed_sums import decayed_causal_sums, multiply_features
-from .parts.fading import FadingOptions
+from .parts.causal_sums import decayed_causal_sums, multiply_features, update_and_read
+from .parts.memory_lengths import FadingOptions
 from .parts.scaling import scale_outputs
+from .parts.whole_sums import sum_both_ways
 from .tensors import accumulator_dtype
 
 _DEFAULT_WAVES = 2

@@ -11,8 +11,7 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
 from .kernels.registry import CAUSAL_SUMS
-from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
-from .parts.decayed_sums import decayed_causal_sums
+from .parts.causal_sums import causal_sums, decayed_causal_sums, divide_by_weight, update_and_read
 from .parts.random_features import WEIGHT_FLOOR, divide_by_floored_weight, draw_directions, sine_features
 from .parts.whole_sums import read_whole_sums
 from .tensors import accumulator_dtype

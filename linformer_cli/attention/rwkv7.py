@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Gates
-from .parts.delta_attention import DeltaAttention, DeltaInputs
-from .parts.delta_rule import DeltaState, Updates
-from .parts.halves import PowerOfTwoChunk
-from .parts.initial import log_memories
+from .parts.chunks import PowerOfTwoChunk
+from .parts.delta_rule import DeltaAttention, DeltaInputs, DeltaState, Updates
+from .parts.memory_lengths import log_memories
 from .parts.scaling import directions
 
 Rwkv7State = DeltaState

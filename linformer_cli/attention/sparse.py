@@ -14,11 +14,8 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Gates, Memory
-from .bidirectional.joined import join
-from .bidirectional.lists import weigh_lists
-from .bidirectional.sparse import list_near, weigh_columns, weigh_summaries
 from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place, stack_spans
-from .parts.recomputed import run_within
+from .parts.key_sets import join, list_near, run_within, weigh_columns, weigh_lists, weigh_summaries
 from .tensors import accumulator_dtype
 
 SparseState = KeyValueCache

@@ -5,14 +5,23 @@
 On CPUs, a compiled kernel visits the positions in order. The plain torch form computes the products of all pairs of
 positions within a chunk, under a triangular mask. Earlier chunks enter through one running [C, V] sum per chunk. Time
 and memory are linear in T: autograd keeps T * chunk products and T / chunk sums.
+
+With decay, each position multiplies the sum before it by a decay:
+
+    s_t = d_t s_{t-1} + phi(k_t) v_t^T,    y_t = phi(q_t) s_t,    0 <= d_t <= 1
+
+The decay d_t can be a gate, or a factor that rescales the sum to a new running maximum. It is one number, or one number
+per feature.
 """
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from linformer_cli.attention.kernels.registry import CAUSAL_SUMS, kernel_for
+from linformer_cli.attention.tensors import Context
 
-from .chunks import cut_chunks
+from .chunks import corners, cut_chunks, iter_halves, split_halves
 
 
 def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
@@ -54,3 +63,199 @@ def divide_by_weight(numerator: Tensor, weight: Tensor) -> Tensor:
     weight = weight.unsqueeze(-1)
     nothing = weight == 0
     return (numerator / torch.where(nothing, torch.ones_like(weight), weight)).masked_fill(nothing, 0)
+
+
+class _ScanWithDecay(torch.autograd.Function):
+    """states[0] = first and states[n + 1] = decay[n] states[n] + parts[n]. The backward pass is a scan in reverse."""
+
+    @staticmethod
+    def forward(ctx: Context, parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
+        states = parts.new_empty(len(parts), parts.shape[1] + 1, *parts.shape[2:])
+        states[:, 0] = first
+        for n in range(parts.shape[1]):
+            torch.addcmul(parts[:, n], decay[:, n], states[:, n], out=states[:, n + 1])
+        ctx.save_for_backward(states, decay)
+        return states
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        states, decay = ctx.saved_tensors
+        grad = grad_outputs[0].clone()
+        for n in reversed(range(decay.shape[1])):
+            grad[:, n].addcmul_(decay[:, n], grad[:, n + 1])
+        grad_decay = None
+        if ctx.needs_input_grad[1]:
+            grad_decay = (grad[:, 1:] * states[:, :-1]).sum_to_size(decay.shape)
+        return grad[:, 1:], grad_decay, grad[:, 0]
+
+
+def scan_with_decay(parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
+    """Running sums [R, N + 1, C, V] of parts [R, N, C, V], starting at first [R, C, V] and decaying before each part.
+
+    decay is [R, N, C, 1] or [R, N, 1, 1]. Entry n is the sum before part n; the last entry is the final sum.
+    """
+    states: Tensor = _ScanWithDecay.apply(parts, decay, first)
+    return states
+
+
+def decayed_causal_sums(
+    phi_q: Tensor,
+    phi_k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    carried: Tensor | None,
+    chunk: int,
+    factors: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """y [B, H, T, V] and the last s [B, H, C, V], for phi_q, phi_k [B, H, T, C], v [B, H, T, V], log d [B or 1, H, T].
+
+    Chunks work as in `causal_sums`. Weights inside a chunk are exp(c_t - c_j), where c is the sum of log d from the
+    start of the chunk. A weight is at most 1, and is never computed as a quotient of two numbers that can underflow.
+    `carried` is s before these positions.
+
+    With `factors` [T, F], `multiply_features` is applied to phi_q and phi_k first, and s is [B, H, F C, V]. The factors
+    do not make the pairwise products inside a chunk more expensive.
+    """
+    if sum_causally := kernel_for(CAUSAL_SUMS, v):
+        if factors is not None:
+            phi_q, phi_k = multiply_features(phi_q, factors), multiply_features(phi_k, factors)
+        return sum_causally(phi_q, phi_k, v, log_decay.unsqueeze(-1), carried)
+    length = phi_q.shape[2]
+    chunk = min(chunk, length)
+    # In the padding, zeros add nothing and decay nothing.
+    queries, keys, values, log_decay = (cut_chunks(x, chunk) for x in (phi_q, phi_k, v, log_decay.unsqueeze(-1)))
+    c = sum_logs(log_decay.squeeze(-1), dim=-1)
+    weights = decay_weights(c, v.dtype)
+    if factors is not None:
+        factors = cut_chunks(factors.view(1, 1, *factors.shape), chunk)
+        weights = weights * (factors @ factors.transpose(-1, -2))
+    y = (queries @ keys.transpose(-1, -2) * weights) @ values
+    if factors is not None:
+        queries, keys = multiply_features(queries, factors), multiply_features(keys, factors)
+    until, since = (x.to(v.dtype).exp().unsqueeze(-1) for x in (c[..., -1:] - c, c))
+    parts = keys.transpose(-1, -2) @ (values * until)
+    states = _scan_chunks(parts, since[..., -1:, :], carried)
+    y = y + (queries @ states[:, :, :-1]) * since
+    # This is a copy, because a view would keep the states of all chunks in memory.
+    return y.flatten(2, 3)[:, :, :length], states[:, :, -1].clone()
+
+
+def sum_logs(logs: Tensor, dim: int) -> Tensor:
+    """Running sums of `logs` from the start of a chunk, in float64 where the device has it.
+
+    Only differences of these sums are used. After almost closed gates, the sums are large and their differences small,
+    so float32 would lose digits.
+    """
+    return logs.cumsum(dim=dim, dtype=logs.dtype if logs.device.type == "mps" else torch.float64)
+
+
+def decay_weights(c: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(c_t - c_j) [.., R, R] in type `dtype` for j <= t, else 0, for logs c [.., R] that do not increase."""
+    weights: Tensor = _DecayWeights.apply(c, dtype)
+    return weights
+
+
+class _DecayWeights(torch.autograd.Function):
+    """`decay_weights`. Only the result is saved."""
+
+    @staticmethod
+    def forward(ctx: Context[torch.dtype], c: Tensor, dtype: torch.dtype) -> Tensor:
+        # Above the diagonal, the difference is positive and exp could overflow.
+        weights = (c.unsqueeze(-1) - c.unsqueeze(-2)).to(dtype).clamp_(max=0).exp_().tril_()
+        ctx.save_for_backward(weights)
+        ctx.settings = c.dtype
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context[torch.dtype], *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        products = grad_outputs[0] * ctx.saved_tensors[0]
+        return (products.sum(dim=-1) - products.sum(dim=-2)).to(ctx.settings), None
+
+
+def multiply_features(features: Tensor, factors: Tensor) -> Tensor:
+    """All products [..., F C] of the features [..., C] and the factors [..., F] of a position."""
+    return (factors.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
+
+
+def featurewise_decayed_causal_sums(
+    phi_q: Tensor, phi_k: Tensor, v: Tensor, log_decay: Tensor, carried: Tensor | None, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """The same as `decayed_causal_sums`, but with one decay per feature, log d [B, H, T, C].
+
+    `chunk` is a power of two. The weight of a pair differs between features, so the weights are part of the product of
+    query and key. No exponential exceeds 1; see `pairwise_products`.
+    """
+    if sum_causally := kernel_for(CAUSAL_SUMS, v):
+        return sum_causally(phi_q, phi_k, v, log_decay, carried)
+    length = phi_q.shape[2]
+    while chunk >= 2 * length:
+        chunk //= 2
+    queries, keys, values, log_decay = (cut_chunks(x, chunk) for x in (phi_q, phi_k, v, log_decay))
+    # `sum_logs` is not used, because float64 is slow with one sum per feature.
+    c = log_decay.cumsum(dim=-2)
+    y = pairwise_products(queries, keys, c) @ values
+    until, since = (c[..., -1:, :] - c).exp(), c.exp()
+    parts = (keys * until).transpose(-1, -2) @ values
+    states = _scan_chunks(parts, since[..., -1:, :].transpose(-1, -2), carried)
+    y = y + (queries * since) @ states[:, :, :-1]
+    return y.flatten(2, 3)[:, :, :length], states[:, :, -1].clone()
+
+
+def _scan_chunks(parts: Tensor, decay: Tensor, carried: Tensor | None) -> Tensor:
+    """`scan_with_decay` over the chunks of parts [B, H, N, C, V] with decay [B or 1, H, N, C or 1, 1]."""
+    first = torch.zeros_like(parts[:, :, 0]) if carried is None else carried
+    decay = decay.expand(len(parts), -1, -1, -1, -1)
+    states = scan_with_decay(*(x.flatten(0, 1) for x in (parts, decay, first)))
+    chunks: Tensor = states.unflatten(0, parts.shape[:2])
+    return chunks
+
+
+def pairwise_products(q: Tensor, k: Tensor, c: Tensor) -> Tensor:
+    """a[t, j] = sum over features of q_t k_j exp(c_t - c_j) for j <= t, else 0; q, k, c [..., R, C], a [..., R, R].
+
+    R is a power of two, and c decreases with the position. In pieces of 2, 4, .. R positions, queries of the second
+    half are multiplied by keys of the first half. For these pairs, exp(c_t - c_j) = exp(c_t - c_m) exp(c_m - c_j),
+    where m is the last position of the first half. Neither factor exceeds 1, and neither underflows unless their
+    product does. All pairs together take log R matrix products. Only the inputs are saved; the backward pass recomputes
+    the factors.
+    """
+    products: Tensor = _PairwiseProducts.apply(q, k, c)
+    return products
+
+
+class _PairwiseProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Context, q: Tensor, k: Tensor, c: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, c)
+        products = q.new_zeros(*q.shape[:-1], q.shape[-2])
+        products.diagonal(dim1=-2, dim2=-1).copy_((q * k).sum(dim=-1))
+        for half in iter_halves(q.shape[-2]):
+            late, early, _, _ = _faded_halves(q, k, c, half)
+            corners(products, half).copy_(late @ early.transpose(-1, -2))
+        return products
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (q, k, c), (grad,) = ctx.saved_tensors, grad_outputs
+        grad_q, grad_k = torch.zeros_like(q), torch.zeros_like(k)
+        for half in iter_halves(q.shape[-2]):
+            late, early, late_factor, early_factor = _faded_halves(q, k, c, half)
+            pairs = corners(grad, half)
+            split_halves(grad_q, half)[1].addcmul_(pairs @ early, late_factor)
+            split_halves(grad_k, half)[0].addcmul_(pairs.transpose(-1, -2) @ late, early_factor)
+        # The gradient of a pair's exponent reaches c_t and, negated, c_j; pairs with t = j have no exponent.
+        grad_c = q * grad_q - k * grad_k
+        own = grad.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        return grad_q.addcmul_(own, k), grad_k.addcmul_(own, q), grad_c
+
+
+def _faded_halves(q: Tensor, k: Tensor, c: Tensor, half: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Each piece's later queries and earlier keys, decayed to the border between the halves, and both decay factors."""
+    queries, keys = split_halves(q, half)[1], split_halves(k, half)[0]
+    first, second = split_halves(c, half)
+    border = first[..., -1:, :]
+    late, early = (second - border).exp_(), (border - first).exp_()
+    return queries * late, keys * early, late, early

@@ -1,7 +1,17 @@
-"""Sequences cut into chunks of the same length."""
+"""Sequences cut into chunks, and all pairs of positions in a chunk by recursive halving.
 
+In pieces of 2, 4, 8 .. positions, the second half is paired with the first half. Together with the pairs (t, t), this
+covers every pair j <= t once, with one batched matrix product per size.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.nn import functional
+
+from linformer_cli.attention.base import Chunk
 
 
 def cut_chunks(x: Tensor, chunk: int, value: float = 0.0) -> Tensor:
@@ -9,3 +19,36 @@ def cut_chunks(x: Tensor, chunk: int, value: float = 0.0) -> Tensor:
     fill = -x.shape[-2] % chunk
     chunks: Tensor = (functional.pad(x, (0, 0, 0, fill), value=value) if fill else x).unflatten(-2, (-1, chunk))
     return chunks
+
+
+def _power_of_two(chunk: int) -> int:
+    if chunk & (chunk - 1):
+        raise ValueError("must be a power of two, such as 32 or 64")
+    return chunk
+
+
+# A chunk that can be halved down to one position.
+PowerOfTwoChunk = Annotated[
+    Chunk, AfterValidator(_power_of_two), Field(description="positions per chunk of the parallel form, a power of two")
+]
+
+
+def iter_halves(positions: int) -> Iterator[int]:
+    """The numbers 1, 2, 4, .. up to positions / 2, where `positions` is a power of two."""
+    half = 1
+    while half < positions:
+        yield half
+        half *= 2
+
+
+def split_halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
+    """Views [..., R / (2 half), half, C] of the first and the second half of each piece of x [..., R, C]."""
+    first, second = x.unflatten(-2, (-1, 2, half)).unbind(-3)
+    return first, second
+
+
+def corners(pairs: Tensor, half: int) -> Tensor:
+    """A view [..., R / (2 half), half, half] of pairs [..., R, R]: those of each piece's second half with its first."""
+    blocks = split_halves(pairs, half)[1].unflatten(-1, (-1, 2, half))[..., 0, :]
+    view: Tensor = blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+    return view

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from linformer_cli.attention.tensors import Context
 
-from .decayed_sums import decay_weights, sum_logs
-from .halves import corners, iter_halves, split_halves
+from .causal_sums import decay_weights, sum_logs
+from .chunks import corners, iter_halves, split_halves
 
 
 class LevelInputs(NamedTuple):

@@ -19,8 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from linformer_cli.attention.tensors import Context
 
-from .chunks import cut_chunks
-from .halves import corners, iter_halves, split_halves
+from .chunks import corners, cut_chunks, iter_halves, split_halves
 
 # The log of a weight of 0, far below every score. It is finite, so that differences are not NaN.
 NOTHING = -1e30

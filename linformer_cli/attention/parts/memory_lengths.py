@@ -1,10 +1,27 @@
-"""Options shared by retention and gated linear attention: memory lengths, and whether outputs are gated."""
+"""Memory lengths: in how many positions a state decays to 1/e."""
 
+import math
 from typing import Annotated, Self
 
+import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from linformer_cli.attention.base import AttentionOptions, AttentionShape
+
+
+def log_memories(shape: AttentionShape, count: int, least: int = 1) -> Tensor:
+    """Logarithms of `count` memory lengths, evenly spaced from a whole image down to an image row.
+
+    A memory length is the number of positions in which a state decays to 1/e. No length is below `least`.
+    """
+    longest, shortest = (math.log(max(least, memory)) for memory in (shape.positions, shape.row))
+    return torch.linspace(longest, shortest, count)
+
+
+def inverse_softplus(y: Tensor) -> Tensor:
+    """x with softplus(x) = y, for y > 0."""
+    return y.expm1().log()
 
 
 class FadingOptions(AttentionOptions):
