@@ -1,16 +1,25 @@
-"""Parts of a benchmark that share a time budget and run round by round.
+"""Benchmarks of several parts that share a time budget and run round by round.
 
 A shared machine may be slow for minutes, and this can slow some rows down far more than others. The rounds of all parts
 are therefore spread over the whole budget.
 """
 
+import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from linformer_cli.errors import Interrupted
+from linformer_cli.system.signals import StopRequest
 
 # The first round also prepares the work and estimates its time, so it takes about this many times as long as the
 # others.
 _FIRST_ROUND_FACTOR = 2.5
+
+# The shortest time between two writes. Drawing the figures takes seconds, so files are not written after every group.
+_SAVE_SECONDS = 120.0
 
 # The functions that run one round of a group, by the title of the group.
 Groups = Mapping[str, Sequence[Callable[[], None]]]
@@ -117,3 +126,49 @@ class Schedule:
         )
         shares = sum(other.share for other in self.parts if other.rounds_done == 0)
         return max(1.0, part.share / shares * (self._ends - self._clock() - promised))
+
+
+class Savable(Protocol):
+    """A report that is only saved if it has figures, so that an empty one does not replace an earlier one."""
+
+    @property
+    def has_figures(self) -> bool: ...
+
+
+Report = TypeVar("Report", bound=Savable)
+
+
+class BudgetBench(ABC, Generic[Report]):
+    """A benchmark whose report is passed to `save` about every two minutes and at the end. `stop` ends it early."""
+
+    def __init__(self, save: Callable[[Report], None], stop: StopRequest | None) -> None:
+        self._save, self._stop = save, stop or StopRequest()
+        self._began = self._saved = time.monotonic()
+
+    def run(self) -> Report:
+        """Measure until the budget is spent or the user interrupts. Returns the report saved last."""
+        try:
+            with contextlib.suppress(Interrupted):
+                self.measure()
+        finally:  # what was measured is saved even after an error
+            report = self.describe()
+            if report.has_figures:
+                self._save(report)
+        return report
+
+    @abstractmethod
+    def measure(self) -> None:
+        """Measure everything. `Interrupted` may end it early."""
+
+    @abstractmethod
+    def describe(self) -> Report:
+        """Return the report of everything measured so far."""
+
+    def save_now_and_then(self) -> None:
+        """Save the report, unless it was saved less than two minutes ago."""
+        if time.monotonic() > self._saved + _SAVE_SECONDS:
+            self._save(self.describe())
+            self._saved = time.monotonic()
+
+    def elapsed_seconds(self) -> float:
+        return time.monotonic() - self._began

@@ -3,8 +3,6 @@
 The other benchmarks provide all measurements. This module only decides their sizes and their order.
 """
 
-import contextlib
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +11,6 @@ from typing import Any
 import torch
 
 from linformer_cli.config import ModelConfig
-from linformer_cli.errors import Interrupted
 from linformer_cli.model.variants import parse_variants
 from linformer_cli.probe import choose_precision
 from linformer_cli.sampling.engines import AUTO
@@ -23,7 +20,7 @@ from linformer_cli.system.signals import StopRequest
 
 from . import attention, sample, train
 from .attention import AttentionMeasurement, AttentionSettings
-from .budget import Groups, Part, Schedule
+from .budget import BudgetBench, Groups, Part, Schedule
 from .copy import CopyReport, run_copy_task
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size
 from .growth import describe_exponents
@@ -48,8 +45,6 @@ _TIMED_SHARE = 0.5
 # A re-run of softmax may take this many times as long as other rows, because its four passes cannot be shortened.
 _RERUN_PATIENCE = 12.0
 _FIRST_RESULTS_SECONDS = 30.0
-# The shortest time between two writes. Drawing the figures takes seconds, so files are not written after every group.
-_SAVE_SECONDS = 120.0
 # In one round, one mechanism at one length may take this share of the time for `scaling`. A slower mechanism is left
 # out, so softmax cannot use up the time of the others.
 _LONGEST_POINT_SHARE = 0.05
@@ -73,12 +68,12 @@ class PaperSettings:
     sizes: Sizes | None = None
 
 
-class PaperBench:
-    """Measures as much as the budget allows. If `stop` is set, the benchmark ends early.
+class PaperBench(BudgetBench[PaperReport]):
+    """Measures as much as the budget allows.
 
     `report` is called for each row of a finished group, with the part's name, the row, and the number of the round,
-    counted from 1. Rows that are left out are reported only in the first round. `save` is called with the report about
-    every two minutes and at the end. A part builds its measurements when it begins. They are stored by group title.
+    counted from 1. Rows that are left out are reported only in the first round. A part builds its measurements when it
+    begins. They are stored by group title.
     """
 
     def __init__(
@@ -88,8 +83,8 @@ class PaperBench:
         save: Callable[[PaperReport], None] = lambda report: None,
         stop: StopRequest | None = None,
     ) -> None:
-        self._settings, self._report, self._save, self._stop = settings, report, save, stop or StopRequest()
-        self._began = self._saved = time.monotonic()
+        super().__init__(save, stop)
+        self._settings, self._report = settings, report
         self._sizes = settings.sizes or choose_sizes(settings.budget_seconds)
         first = settings.networks[0][1]
         self._training_precision = choose_precision("auto", settings.device, first.width, first.feed_forward).value
@@ -114,26 +109,15 @@ class PaperBench:
         ]
         self._schedule = Schedule(parts, self._finish_group)
 
-    def run(self) -> PaperReport:
-        """Run all parts until the budget is spent or the user interrupts them. Returns the report saved last.
-
-        Raises `DisagreementError` if the parallel and the step form of a mechanism disagree.
-        """
+    def measure(self) -> None:
+        """Run all parts. Raises `DisagreementError` if the parallel and the step form of a mechanism disagree."""
         budget = self._settings.budget_seconds
-        try:
-            with contextlib.suppress(Interrupted):
-                self._build_models()
-                # Comparing the parallel and step forms takes equally long for all budgets. At least half of the budget
-                # is kept for measurements, even if the benchmark then takes longer than the budget.
-                self._schedule.run(max(budget / 2, budget - self._elapsed_seconds()))
-        finally:  # the measurements so far are saved even after an error
-            report = self.describe()
-            if report.has_figures:  # an earlier report is not replaced by an empty one
-                self._save(report)
-        return report
+        self._build_models()
+        # Comparing the parallel and step forms takes equally long for all budgets. At least half of the budget is kept
+        # for measurements, even if the benchmark then takes longer than the budget.
+        self._schedule.run(max(budget / 2, budget - self.elapsed_seconds()))
 
     def describe(self) -> PaperReport:
-        """Return the report of everything measured so far."""
         scaling = _list_rows(self._scaling)
         sampling = _list_rows(self._sampling)
         ceilings = self._ceilings.describe()
@@ -148,7 +132,7 @@ class PaperBench:
             self._name_networks(ceilings.products),
             self._reduced + self._schedule.reduced + describe_gaps(sampling),
             self._schedule.unfinished,
-            self._elapsed_seconds(),
+            self.elapsed_seconds(),
             self._describe_conditions(),
             describe_environment(),
         )
@@ -175,9 +159,6 @@ class PaperBench:
             [run.path for run in self._settings.runs],
             Source(),
         )
-
-    def _elapsed_seconds(self) -> float:
-        return time.monotonic() - self._began
 
     def _build_models(self) -> None:
         """Build all models. Check those of the first network, and those of runs with other networks."""
@@ -207,9 +188,7 @@ class PaperBench:
                 self._report(part.name, row, number)
         for measurement in self._scaling.get(title, ()):
             measurement.release()
-        if time.monotonic() > self._saved + _SAVE_SECONDS:
-            self._save(self.describe())
-            self._saved = time.monotonic()
+        self.save_now_and_then()
 
     def _prepare_sampling(self, seconds: float) -> Groups:
         """Prepare the sampling rows, smallest batches first. Results for one image therefore come first."""

@@ -9,7 +9,7 @@ import pytest
 from loops import loop_over
 from machine import FASTEST_ENGINE
 
-from linformer_cli.bench import attention, paper, sample, train
+from linformer_cli.bench import attention, budget, paper, sample, train
 from linformer_cli.bench.copy_task import CopySettings
 from linformer_cli.bench.measure.costs import count_product_flops
 from linformer_cli.bench.measure.pass_memory import PassMemory
@@ -268,7 +268,7 @@ def test_an_interruption_before_any_measurement_still_gives_a_report(networks) -
 def test_files_are_written_every_few_minutes(networks, monkeypatch) -> None:
     """The made-up clock advances by 70 s at each reading."""
     ticks: Iterator[int] = iter(range(0, 10**6, 70))
-    monkeypatch.setattr(paper.time, "monotonic", lambda: next(ticks))
+    monkeypatch.setattr(budget.time, "monotonic", lambda: next(ticks))
     saved: list[PaperReport] = []
     measure(networks, save=saved.append)
     assert len(saved) > 2 and saved[0].sampling and not saved[0].copy
