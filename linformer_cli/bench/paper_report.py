@@ -11,14 +11,7 @@ from linformer_cli.report.tables import Column, Record, render_records
 from linformer_cli.system.environment import describe_machine
 from linformer_cli.units import format_duration
 
-from .copy import CopyReport
-from .copy_report import COPY_COLUMNS, render_copy
-from .growth import Exponents
-from .measure.ceilings import CeilingsReport
-from .plots import render_growth, render_quality, render_speed, trained_rows
-from .published import Source
-from .rows import AttentionRow, SamplingRow, TrainingRow
-from .tables import (
+from .columns import (
     EXPONENT_COLUMNS,
     QUALITY,
     REACH_COLUMNS,
@@ -27,6 +20,13 @@ from .tables import (
     TRAINING,
     choose_columns,
 )
+from .copy import CopyReport
+from .copy_report import COPY_COLUMNS, render_copy
+from .figures import render_growth, render_quality, render_speed, trained_rows
+from .growth import Exponents
+from .measure.ceilings import CeilingsReport
+from .published import Source
+from .rows import AttentionRow, SamplingRow, TrainingRow
 
 
 @dataclass(frozen=True)

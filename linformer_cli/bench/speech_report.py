@@ -19,9 +19,9 @@ from linformer_cli.speech.saved import Transcript
 from linformer_cli.system.environment import describe_machine
 from linformer_cli.units import format_duration
 
-from .plots import render_costs
+from .columns import choose_columns
+from .figures import render_costs
 from .speech_rows import ENCODER, LengthRow, SeedResult, SpeechPoint, SpeechReport, SpeechRow
-from .tables import choose_columns
 
 _CURVES, _LENGTHS = FIGURES = ("curves", "lengths")
 SPEECH_COLUMNS = list_columns(

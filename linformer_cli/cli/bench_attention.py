@@ -62,8 +62,8 @@ def attention(
     seconds = options.parse_duration(limit)
 
     from linformer_cli.bench.attention import AttentionSettings, run_attention_bench
+    from linformer_cli.bench.figures import render_growth
     from linformer_cli.bench.measure.ceilings import Ceilings
-    from linformer_cli.bench.plots import render_growth
 
     from .bench_output import choose_place, print_growth, run_and_show
 

@@ -132,8 +132,8 @@ class _Reporter:
 
 
 def _print(report: "CopyReport", style: TableStyle) -> None:
+    from linformer_cli.bench.columns import choose_columns
     from linformer_cli.bench.copy_report import COPY_COLUMNS, CSV_COLUMNS, list_points, tabulate_losses
-    from linformer_cli.bench.tables import choose_columns
 
     if style == "csv":
         print_records(list_points(report.rows), CSV_COLUMNS, "csv")

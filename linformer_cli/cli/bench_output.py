@@ -4,7 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from linformer_cli.bench import tables
+from linformer_cli.bench.columns import (
+    EXPONENT_COLUMNS,
+    POSITION_COLUMNS,
+    QUALITY,
+    REACH_COLUMNS,
+    SCALING_COLUMNS,
+    SCALING_FILE_COLUMNS,
+    SpeedColumns,
+    choose_columns,
+    join_exponents,
+)
 from linformer_cli.bench.growth import Exponents
 from linformer_cli.bench.measure.ceilings import CeilingsReport
 from linformer_cli.bench.rounds import BenchReport
@@ -58,10 +68,10 @@ def run_and_show(
     stop.raise_if_set(STOPPED)
 
 
-def print_speeds(rows: Sequence[ModelRow], columns: tables.SpeedColumns, style: TableStyle) -> None:
+def print_speeds(rows: Sequence[ModelRow], columns: SpeedColumns, style: TableStyle) -> None:
     """Print rows of sampling or training on stdout."""
     if style == "csv" or (style == "md" and rows):
-        kept = columns.file if style == "csv" else tables.choose_columns(rows, columns.file, tables.QUALITY)
+        kept = columns.file if style == "csv" else choose_columns(rows, columns.file, QUALITY)
         print_records(rows, kept, style)
         return
     for preset in dict.fromkeys(row.preset for row in rows):
@@ -78,11 +88,11 @@ def print_position_times(rows: Sequence[ModelRow]) -> None:
         return row.network, row.name, row.engine, row.batch
 
     methods = list(dict.fromkeys(map(method, rows)))
-    _print_table(sorted(rows, key=lambda row: (methods.index(method(row)), row.positions)), tables.POSITION_COLUMNS)
+    _print_table(sorted(rows, key=lambda row: (methods.index(method(row)), row.positions)), POSITION_COLUMNS)
 
 
 def _print_table(rows: Sequence[ModelRow], columns: Sequence[Column]) -> None:
-    if shown := tables.choose_columns(rows, columns):
+    if shown := choose_columns(rows, columns):
         print_records(rows, shown, "table")
         print()
 
@@ -90,10 +100,10 @@ def _print_table(rows: Sequence[ModelRow], columns: Sequence[Column]) -> None:
 def print_growth(rows: Sequence[AttentionRow], exponents: Sequence[Exponents], style: TableStyle) -> None:
     """Print time and memory against T on stdout, then the exponents. In CSV, all of it is one table."""
     if style == "csv":
-        print_records(tables.join_exponents(rows, exponents), tables.SCALING_FILE_COLUMNS, "csv")
+        print_records(join_exponents(rows, exponents), SCALING_FILE_COLUMNS, "csv")
         return
-    print_records(rows, tables.SCALING_COLUMNS, style)
-    for columns in (tables.EXPONENT_COLUMNS, tables.REACH_COLUMNS):
+    print_records(rows, SCALING_COLUMNS, style)
+    for columns in (EXPONENT_COLUMNS, REACH_COLUMNS):
         print()
         print_records(exponents, columns, style)
 

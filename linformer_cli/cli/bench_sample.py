@@ -104,10 +104,10 @@ def sample(
         raise UsageError("--bits-plot plots the bits/dim of trained runs; name them with --runs")
     variants = None if names is None else options.choose_variants(names, True)
 
+    from linformer_cli.bench.columns import SAMPLING
     from linformer_cli.bench.measure.ceilings import Ceilings
     from linformer_cli.bench.models import read_trained_runs
     from linformer_cli.bench.sample import SamplingSettings, run_sampling_bench
-    from linformer_cli.bench.tables import SAMPLING
     from linformer_cli.sampling.engines import AUTO, ENGINES
     from linformer_cli.sampling.precision import choose_formats
 
@@ -147,7 +147,7 @@ def sample(
 
 
 def _list_plots(report: "BenchReport[SamplingRow]", plot: Path | None, bits_plot: Path | None) -> "Plots":
-    from linformer_cli.bench.plots import render_quality, render_speed, trained_rows
+    from linformer_cli.bench.figures import render_quality, render_speed, trained_rows
 
     if bits_plot is not None and not trained_rows(report.rows):
         info(f"no plot in '{bits_plot}': no trained model was timed")

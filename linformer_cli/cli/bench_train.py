@@ -67,10 +67,10 @@ def train(
     options.require_plots(plot)
     variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
 
+    from linformer_cli.bench.columns import TRAINING
+    from linformer_cli.bench.figures import render_speed
     from linformer_cli.bench.measure.ceilings import Ceilings
     from linformer_cli.bench.models import build_models, preset_network, read_trained_runs
-    from linformer_cli.bench.plots import render_speed
-    from linformer_cli.bench.tables import TRAINING
     from linformer_cli.bench.train import ENGINES, TrainingSettings, run_training_bench
     from linformer_cli.probe import choose_precision
     from linformer_cli.sampling.engines import TEXTBOOK

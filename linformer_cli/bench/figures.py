@@ -7,9 +7,9 @@ from linformer_cli.errors import UsageError
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, number_styles, render_plot
 from linformer_cli.units import format_count
 
+from .columns import find_words
 from .growth import Exponents
 from .rows import AttentionRow, ModelRow, Row
-from .tables import find_words
 
 
 def render_speed(rows: Sequence[ModelRow], kind: PlotFormat) -> bytes:
