@@ -1,5 +1,8 @@
-"""Tests of the documentation: link targets and options exist, and the Python examples run."""
+"""Tests of the documentation: link targets and options exist, the Python examples run, and the tables of mechanisms
+are those of the catalogue.
+"""
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -9,7 +12,9 @@ import pytest
 from loops import loop_over
 from typer.main import get_command
 
+from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.cli.app import app
+from linformer_cli.model.mixers import BASELINES
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "guide"
@@ -80,3 +85,26 @@ def test_python_examples_run(index: int) -> None:
 def test_commands_of_ci_are_marked_in_the_readme(name: str) -> None:
     marked = re.findall(rf"^<!-- ci: {name} -->\n```bash\n(.+)\n```$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(marked) == 1
+
+
+def test_tables_of_mechanisms_are_those_of_the_catalogue() -> None:
+    """A failure shows what the table of the README should be. A new mechanism needs a line in the catalogue first."""
+    mechanisms = [*CATALOGUE.values(), *BASELINES.values()]
+    cells, rows = [], []
+    for one in mechanisms:
+        authors, place = one.source.split(", ", 1)
+        author, year = authors.rsplit(" ", 1)
+        number = place.removeprefix("arXiv ")
+        link = place if number == place else f"[{number}](https://arxiv.org/abs/{number})"
+        page, memory = f"docs/reference/attention/{one.name}.md", one.memory.value
+        paper = f"{author}, {place}" if number == place else link
+        cells.append(f" [`{one.name}`]({page}) | {year} | {paper} | {memory} |")
+        rows.append((f"| [{one.name}]({one.name}.md) | {one.family} | {memory} |", f"{author} {year}, {link}"))
+    half = (len(cells) + 1) // 2
+    table = [f"|{''.join(pair)}\n" for pair in itertools.zip_longest(cells[:half], cells[half:], fillvalue="")]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| \[`\w+`\]\(docs/reference/attention.*\n", readme, re.MULTILINE) == table
+    lines = (ROOT / "docs/reference/attention/README.md").read_text(encoding="utf-8").splitlines()
+    found = [line for line in lines if re.match(r"\| \[\w+\]\(", line)]
+    for line, (start, end) in itertools.zip_longest(found, rows, fillvalue=("", "")):
+        assert line.startswith(start) and line.endswith(f"| {end} |")

@@ -116,6 +116,11 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         """The sizes of this mechanism in a model of width `width`; `shape` holds the sizes for a transformer block."""
         return shape
 
+    @property
+    def end(self) -> nn.Linear:
+        """The last matrix of a mechanism whose layer has none; if its weights and bias are 0, the outputs are 0."""
+        raise NotImplementedError
+
     def on_training_step(self, step: int, seed: int) -> None:
         """Prepare for training step `step` of a run with `seed`, for example by redrawing random buffers.
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionShape, Gates, Memory
-from .parts.caches import add_cache, cache_format
+from .parts.caches import add_cache
 from .parts.gated_attention import GatedAttention, GatedOptions
 from .tensors import accumulator_dtype
 
@@ -159,12 +159,14 @@ class FlashAttention(GatedAttention[FlashOptions, FlashState]):
             *((self.query, self.score_scale), (self.key, 1.0)),
             *((self.linear_query, self.linear_scale), (self.linear_key, 1.0)),
         )
-        buffers = [
-            *add_cache(inputs, chunk),
-            inputs.state(K * V),
-            builder.shared(self.list_constants(*scaled)),
-            builder.shared(self.reversed_bias()),
-            builder.scratch("weights", chunk),
-            builder.scratch("query", K),
-        ]
-        inputs.emit("flash", buffers, (chunk, cache_format(builder)), (self.weight_scale,))
+        inputs.emit(
+            "flash",
+            **add_cache(inputs, chunk),
+            state=inputs.state(K * V),
+            constants=builder.shared(self.list_constants(*scaled)),
+            bias=builder.shared(self.reversed_bias()),
+            weights=builder.scratch("weights", chunk),
+            linear_query=builder.scratch("query", K),
+            chunk=chunk,
+            weight_scale=self.weight_scale,
+        )

@@ -11,7 +11,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionShape, Gates, Memory
-from .parts.caches import CachedAttention, KeyValueCache, add_cache, cache_format, extend_cache, push_in_place
+from .parts.caches import CachedAttention, KeyValueCache, add_cache, extend_cache, push_in_place
 from .parts.gated_attention import GatedAttention, GatedOptions
 from .tensors import accumulator_dtype
 
@@ -100,16 +100,17 @@ class GauAttention(GatedAttention[GauOptions, KeyValueCache], CachedAttention[Ga
 
     def emit(self, inputs: MixInputs) -> None:
         builder, capacity = inputs.builder, self.shape.positions
-        buffers = [
-            *add_cache(inputs, capacity),
-            builder.shared(self.list_constants((self.key, 1.0), (self.query, self.score_scale))),
-            builder.shared(self.reversed_bias()),
-            builder.scratch("query", self.shape.key_width),
-            builder.scratch("weights", capacity),
-        ]
-        bounded = int(self.options.activation == "laplace")
-        integers = (capacity, bounded, cache_format(builder))
-        inputs.emit("gau", buffers, integers, (self.weight_scale,))
+        inputs.emit(
+            "gau",
+            **add_cache(inputs, capacity),
+            constants=builder.shared(self.list_constants((self.key, 1.0), (self.query, self.score_scale))),
+            bias=builder.shared(self.reversed_bias()),
+            query=builder.scratch("query", self.shape.key_width),
+            weights=builder.scratch("weights", capacity),
+            capacity=capacity,
+            bounded=self.options.activation == "laplace",
+            weight_scale=self.weight_scale,
+        )
 
     def _require_room(self, length: int) -> None:
         if self.bias is not None and length > self.span:

@@ -117,6 +117,12 @@ class GlaAttention(Attention[GlaOptions, GlaState]):
     def emit(self, inputs: MixInputs) -> None:
         shape, options = self.shape, self.options
         start = torch.tensor(self.gate_start).expand(shape.heads, -1) if options.gate == "vector" else self.gate_start
-        buffers = inputs.state(shape.key_width * shape.value_width), inputs.builder.shared(torch.as_tensor(start))
-        integers, reals = (self.gates["decay"], int(options.output_gate)), (self.score_scale, 1 / options.temperature)
-        inputs.emit("gla", buffers, integers, reals)
+        inputs.emit(
+            "gla",
+            state=inputs.state(shape.key_width * shape.value_width),
+            start=inputs.builder.shared(torch.as_tensor(start)),
+            gates=self.gates["decay"],
+            gated=options.output_gate,
+            scale=self.score_scale,
+            power=1 / options.temperature,
+        )

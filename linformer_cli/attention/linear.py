@@ -127,8 +127,9 @@ class LinearAttention(Attention[LinearOptions, LinearState]):
 
     def emit(self, inputs: MixInputs) -> None:
         builder, width = inputs.builder, self.feature_map.width
-        buffers = [inputs.state(width * columns) for columns in (self.shape.value_width, 1)]
+        sums = {"s": inputs.state(width * self.shape.value_width), "z": inputs.state(width)}
+        learned = {}
         if isinstance(self.feature_map, Learned):
             weight, bias = self.feature_map.weight, self.feature_map.bias
-            buffers += builder.shared(weight.transpose(1, 2)), builder.shared(bias)
-        inputs.emit("linear", buffers, (width, STEP_MAPS[self.options.feature_map], 1))
+            learned = {"weight": builder.shared(weight.transpose(1, 2)), "bias": builder.shared(bias)}
+        inputs.emit("linear", **sums, **learned, C=width, map=STEP_MAPS[self.options.feature_map], own_weights=True)

@@ -11,7 +11,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
-from .parts.caches import add_cache, attend_masked, cache_format, fit_rows, init_cache
+from .parts.caches import add_cache, attend_masked, fit_rows, init_cache
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .tensors import accumulator_dtype, find_padding
 
@@ -190,11 +190,18 @@ class LinformerAttention(Attention[LinformerOptions, LinformerState]):
         return y.squeeze(2), LinformerState(keys, values, position.add_(1))
 
     def emit(self, inputs: MixInputs) -> None:
-        builder, capacity = inputs.builder, self._capacity(self.shape.positions)
-        projections = [builder.shared(projection) for projection in self._projections]
-        buffers = (*add_cache(inputs, capacity), *projections)
-        integers = (capacity, self.rank, self.block, len(self.key_projection), cache_format(builder))
-        inputs.emit("linformer", buffers, integers)
+        key_projection, value_projection = (inputs.builder.shared(projection) for projection in self._projections)
+        capacity = self._capacity(self.shape.positions)
+        inputs.emit(
+            "linformer",
+            **add_cache(inputs, capacity),
+            key_projection=key_projection,
+            value_projection=value_projection,
+            capacity=capacity,
+            rank=self.rank,
+            block=self.block,
+            projections=len(self.key_projection),
+        )
 
     def list_states(self, state: LinformerState) -> list[Tensor]:
         capacity = self._capacity(self.shape.positions)

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.native.program import MixInputs
+from linformer_cli.native.program import NO_BUFFER, MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .parts.causal_sums import divide_by_weight
@@ -137,15 +137,15 @@ class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
         buckets = count_buckets(shape.positions)
         # The second state is z of each bucket in `linear`, and in `mamba2` the decay of each bucket since its creation.
         second = {"linear": shape.key_width, "mamba2": 1, "deltanet": 0}[over]
-        buffers = [
-            inputs.state(buckets * shape.key_width * shape.value_width),
-            inputs.state(buckets * second, initial=1.0) if second else -1,
-        ]
+        buffers = {
+            "state": inputs.state(buckets * shape.key_width * shape.value_width),
+            "second": inputs.state(buckets * second, initial=1.0) if second else NO_BUFFER,
+        }
         if over == "mamba2":
-            buffers += builder.shared(self.dt_bias), builder.shared(self.a_log.exp())
+            buffers |= {"bias": builder.shared(self.dt_bias), "rate": builder.shared(self.a_log.exp())}
         elif over == "deltanet":
-            buffers.append(builder.shared(self.gate_bias))
-        inputs.emit("log_linear", buffers, (_OVER[over], buckets, self.levels))
+            buffers["bias"] = builder.shared(self.gate_bias)
+        inputs.emit("log_linear", **buffers, over=_OVER[over], G=buckets, levels=self.levels)
 
     def list_states(self, state: LogLinearState) -> list[Tensor]:
         """The buckets, with room for a whole image, and the second state of `emit`."""

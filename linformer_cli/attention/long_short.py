@@ -12,7 +12,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
-from .parts.caches import CacheLayout, add_cache, cache_format, emit_rows, fit_rows, init_cache, stack_spans
+from .parts.caches import CacheLayout, add_cache, emit_rows, fit_rows, init_cache, stack_spans
 from .parts.key_sets import join, list_blocks, weigh, weigh_lists
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .parts.scaling import shrink_huge
@@ -248,14 +248,14 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
         largest = inputs.state(rank, -math.inf)
         sums = inputs.state(rank * (1 + key_width + value_width))
         window_norm, row_norm = (
-            (builder.shared(norm.weight), builder.shared(norm.bias)) for norm in (self.window_norm, self.row_norm)
+            {"gain": builder.shared(norm.weight), "shift": builder.shared(norm.bias), "widest": widest}
+            for norm in (self.window_norm, self.row_norm)
         )
-        compressed = (*cache, largest, sums, *row_norm)
-        integers = (capacity, self.window, chunk, rank, widest, cache_format(builder))
-        inputs.emit("compress", compressed, integers)
+        sizes = {"capacity": capacity, "first": self.window, "chunk": chunk, "rank": rank}
+        inputs.emit("compress", **cache, largest=largest, sums=sums, **row_norm, **sizes)
         # This scratch memory must last as long as the projected input, so its name contains the number of that buffer.
         normed = builder.scratch(f"normed {inputs.projected}", heads * (2 * key_width + value_width))
-        replace(inputs, output=normed).emit("norm_heads", window_norm, (widest,))
+        replace(inputs, output=normed).emit("norm_heads", **window_norm)
         columns = (0, heads * key_width, 2 * heads * key_width, 0)
         position = torch.arange(self.shape.positions).unsqueeze(1)
         spans = stack_spans((0, 1, (position + 1).clamp(max=self.window)), (self.window, 1, position // chunk * rank))

@@ -12,7 +12,7 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .parts.bucket_chunks import EMPTY, attend_in_buckets, sort_by_bucket
-from .parts.caches import KeyValueCache, add_cache, cache_format, extend_cache, fit_rows, init_cache, push_in_place
+from .parts.caches import KeyValueCache, add_cache, extend_cache, fit_rows, init_cache, push_in_place
 from .parts.key_sets import join, weigh
 from .parts.scaling import shrink_huge
 from .tensors import accumulator_dtype, find_padding
@@ -169,15 +169,18 @@ class LshAttention(Attention[LshOptions, LshState]):
     def emit(self, inputs: MixInputs) -> None:
         builder, shape, options = inputs.builder, self.shape, self.options
         capacity, cells = shape.positions, options.rounds * options.buckets
-        buffers = [
-            *add_cache(inputs, capacity),
-            inputs.state(cells * options.window, EMPTY, torch.int32),
-            builder.shared(self.rotations),
-            builder.scratch("products", shape.heads * cells // 2, torch.float64),
-            builder.scratch("marks", shape.heads * capacity, torch.int32),
-        ]
-        integers = (capacity, options.rounds, options.buckets, options.window, cache_format(builder))
-        inputs.emit("lsh", buffers, integers)
+        inputs.emit(
+            "lsh",
+            **add_cache(inputs, capacity),
+            rings=inputs.state(cells * options.window, EMPTY, torch.int32),
+            rotations=builder.shared(self.rotations),
+            products=builder.scratch("products", shape.heads * cells // 2, torch.float64),
+            marks=builder.scratch("marks", shape.heads * capacity, torch.int32),
+            capacity=capacity,
+            rounds=options.rounds,
+            buckets=options.buckets,
+            window=options.window,
+        )
 
     def list_states(self, state: LshState) -> list[Tensor]:
         """Keys of length 1 / sqrt(K) and values with room for a whole image, and the rings."""

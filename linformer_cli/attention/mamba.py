@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.native.program import MixInputs
+from linformer_cli.native.program import NO_BUFFER, MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory, as_sequence
 from .kernels.registry import CAUSAL_SUMS
@@ -191,16 +191,19 @@ class MambaAttention(Attention[MambaOptions, MambaState]):
 
     def emit(self, inputs: MixInputs) -> None:
         (_, K, V), builder = inputs.sizes, inputs.builder
-        widths = (K * V, self.angles, *((K, V, 1) if self.options.trapezoidal else (0, 0, 0)))
+        newest = (K, V, 1) if self.options.trapezoidal else (0, 0, 0)
+        widths = dict(zip(("state", "angles", "key", "value", "weight"), (K * V, self.angles, *newest), strict=True))
         rate = torch.zeros_like(self.skip) if self.log_rate is None else self.log_rate.exp()
-        buffers = [inputs.state(width) if width else -1 for width in widths]
-        buffers.append(builder.shared(torch.stack([self.step_bias, self.skip, rate], dim=1)))
-        if self.gain is not None and self.bias is not None:
-            buffers.append(builder.shared(torch.stack([self.gain, self.bias], dim=1).movedim(2, 0)))
-        else:
-            buffers.append(-1)
-        integers = self.angles, int(self.options.trapezoidal), int(self.log_rate is None)
-        inputs.emit("mamba", buffers, integers)
+        affine = None if self.gain is None or self.bias is None else torch.stack([self.gain, self.bias], dim=1)
+        inputs.emit(
+            "mamba",
+            **{name: inputs.state(width) if width else NO_BUFFER for name, width in widths.items()},
+            constants=builder.shared(torch.stack([self.step_bias, self.skip, rate], dim=1)),
+            affine=NO_BUFFER if affine is None else builder.shared(affine.movedim(2, 0)),
+            R=self.angles,
+            trapezoidal=self.options.trapezoidal,
+            input_rate=self.log_rate is None,
+        )
 
 
 def _shift(x: Tensor, before: Tensor | None) -> Tensor:

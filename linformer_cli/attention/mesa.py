@@ -119,9 +119,14 @@ class MesaAttention(Attention[MesaOptions, MesaState]):
 
     def emit(self, inputs: MixInputs) -> None:
         (_, K, V), builder = inputs.sizes, inputs.builder
-        buffers = [inputs.state(K * width) for width in (V, K)]
-        buffers += builder.shared(self.gate_bias), builder.shared(self._penalty(torch.float32))
-        inputs.emit("mesa", buffers, (self.iterations,))
+        inputs.emit(
+            "mesa",
+            s=inputs.state(K * V),
+            h=inputs.state(K * K),
+            gate_bias=builder.shared(self.gate_bias),
+            penalty=builder.shared(self._penalty(torch.float32)),
+            iterations=self.iterations,
+        )
 
 
 def _directions(x: Tensor) -> Tensor:

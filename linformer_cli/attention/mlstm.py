@@ -118,9 +118,17 @@ class MlstmAttention(Attention[MlstmOptions, MlstmState]):
 
     def emit(self, inputs: MixInputs) -> None:
         _, K, V = inputs.sizes
-        buffers = [*(inputs.state(width) for width in (K * V, K, 1)), inputs.builder.shared(self.gate_bias)]
-        integers = int(self.options.forget_gate == "sigmoid"), int(self.options.normalise)
-        inputs.emit("mlstm", buffers, integers, (self.score_scale, _LARGEST_EXPONENT))
+        inputs.emit(
+            "mlstm",
+            C=inputs.state(K * V),
+            n=inputs.state(K),
+            m=inputs.state(1),
+            forget_bias=inputs.builder.shared(self.gate_bias),
+            sigmoid_forget=self.options.forget_gate == "sigmoid",
+            normalised=self.options.normalise,
+            scale=self.score_scale,
+            largest_exponent=_LARGEST_EXPONENT,
+        )
 
     def list_states(self, state: MlstmState) -> list[Tensor]:
         s, m = state

@@ -187,14 +187,16 @@ class NystromAttention(Attention[NystromOptions, NystromState]):
     def emit(self, inputs: MixInputs) -> None:
         builder, landmarks = inputs.builder, self.options.landmarks
         queries, keys = self._scaled_landmarks(torch.float32)
-        buffers = [
-            inputs.state(landmarks * self.shape.value_width),
-            inputs.state(landmarks, initial=NOTHING),
-            inputs.state(landmarks),
-            *(builder.shared(scaled.transpose(1, 2)) for scaled in (keys, queries)),
-            builder.shared(self.invert_landmarks(keys)),
-        ]
-        inputs.emit("nystrom", buffers, (landmarks,))
+        inputs.emit(
+            "nystrom",
+            averages=inputs.state(landmarks * self.shape.value_width),
+            largest=inputs.state(landmarks, initial=NOTHING),
+            weights=inputs.state(landmarks),
+            keys=builder.shared(keys.transpose(1, 2)),
+            queries=builder.shared(queries.transpose(1, 2)),
+            inverse=builder.shared(self.invert_landmarks(keys)),
+            m=landmarks,
+        )
         if self.convolution is not None:
             self.convolution.emit(inputs)
 

@@ -263,19 +263,20 @@ class PerformerAttention(Attention[PerformerOptions, PerformerState]):
 
     def emit(self, inputs: MixInputs) -> None:
         builder, count = inputs.builder, len(self.directions)
-        maxima = {"relu": [], "trig": [1, 1]}.get(self.options.feature_map, [self.features])
-        widths = [self.features * self.shape.value_width, self.features, *maxima]
-        # If the map keeps a maximum, the maximum is the third state buffer.
-        buffers = [inputs.state(width, -math.inf if n == 2 else 0.0) for n, width in enumerate(widths)]
-        buffers.append(builder.shared(self._map.columns(torch.float32)))
+        sums = {"s": inputs.state(self.features * self.shape.value_width), "z": inputs.state(self.features)}
+        columns = self._map.columns(torch.float32)
         if self.options.feature_map == "relu":
             # This is the learned map of linear attention, without a bias and with one matrix for all heads.
-            buffers.append(builder.shared(torch.zeros(count)))
-            integers = (count, STEP_MAPS["learned"], 0)
-            inputs.emit("linear", buffers, integers, (RELU_OFFSET,))
+            learned = {"weight": builder.shared(columns), "bias": builder.shared(torch.zeros(count))}
+            inputs.emit(
+                "linear", **sums, **learned, C=count, map=STEP_MAPS["learned"], own_weights=False, offset=RELU_OFFSET
+            )
+        elif self.options.feature_map == "trig":
+            sums |= {"c": inputs.state(1, -math.inf), "n": inputs.state(1)}
+            inputs.emit("performer_trig", **sums, directions=builder.shared(columns), C=self.features, D=count)
         else:
-            name = "performer_trig" if self.options.feature_map == "trig" else "performer"
-            inputs.emit(name, buffers, (self.features, count))
+            sums["largest"] = inputs.state(self.features, -math.inf)
+            inputs.emit("performer", **sums, directions=builder.shared(columns), C=self.features, D=count)
 
     def list_states(self, state: PerformerState) -> list[Tensor]:
         s, *maxima = state

@@ -12,7 +12,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
-from .parts.caches import KeyValueCache, add_cache, cache_format, extend_cache, fit_rows, init_cache, push_in_place
+from .parts.caches import KeyValueCache, add_cache, extend_cache, fit_rows, init_cache, push_in_place
 from .parts.key_sets import SCORES_KEPT, join, run_within, weigh
 from .tensors import accumulator_dtype, fill_padding, find_padding
 
@@ -200,15 +200,18 @@ class ProbsparseAttention(Attention[ProbsparseOptions, ProbsparseState]):
 
     def emit(self, inputs: MixInputs) -> None:
         builder, capacity, block = inputs.builder, self.shape.positions, self.options.block
-        buffers = [
-            *add_cache(inputs, capacity),
-            inputs.state(self.shape.value_width),
-            inputs.state(block),
-            inputs.state(1, EVERY_QUERY),
-            builder.shared(self._sampled(0, -(-capacity // block)).to(torch.int32)),
-        ]
-        integers = (capacity, block, self.active, self.samples, cache_format(builder))
-        inputs.emit("probsparse", buffers, integers)
+        inputs.emit(
+            "probsparse",
+            **add_cache(inputs, capacity),
+            total=inputs.state(self.shape.value_width),
+            measures=inputs.state(block),
+            threshold=inputs.state(1, EVERY_QUERY),
+            sampled=builder.shared(self._sampled(0, -(-capacity // block)).to(torch.int32)),
+            capacity=capacity,
+            block=block,
+            active=self.active,
+            samples=self.samples,
+        )
 
     def list_states(self, state: ProbsparseState) -> list[Tensor]:
         keys, values = (fit_rows(part, self.shape.positions) for part in state.cache[:2])

@@ -157,10 +157,13 @@ class RetentionAttention(Attention[RetentionOptions, RetentionState]):
         # In 'raster', every position is a row of its own, with the factor 1.
         row = shape.row if self.plane else 1
         table = self._wave_factors(torch.arange(row), torch.float32) if self.plane else torch.ones(1, 1)
-        buffers = (
-            inputs.state(factors * shape.key_width * shape.value_width),
-            builder.shared(torch.tensor(self.log_decay).exp()),
-            builder.shared(table),
+        inputs.emit(
+            "retention",
+            state=inputs.state(factors * shape.key_width * shape.value_width),
+            decay=builder.shared(torch.tensor(self.log_decay).exp()),
+            factors=builder.shared(table),
+            F=factors,
+            columns=row,
+            gated=self.options.output_gate,
+            scale=self.score_scale,
         )
-        integers = (factors, row, int(self.options.output_gate))
-        inputs.emit("retention", buffers, integers, (self.score_scale,))

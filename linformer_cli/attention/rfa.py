@@ -135,9 +135,16 @@ class RfaAttention(Attention[RfaOptions, RfaState]):
 
     def emit(self, inputs: MixInputs) -> None:
         builder, features = inputs.builder, 2 * self.frequencies
-        buffers = [inputs.state(width) for width in (features * self.shape.value_width, features, 1)]
-        buffers += builder.shared(self.sigma), builder.shared(self.directions.transpose(0, 1))
-        inputs.emit("rfa", buffers, (features, int(self.options.gate)))
+        inputs.emit(
+            "rfa",
+            s=inputs.state(features * self.shape.value_width),
+            z=inputs.state(features),
+            n=inputs.state(1),
+            sigma=builder.shared(self.sigma),
+            directions=builder.shared(self.directions.transpose(0, 1)),
+            C=features,
+            gated=self.options.gate,
+        )
 
     def list_states(self, state: RfaState) -> list[Tensor]:
         s, n = state

@@ -92,7 +92,7 @@ class Rwkv7Attention(DeltaAttention[Rwkv7Options]):
         bonus = torch.zeros_like(self.removal) if self.bonus is None else self.bonus
         parameters = (self.decay_bias, self.rate_bias, self.removal, self.replacement, bonus)
         state = inputs.state(self.shape.key_width * self.shape.value_width)
-        inputs.emit("rwkv7", (state, inputs.builder.shared(torch.stack(parameters, dim=1))))
+        inputs.emit("rwkv7", state=state, parameters=inputs.builder.shared(torch.stack(parameters, dim=1)))
 
 
 def _alternate(first: Tensor, second: Tensor) -> Tensor:

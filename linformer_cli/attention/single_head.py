@@ -84,6 +84,10 @@ class SingleHeadAttention(Attention[SingleHeadOptions, SingleHeadState]):
     def fit_shape(cls, options: SingleHeadOptions, shape: AttentionShape, width: int) -> AttentionShape:
         return replace(shape, heads=1, key_width=width, value_width=width)
 
+    @property
+    def end(self) -> nn.Linear:
+        return self.value_gate
+
     def _scale(self) -> Tensor:
         """sigmoid(a) * sigmoid(b), the factor [K] of normalised queries."""
         return self.query_gate.sigmoid() * self.key_gate.sigmoid()
@@ -117,11 +121,15 @@ class SingleHeadAttention(Attention[SingleHeadOptions, SingleHeadState]):
         builder, capacity = inputs.builder, self.shape.positions
         scale = self._scale()
         gain, shift = self.query_norm.weight * scale, self.query_norm.bias * scale
-        buffers = [
-            add_rows(inputs, capacity * self.shape.key_width),
-            *(builder.shared(vector) for vector in (gain, shift, self.value_gate.vector())),
-        ]
-        inputs.emit("single_head", buffers, (capacity, cache_format(builder)))
+        inputs.emit(
+            "single_head",
+            memory=add_rows(inputs, capacity * self.shape.key_width),
+            gain=builder.shared(gain),
+            shift=builder.shared(shift),
+            gate=builder.shared(self.value_gate.vector()),
+            capacity=capacity,
+            format=cache_format(builder),
+        )
 
     def list_states(self, state: SingleHeadState) -> list[Tensor]:
         return [fit_rows(state.m, self.shape.positions)]

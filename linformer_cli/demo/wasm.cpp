@@ -8,16 +8,19 @@
 // softmax attention.
 #define LINTX_BEGIN_SMALL _Pragma("clang attribute push(__attribute__((minsize)), apply_to = function)")
 #define LINTX_END_SMALL _Pragma("clang attribute pop")
-#include "ops/lanes.h"
+#include "ops/parts/lanes.h"
 LINTX_BEGIN_SMALL
 #include "program.h"
 LINTX_END_SMALL
 #include "inversion.h"
+LINTX_BEGIN_SMALL
+#include "operation.h"
+LINTX_END_SMALL
 #include "ops/join.h"
+#include "ops/linear.h"
 #include "ops/look_up.h"
-#include "ops/mix_linear.h"
-#include "ops/mix_rows.h"
 #include "ops/project.h"
+#include "ops/softmax.h"
 LINTX_BEGIN_SMALL
 #include "runner.cpp"
 #include "runtime.cpp"  // instead of the C++ library

@@ -1,4 +1,4 @@
-"""The layer around an attention mechanism: its projections and its optional parts."""
+"""The layers around attention mechanisms: projections and optional parts."""
 
 import itertools
 import math
@@ -11,8 +11,9 @@ from torch.nn import functional
 from linformer_cli.attention.base import Attention
 from linformer_cli.attention.parts.scaling import KEY_FLOOR, OUTPUT_FLOOR, directions
 from linformer_cli.attention.tensors import accumulator_dtype, fill_padding
-from linformer_cli.config import NetworkConfig
-from linformer_cli.native.program import Builder, MixInputs
+from linformer_cli.config import ModelConfig, NetworkConfig
+from linformer_cli.native.constants import TILE_ROWS
+from linformer_cli.native.program import NO_BUFFER, Builder, MixInputs
 
 from .dropout import rounded
 from .linear_layers import Linear
@@ -181,17 +182,60 @@ class AttentionLayer(nn.Module):
             inputs = self.convolution.emit(builder, projected, f"convolved {name}", others)
         if self.normalise_keys:
             vectors = parts[1].stop // shape.key_width
-            builder.emit("normalise", (inputs, -1), (vectors, shape.key_width), (1.0, KEY_FLOOR))
+            sizes = {"count": vectors, "width": shape.key_width}
+            builder.emit("normalise", y=inputs, weights=NO_BUFFER, **sizes, divisor=1.0, floor=KEY_FLOOR)
         mixed = builder.scratch("mixed", heads * shape.value_width)
         self.inner.emit(MixInputs(builder, inputs, mixed, columns, shape.heads_and_widths))
         if self.norm_weight is not None:
-            sizes = (heads, shape.value_width)
-            builder.emit(
-                "normalise", (mixed, builder.shared(self.norm_weight)), sizes, (shape.value_width, OUTPUT_FLOOR)
-            )
+            weights, sizes = builder.shared(self.norm_weight), {"count": heads, "width": shape.value_width}
+            builder.emit("normalise", y=mixed, weights=weights, **sizes, divisor=shape.value_width, floor=OUTPUT_FLOOR)
         if "gate" in rows:
             builder.gate(mixed, projected, heads * shape.value_width, rows["gate"].start, "silu")
         return builder.project(self.output, mixed, "branch")
+
+
+class QueryLayer(nn.Module):
+    """The layer around a mechanism whose keys and values are the layer's input.
+
+    It projects vectors to queries. The mechanism's output is the layer's output.
+    """
+
+    def __init__(self, config: ModelConfig, inner: Attention) -> None:
+        super().__init__()
+        self.inner = inner
+        self.input = Linear(config.width, config.width)
+
+    def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        memory = x.unsqueeze(1)
+        y, state = self.inner.attend(self.input(x).unsqueeze(1), memory, memory, state)
+        return y.squeeze(1), state
+
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        memory_t = x_t.unsqueeze(1)
+        y_t, state = self.inner.step(self.input(x_t).unsqueeze(1), memory_t, memory_t, state)
+        return y_t.squeeze(1), state
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
+        return self.inner.init_state(batch, capacity, device, dtype)
+
+    def list_states(self, state: Any) -> list[Tensor]:
+        return self.inner.list_states(state)
+
+    def emit(self, builder: Builder, source: int, name: str) -> int:
+        """Emit a step whose input is in buffer `source`. Queries and a copy of the input go to memory `name`."""
+        width = self.input.in_features
+        start = width + -width % TILE_ROWS  # a product fills whole tiles
+        projected = builder.project(self.input, source, name)
+        builder.scratch(name, start + width)
+        builder.emit("copy", y=projected, x=source, width=width, first=start)
+        output = builder.scratch("branch", width)
+        self.inner.emit(MixInputs(builder, projected, output, (0, start, start, 0), self.inner.shape.heads_and_widths))
+        return output
+
+    @property
+    def end(self) -> nn.Linear:
+        """The last matrix of the branch: if its weights and bias are 0, the output is 0."""
+        return self.inner.end
 
 
 def build_convolution(config: NetworkConfig, inner: Attention) -> ShortConvolution | None:

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from linformer_cli.attention.base import Attention, measure_state_bytes
-from linformer_cli.attention.single_head import SingleHeadAttention
 from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.native.program import Builder
 
-from .attention_layer import AttentionLayer
+from .attention_layer import AttentionLayer, QueryLayer
 from .dropout import add_and_normalise, add_dropped, rounded
 from .linear_layers import Linear
-from .query_layer import QueryLayer
 
 
 class FeedForward(nn.Module):
@@ -46,7 +44,7 @@ class FeedForward(nn.Module):
         if self.output is not None:
             return builder.project(self.output, hidden, "branch")
         output = builder.scratch("branch", self.width)
-        builder.emit("fold", (output, hidden), (self.width, self.input.out_features // self.width))
+        builder.emit("fold", y=output, x=hidden, width=self.width, chunks=self.input.out_features // self.width)
         return output
 
     @property
@@ -135,7 +133,7 @@ class InnerBlock(Block):
         """The attention mechanism."""
 
     @property
-    def stateful(self) -> Attention | AttentionLayer:
+    def stateful(self) -> Attention | AttentionLayer | QueryLayer:
         """The part that has the state."""
         return self.inner
 
@@ -158,11 +156,7 @@ class TransformerBlock(InnerBlock):
 
     def __init__(self, config: ModelConfig, inner: Attention) -> None:
         super().__init__(config)
-        self.attention: AttentionLayer | QueryLayer
-        if isinstance(inner, SingleHeadAttention):
-            self.attention = QueryLayer(config, inner)
-        else:
-            self.attention = AttentionLayer(config, inner)
+        self.attention = (QueryLayer if inner.shared_key_value else AttentionLayer)(config, inner)
         self.feed_forward = FeedForward(config)
         self.attention_norm = nn.LayerNorm(config.width)
         self.feed_forward_norm = nn.LayerNorm(config.width)
@@ -172,8 +166,8 @@ class TransformerBlock(InnerBlock):
         return self.attention.inner
 
     @property
-    def stateful(self) -> Attention | AttentionLayer:
-        return self.attention if isinstance(self.attention, AttentionLayer) else self.inner
+    def stateful(self) -> AttentionLayer | QueryLayer:
+        return self.attention
 
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.add_branches(x, lambda x: self.attention.attend(x, state))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from linformer_cli.config import ModelConfig
-from linformer_cli.native.program import Builder
+from linformer_cli.native.program import NO_BUFFER, Builder
 
 from .blocks import FeedForward
 from .differences import Differences
@@ -72,11 +72,14 @@ class ChannelNetwork(nn.Module):
         every, own = builder.shared(slots), builder.shared(slots[:, :count])
         table = builder.shared(self.values)
         places = builder.shared(self.channel(torch.arange(len(self.sources), device=self.values.device) % self.count))
-        buffers = (builder.x, recent, own, table, places, -1, -1)
-        builder.emit("embed", buffers, (builder.width, count, self.levels, 0))
+        reader = {"ring": recent, "slots": own, "table": table, "places": places}
+        absent = {"label": NO_BUFFER, "classes": NO_BUFFER}
+        sizes = {"D": builder.width, "sources": count, "levels": self.levels, "period": 0}
+        builder.emit("embed", output=builder.x, **reader, **absent, **sizes)
         builder.add(pixel)
         numbers = builder.scratch("numbers", self.numbers.in_features)
-        builder.emit("take_differences", (numbers, recent, every), (slots.shape[1], *self.differences.integers))
+        sizes = self.differences.arguments(slots.shape[1])
+        builder.emit("take_differences", output=numbers, ring=recent, slots=every, **sizes)
         # The numbers are differences, which need finer steps than int8 has.
         builder.add(builder.project(self.numbers, numbers, "branch", sensitive=True))
         builder.add_branch(self.norm, True, lambda x: self.feed_forward.emit(builder, x))
@@ -84,5 +87,5 @@ class ChannelNetwork(nn.Module):
 
     def emit_predictions(self, builder: Builder, recent: int, slots: int, parameters: int, mixtures: int) -> None:
         """Emit the addition of the prediction to the means in the buffer `parameters` of a mixture head."""
-        integers = (self.sources.shape[1], *self.differences.integers, mixtures)
-        builder.emit("add_predictions", (parameters, recent, slots), integers)
+        sizes = self.differences.arguments(self.sources.shape[1])
+        builder.emit("add_predictions", output=parameters, ring=recent, slots=slots, **sizes, means=mixtures)

@@ -26,10 +26,10 @@ class Differences(NamedTuple):
     left: int
     up: int
 
-    @property
-    def integers(self) -> tuple[int, ...]:
-        """The constants of the native operations."""
-        return (self.levels, self.channels, self.own, self.left, self.up)
+    def arguments(self, values: int) -> dict[str, int]:
+        """The integers of the native operations that read `values` values."""
+        places = {"own": self.own, "left": self.left, "up": self.up}
+        return {"values": values, "levels": self.levels, "channels": self.channels, **places}
 
     def numbers(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         """Numbers [..., slots + channels] for values int64 [..., slots]; `levels` stands for a missing value.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.config import ImageShape, ModelConfig
-from linformer_cli.native.program import Builder
+from linformer_cli.native.program import NO_BUFFER, Builder
 
 from .differences import Differences
 from .neighbour_tables import TABLE_PIXELS, NeighbourTables
@@ -249,7 +249,7 @@ class PixelEmbedding(nn.Module):
         """
         ring = self.reach + builder.window - 1
         recent = builder.state(ring, dtype=torch.int16)
-        label = -1 if self.classes is None else builder.state(1, self.default_label, torch.int64)
+        label = NO_BUFFER if self.classes is None else builder.state(1, self.default_label, torch.int64)
         # Without positions, the slots repeat after the first positions, and the table has only one period of them.
         period = ring if self.last_values else 0
         sources = self._find_sources(0, self.last_values + period) if period else self.sources
@@ -259,24 +259,28 @@ class PixelEmbedding(nn.Module):
         width, place = builder.width, self.places()
         values = torch.zeros(0, width) if self.values is None else self.values
         table = builder.shared(functional.pad(values, (0, width - values.shape[1])))
-        places = -1 if place is None else builder.shared(functional.pad(place, (width - place.shape[1], 0)))
-        classes = -1 if self.classes is None else builder.shared(self.classes.weight)
-        buffers = (builder.x, recent, own, table, places, label, classes)
-        builder.emit("embed", buffers, (width, self.slots, self.levels, period))
+        places = NO_BUFFER if place is None else builder.shared(functional.pad(place, (width - place.shape[1], 0)))
+        classes = NO_BUFFER if self.classes is None else builder.shared(self.classes.weight)
+        reader = {"ring": recent, "slots": own, "table": table, "places": places, "label": label, "classes": classes}
+        sizes = {"D": width, "sources": self.slots, "levels": self.levels, "period": period}
+        builder.emit("embed", output=builder.x, **reader, **sizes)
         if self.surroundings is not None:
             count = self.bounds[1] - self.bounds[0]
             numbers = builder.scratch("numbers", self.surroundings.input.in_features)
             if (differences := self.surroundings.differences) is None:
-                builder.emit("look_around", (numbers, recent, around), (count, self.levels))
+                reader = {"ring": recent, "slots": around, "values": count, "levels": self.levels}
+                builder.emit("look_around", output=numbers, **reader)
             else:
-                builder.emit("take_differences", (numbers, recent, around), (count, *differences.integers))
+                sizes = differences.arguments(count)
+                builder.emit("take_differences", output=numbers, ring=recent, slots=around, **sizes)
             # Many small differences beside a large one would be rounded to 0.
             hidden = builder.project(self.surroundings.input, numbers, "hidden", "gelu", differences is not None)
             builder.add(builder.project(self.surroundings.output, hidden, "branch"))
         if self.tables is not None:
             numbers = builder.scratch("numbers", self.tables.output.in_features)
             rows = builder.shared(self.tables.rows)
-            builder.emit("look_up", (numbers, recent, together, rows), (self.levels, self.grid.channels))
+            sizes = {"levels": self.levels, "channels": self.grid.channels}
+            builder.emit("look_up", output=numbers, ring=recent, slots=together, tables=rows, **sizes)
             builder.add(builder.project(self.tables.output, numbers, "branch"))
         return recent, label
 

@@ -103,7 +103,7 @@ class LstmBlock(Block):
             h, c = (builder.state(self.hidden) for _ in range(2))
             from_input = builder.project_by(input_weight, input_bias + hidden_bias, x, "gates")
             from_h = builder.project_by(hidden_weight, torch.zeros_like(hidden_bias), h, "hidden gates")
-            builder.emit("lstm", (from_input, from_h, h, c), (self.hidden,))
+            builder.emit("lstm", from_input=from_input, from_h=from_h, h=h, c=c, hidden=self.hidden)
             return builder.project(self.output, h, "branch")
 
         builder.add_branch(self.norm, self.pre, branch)

@@ -49,6 +49,14 @@ class ShortConvolution(nn.Module):
         The result is scratch memory called `name`.
         """
         output = builder.scratch(name, self.columns + others)
-        buffers = (source, output, builder.state((self.width - 1) * self.columns), builder.shared(self.weight))
-        builder.emit("short_convolution", buffers, (self.width, self.columns, others))
+        builder.emit(
+            "short_convolution",
+            input=source,
+            output=output,
+            recent=builder.state((self.width - 1) * self.columns),
+            weights=builder.shared(self.weight),
+            kernel=self.width,
+            columns=self.columns,
+            others=others,
+        )
         return output

@@ -17,7 +17,7 @@ void run(const Pass& pass, int64_t first, int64_t end) {
     for (int64_t index = first; index < end; index++) {
         const Operation& op = pass.program.operations[index];
         const Entry& entry = ENTRIES[op.code];
-        if (pass.mode != COMMIT || entry.commits) entry.run(pass, op);
+        if (pass.mode != COMMIT || entry.statefulness == STATEFUL) entry.run(pass, op);
     }
 }
 

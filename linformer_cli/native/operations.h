@@ -1,92 +1,51 @@
 // The operations of programs, and the check of a program file.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
-#include "operation_rules.h"
+#include "operation.h"
+#include "ops/convolution.h"
+#include "ops/deltanet.h"
+#include "ops/flash.h"
+#include "ops/gau.h"
+#include "ops/gla.h"
 #include "ops/join.h"
+#include "ops/linear.h"
+#include "ops/linformer.h"
+#include "ops/log_linear.h"
+#include "ops/long_short.h"
 #include "ops/look_up.h"
+#include "ops/lsh.h"
 #include "ops/lstm.h"
-#include "ops/mix_compress.h"
-#include "ops/mix_convolution.h"
-#include "ops/mix_deltanet.h"
-#include "ops/mix_flash.h"
-#include "ops/mix_gau.h"
-#include "ops/mix_gla.h"
-#include "ops/mix_linear.h"
-#include "ops/mix_linformer.h"
-#include "ops/mix_log_linear.h"
-#include "ops/mix_lsh.h"
-#include "ops/mix_mamba.h"
-#include "ops/mix_mesa.h"
-#include "ops/mix_mlstm.h"
-#include "ops/mix_nystrom.h"
-#include "ops/mix_performer.h"
-#include "ops/mix_probsparse.h"
-#include "ops/mix_retention.h"
-#include "ops/mix_rows.h"
-#include "ops/mix_rwkv7.h"
-#include "ops/mix_sines.h"
-#include "ops/mix_single_head.h"
-#include "ops/normalise.h"
+#include "ops/mamba.h"
+#include "ops/mesa.h"
+#include "ops/mlstm.h"
+#include "ops/nystrom.h"
+#include "ops/performer.h"
+#include "ops/probsparse.h"
 #include "ops/project.h"
+#include "ops/retention.h"
+#include "ops/rfa.h"
+#include "ops/rwkv7.h"
 #include "ops/short_convolution.h"
+#include "ops/single_head.h"
+#include "ops/softmax.h"
 
 namespace {
 
-struct Entry {
-    const char* name;
-    void (*run)(const Pass&, const Operation&);
-    bool commits;           // whether it also runs in COMMIT, to update a state
-    void (*check)(Rules&);  // the rule of a program file
-};
+template <int... NUMBER>
+constexpr std::array<Entry, sizeof...(NUMBER)> list_entries(std::integer_sequence<int, NUMBER...>) {
+    return {Listed<NUMBER>::entry...};
+}
 
-const Entry ENTRIES[] = {
-    {"embed", embed, false, check_embed},
-    {"look_around", look_around, false, check_look_around},
-    {"take_differences", take_differences, false, check_take_differences},
-    {"add_predictions", add_predictions, false, check_add_predictions},
-    {"look_up", look_up, false, check_look_up},
-    {"project", project, false, check_project},
-    {"join", join, false, check_join},
-    {"add", add, false, check_add},
-    {"gate", gate, false, check_gate},
-    {"copy", copy, false, check_copy},
-    {"fold", fold, false, check_fold},
-    {"normalise", normalise, false, check_normalise},
-    {"short_convolution", short_convolution, true, check_short_convolution},
-    {"lstm", lstm, true, check_lstm},
-    {"mix.compress", in_format<mix_compress<bfloat16>, mix_compress<float>, 5>, true, check_mix<check_compress>},
-    {"mix.convolution", mix_convolution, true, check_mix<check_convolution>},
-    {"mix.deltanet", mix_deltanet, true, check_mix<check_deltanet>},
-    {"mix.flash", in_format<mix_flash<bfloat16>, mix_flash<float>, 1>, true, check_mix<check_flash>},
-    {"mix.gau", in_format<mix_gau<bfloat16>, mix_gau<float>, 2>, false, check_mix<check_gau>},
-    {"mix.gla", mix_gla, true, check_mix<check_gla>},
-    {"mix.linear", mix_linear, true, check_mix<check_linear>},
-    {"mix.linformer", in_format<mix_linformer<bfloat16>, mix_linformer<float>, 4>, true, check_mix<check_linformer>},
-    {"mix.log_linear", mix_log_linear, true, check_mix<check_log_linear>},
-    {"mix.lsh", in_format<mix_lsh<bfloat16>, mix_lsh<float>, 4>, true, check_mix<check_lsh>},
-    {"mix.mamba", mix_mamba, true, check_mix<check_mamba>},
-    {"mix.mesa", mix_mesa, true, check_mix<check_mesa>},
-    {"mix.mlstm", mix_mlstm, true, check_mix<check_mlstm>},
-    {"mix.norm_heads", mix_norm_heads, false, check_mix<check_norm_heads>},
-    {"mix.nystrom", mix_nystrom, true, check_mix<check_nystrom>},
-    {"mix.performer", mix_performer, true, check_mix<check_performer>},
-    {"mix.performer_trig", mix_performer_trig, true, check_mix<check_performer_trig>},
-    {"mix.probsparse", in_format<mix_probsparse<bfloat16>, mix_probsparse<float>, 4>, true,
-     check_mix<check_probsparse>},
-    {"mix.retention", mix_retention, true, check_mix<check_retention>},
-    {"mix.rfa", mix_rfa, true, check_mix<check_rfa>},
-    {"mix.rows", in_format<mix_rows<bfloat16>, mix_rows<float>, 5>, true, check_mix<check_rows>},
-    {"mix.rwkv7", mix_rwkv7, true, check_mix<check_rwkv7>},
-    {"mix.single_head", in_format<mix_single_head<bfloat16>, mix_single_head<float>, 1>, false,
-     check_mix<check_single_head>},
-};
+constexpr auto ENTRIES = list_entries(std::make_integer_sequence<int, __COUNTER__ - BEFORE_FIRST - 1>());
 
 // The code of the operation `name`, or -1 if there is none.
 inline int64_t find_operation(const char* name) {
-    for (size_t code = 0; code < sizeof ENTRIES / sizeof *ENTRIES; code++)
+    for (size_t code = 0; code < ENTRIES.size(); code++)
         if (!std::strcmp(ENTRIES[code].name, name)) return static_cast<int64_t>(code);
     return -1;
 }
@@ -96,6 +55,16 @@ inline bool fits(const FileProgram& file, int64_t index, Kind kind, Type type, i
     if (index < 0 || index >= static_cast<int64_t>(file.buffers.size())) return false;
     const FileBuffer& found = file.buffers[index];
     return found.kind == kind && found.type == type && found.width >= width;
+}
+
+// No buffer that an operation may write to appears twice; in a `join`, x may also be the output.
+inline bool are_distinct(const FileProgram& file, const Operation& op, bool join) {
+    for (int64_t a = 0; a < LINTX_BUFFERS; a++)
+        for (int64_t b = a + 1; b < LINTX_BUFFERS; b++)
+            if (op.buffer[a] >= 0 && op.buffer[a] == op.buffer[b] && file.buffers[op.buffer[a]].kind != SHARED &&
+                !(join && a == 0 && b == 2))
+                return false;
+    return true;
 }
 
 // Checks a file that `read_program` accepted, and finds the codes of its operations. Returns a message if a buffer or
@@ -114,9 +83,9 @@ inline Text check_program(FileProgram& file) {
         if (code < 0) return Text("the file has the unknown operation '") << operation.name << "'";
         if (ONLY_INT8 && operation.name == "project" && operation.arguments.integer[3] < INT8)
             return "the file has products of floats, and this engine has products in int8 only";
-        Rules rules(file, operation.arguments, n < file.blocks ? file.values() / file.channels : file.values());
-        rules.distinct(operation.name == "join");
-        ENTRIES[code].check(rules);
+        Rules rules(file, n < file.blocks ? file.values() / file.channels : file.values());
+        rules.need(are_distinct(file, operation.arguments, operation.name == "join"));
+        ENTRIES[code].check(rules, operation.arguments);
         if (!rules.kept) return Text("the file is damaged: an operation '") << operation.name << "' leaves its buffers";
     }
     return "";

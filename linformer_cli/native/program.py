@@ -1,7 +1,8 @@
 """The recurrent step of a model as data: buffers, and operations on them. An engine runs it without the model's code.
 
 `model/program.py` writes the program of a model: every block and attention mechanism emits its own operations with a
-`Builder`. The operations are implemented in `ops/`. A program has four kinds of buffers:
+`Builder`. `ops/` has one file for each kind of operation, which names its arguments, checks them and computes. A
+program has four kinds of buffers:
 
     SHARED    constants of all images: tables, biases, fixed patterns
     STATE     the state of each image, kept from step to step
@@ -10,8 +11,11 @@
 """
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+import functools
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +24,12 @@ from torch.nn import functional
 from linformer_cli.errors import LintxError
 
 from .constants import ACTIVATIONS, FORMATS, TILE_ROWS
+
+_FOLDER = Path(__file__).parent
+
+
+# The index of a buffer that an operation does without.
+NO_BUFFER = -1
 
 
 class NoProgram(LintxError):
@@ -51,12 +61,67 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation: its name, the indices of its buffers (-1: none), and its constants; `ops/` explains them."""
+    """One operation: its name, the indices of its buffers, and its constants, in the order of `ops/`."""
 
     name: str
     buffers: tuple[int, ...]
     integers: tuple[int, ...] = ()
     reals: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The names of an operation's arguments, in order. Those in `optional` may be left out."""
+
+    buffers: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
+    reals: tuple[str, ...] = ()
+    optional: frozenset[str] = frozenset()
+
+    def bind(self, name: str, arguments: dict[str, float]) -> Operation:
+        """Operation `name` with these arguments. Raises `TypeError` if one is missing or unknown."""
+        names = {*self.buffers, *self.integers, *self.reals}
+        missing, unknown = names - self.optional - arguments.keys(), arguments.keys() - names
+        if missing or unknown:
+            raise TypeError(f"operation {name}: missing {sorted(missing)}, unknown {sorted(unknown)}")
+        buffers = (int(arguments.get(one, NO_BUFFER)) for one in _until_last(self.buffers, arguments))
+        integers = (int(arguments[one]) for one in self.integers)
+        reals = (arguments.get(one, 0.0) for one in _until_last(self.reals, arguments))
+        return Operation(name, tuple(buffers), tuple(integers), tuple(reals))
+
+
+def _until_last(names: tuple[str, ...], arguments: dict[str, float]) -> tuple[str, ...]:
+    """`names` up to the last one that is in `arguments`."""
+    return names[: max((place + 1 for place, name in enumerate(names) if name in arguments), default=0)]
+
+
+# What `signatures` reads: a struct and its base, an argument of this struct, and the name of the struct's operation.
+_DECLARATION = re.compile(
+    r'^struct (\w+) : (\w+)|(\w+) = (buffer|integer|real)(_or_none)?\(\)|^OPERATION\("([\w.]+)", (\w+)', re.MULTILINE
+)
+
+
+@functools.cache
+def signatures() -> dict[str, Signature]:
+    """The signature of every operation, read from the C++ that declares it; operation.h explains the declarations.
+
+    So a program can be written without a compiled library. A library is loaded only if it was built from this C++.
+    """
+    structs, found, struct = {"Arguments": Signature()}, {}, ""
+    for file in (_FOLDER / "operation.h", *sorted((_FOLDER / "ops").glob("*.h"))):
+        code = re.sub("//.*", "", file.read_text("utf-8"))
+        for new, base, argument, kind, optional, operation, implementation in _DECLARATION.findall(code):
+            if new:
+                struct = new
+                structs[new] = structs[base]
+            elif argument:
+                old = structs[struct]
+                names = {f"{kind}s": (*getattr(old, f"{kind}s"), argument)}
+                may_miss = old.optional | ({argument} if optional else set())
+                structs[struct] = replace(old, **names, optional=may_miss)
+            else:
+                found[operation] = structs[implementation]
+    return found
 
 
 @dataclass(frozen=True)
@@ -103,12 +168,11 @@ class MixInputs:
     columns: tuple[int, int, int, int]
     sizes: tuple[int, int, int]
 
-    def emit(
-        self, name: str, buffers: Iterable[int], integers: Iterable[int] = (), reals: Sequence[float] = ()
-    ) -> None:
-        """Emit operation `mix.<name>` with the mechanism's own buffers and constants."""
-        buffers, integers = (self.projected, self.output, *buffers), (*self.sizes, *self.columns, *integers)
-        self.builder.emit(f"mix.{name}", buffers, integers, reals)
+    def emit(self, name: str, /, **arguments: float) -> None:
+        """Emit operation `mix.<name>` with the mechanism's own arguments."""
+        columns = ("q_column", "k_column", "v_column", "extra_column")
+        sizes = zip(("H", "K", "V", *columns), (*self.sizes, *self.columns), strict=True)
+        self.builder.emit(f"mix.{name}", inputs=self.projected, outputs=self.output, **dict(sizes), **arguments)
 
     def state(self, width: int, initial: float = 0.0, dtype: torch.dtype = torch.float32) -> int:
         """Add a state of `width` numbers for each head of each image."""
@@ -127,7 +191,7 @@ class Builder:
     window: int = 1
     buffers: list[Buffer] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
-    pending: int = -1
+    pending: int = NO_BUFFER
 
     def __post_init__(self) -> None:
         self._named: dict[str, int] = {}
@@ -155,11 +219,9 @@ class Builder:
         self.buffers[index] = replace(self.buffers[index], width=max(width, self.buffers[index].width))
         return index
 
-    def emit(
-        self, name: str, buffers: Iterable[int], integers: Iterable[int] = (), reals: Sequence[float] = ()
-    ) -> None:
-        """Append an operation."""
-        self.operations.append(Operation(name, tuple(buffers), tuple(integers), tuple(reals)))
+    def emit(self, name: str, /, **arguments: float) -> None:
+        """Append operation `name`. Its struct in `ops/` names and explains the arguments."""
+        self.operations.append(signatures()[name].bind(name, arguments))
 
     def project(
         self, linear: nn.Linear, source: int, name: str, activation: str = "none", sensitive: bool = False
@@ -181,25 +243,27 @@ class Builder:
         if sensitive and products == torch.int8:
             products, code = torch.float32, "exact"
         matrix = self._append(Buffer(Kind.WEIGHTS, weight.numel(), products, weight.detach()))
-        buffers = [source, output, matrix, self.shared(functional.pad(bias, (0, missing)))]
+        buffers = {"input": source, "output": output, "weights": matrix}
+        buffers["bias"] = self.shared(functional.pad(bias, (0, missing)))
         if products == torch.bfloat16:
-            buffers.append(self.scratch("rounded", columns + columns % 2, torch.bfloat16))
+            buffers["converted"] = self.scratch("rounded", columns + columns % 2, torch.bfloat16)
         elif products == torch.int8:
             # Room for 16 bits per column, with the columns rounded up to a multiple of four, and for the scale.
-            buffers.append(self.scratch("quantised", (columns + 3) // 4 * 2 + 1, torch.int32))
-        self.emit("project", buffers, (columns, rows, ACTIVATIONS[activation], FORMATS[code]))
+            buffers["converted"] = self.scratch("quantised", (columns + 3) // 4 * 2 + 1, torch.int32)
+        sizes = {"columns": columns, "rows": rows}
+        self.emit("project", **buffers, **sizes, activation=ACTIVATIONS[activation], format=FORMATS[code])
         return output
 
     def gate(self, target: int, source: int, width: int, first: int, activation: str = "none") -> None:
         """Multiply `width` columns of buffer `target` by columns of `source`, from column `first`, activated."""
-        self.emit("gate", (target, source), (width, first, ACTIVATIONS[activation]))
+        self.emit("gate", y=target, gate=source, width=width, first=first, activation=ACTIVATIONS[activation])
 
     def norm(self, norm: nn.LayerNorm, pre: bool = True) -> int:
         """Emit the LayerNorm of x plus the pending branch. With `pre`, x becomes the sum; otherwise, the LayerNorm."""
         output = self.scratch("normed", self.width) if pre else self.x
-        buffers = (self.x, self.pending, output, self.shared(norm.weight), self.shared(norm.bias))
-        self.emit("join", buffers, (self.width,))
-        self.pending = -1
+        affine = {"gain": self.shared(norm.weight), "shift": self.shared(norm.bias)}
+        self.emit("join", x=self.x, branch=self.pending, h=output, **affine, width=self.width)
+        self.pending = NO_BUFFER
         return output
 
     def add_branch(self, norm: nn.LayerNorm, pre: bool, branch: Callable[[int], int]) -> None:
@@ -212,11 +276,11 @@ class Builder:
         """Copy x plus the pending branch to a new state, and return this state."""
         if self.pending >= 0:
             self.add(self.pending)
-            self.pending = -1
+            self.pending = NO_BUFFER
         kept = self.state(self.width)
-        self.emit("copy", (kept, self.x), (self.width, 0))
+        self.emit("copy", y=kept, x=self.x, width=self.width, first=0)
         return kept
 
     def add(self, source: int) -> None:
         """Add the first `width` columns of a buffer to x."""
-        self.emit("add", (self.x, source), (self.width,))
+        self.emit("add", x=self.x, branch=source, width=self.width)

@@ -23,7 +23,7 @@ from linformer_cli.sampling.engines.native import NativeEngine
 pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 TOLERANCE = 1e-4
-# This is more than the number of cache rows that `average_rows` (ops/cache.h) takes at once.
+# This is more than the number of cache rows that `average_rows` (ops/parts/cache.h) takes at once.
 POSITIONS = 70
 # The variants are the contract cases of every mechanism, and the baselines with their default options.
 VARIANTS = {

@@ -1,6 +1,5 @@
 """A key-value cache for mechanisms that keep every position, and the operation that attends to rows of a cache."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -147,14 +146,15 @@ class CacheLayout(NamedTuple):
     ring: int
 
 
-def add_cache(inputs: MixInputs, capacity: int) -> tuple[int, int]:
+def add_cache(inputs: MixInputs, capacity: int) -> dict[str, int]:
     """Create two state buffers, for the keys and for the values of a cache with room for `capacity` positions.
 
-    They are float32 in a program with float32 products, otherwise bfloat16: reading them takes most of a step's time,
-    and they are rounded less than the inputs of 8-bit products.
+    The result has these buffers and the code of their format, as arguments of an operation. They are float32 in a
+    program with float32 products, otherwise bfloat16: reading them takes most of a step's time, and they are rounded
+    less than the inputs of 8-bit products.
     """
     keys, values = (add_rows(inputs, capacity * width) for width in inputs.sizes[1:])
-    return keys, values
+    return {"keys": keys, "values": values, "format": cache_format(inputs.builder)}
 
 
 def add_rows(inputs: MixInputs, count: int) -> int:
@@ -167,18 +167,17 @@ def cache_format(builder: Builder) -> int:
     return FORMATS["float32" if builder.products == torch.float32 else "bfloat16"]
 
 
-def emit_rows(inputs: MixInputs, cache: tuple[int, int], layout: CacheLayout, spans: Tensor | None = None) -> None:
+def emit_rows(inputs: MixInputs, cache: dict[str, int], layout: CacheLayout, spans: Tensor | None = None) -> None:
     """Emit softmax attention over some rows of a cache. Each position is written to the cache before it attends.
 
     For each (first, step, count) in spans[t] [H or 1, spans, 3], position t sees `count` rows: first, first + step, and
     so on. Without `spans`, position t sees rows 0 .. t.
     """
-    sizes: Sequence[int] = (0, 0)
-    buffers = [*cache]
+    table = {"table_heads": 0, "spans": 0}
     if spans is not None:
-        sizes = spans.shape[1:3]
-        buffers.append(inputs.builder.shared(spans.to(torch.int32)))
-    inputs.emit("rows", buffers, (*layout, *sizes, cache_format(inputs.builder)))
+        shared = inputs.builder.shared(spans.to(torch.int32))
+        table = {"table": shared, "table_heads": spans.shape[1], "spans": spans.shape[2]}
+    inputs.emit("rows", **cache, **layout._asdict(), **table)
 
 
 # The first row, the step between rows, and the number of rows; see `emit_rows`.

@@ -84,5 +84,5 @@ class CausalConvolution(nn.Module):
 
     def emit(self, inputs: MixInputs) -> None:
         """Emit an operation that adds y_t to the output of an attention mechanism."""
-        buffers = (inputs.state((self.kernel - 1) * inputs.sizes[2]), inputs.builder.shared(self.weight))
-        inputs.emit("convolution", buffers, (self.kernel,))
+        recent = inputs.state((self.kernel - 1) * inputs.sizes[2])
+        inputs.emit("convolution", recent=recent, weights=inputs.builder.shared(self.weight), kernel=self.kernel)

@@ -27,7 +27,7 @@ from linformer_cli.attention.base import (
 )
 from linformer_cli.attention.kernels.registry import DELTA_RULE, kernel_for
 from linformer_cli.attention.tensors import accumulator_dtype
-from linformer_cli.native.program import MixInputs
+from linformer_cli.native.program import NO_BUFFER, MixInputs
 
 from .causal_sums import decay_weights, pairwise_products, sum_logs
 from .chunks import cut_chunks
@@ -225,10 +225,13 @@ class GatedDeltaAttention(DeltaAttention[GatedOptions]):
         return DeltaInputs(q, Updates(k, written, v.new_ones(1, 1, v.shape[2], 1), log_a, erase * k))
 
     def emit(self, inputs: MixInputs) -> None:
-        buffers = (
-            inputs.state(self.shape.key_width * self.shape.value_width),
-            -1 if self.gate_bias is None else inputs.builder.shared(self.gate_bias),
-        )
         erase, write, decay = (self.gates.get(name, 0) for name in ("erase", "write", "decay"))
-        integers = (int(erase > 1), write, int(decay > 1))
-        inputs.emit("deltanet", buffers, integers, (self.largest_erase,))
+        inputs.emit(
+            "deltanet",
+            state=inputs.state(self.shape.key_width * self.shape.value_width),
+            start=NO_BUFFER if self.gate_bias is None else inputs.builder.shared(self.gate_bias),
+            erases_apart=erase > 1,
+            writes=write,
+            decays_apart=decay > 1,
+            largest=self.largest_erase,
+        )

@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "../maths.h"
-#include "../program.h"
-#include "lanes.h"
+#include "../operation.h"
+#include "parts/lanes.h"
 
 namespace {
 
@@ -19,61 +19,142 @@ inline void layer_norm(int64_t width, const float* x, const float* gain, const f
     for (int64_t i = 0; i < width; i++) h[i] = (x[i] - mean) * inverse * gain[i] + shift[i];
 }
 
-// x <- x + branch, then h <- LayerNorm(x). h may be x. Buffers: x, branch or none, h, gain, shift. Integers: width.
-void join(const Pass& pass, const Operation& op) {
-    const int64_t width = op.integer[0];
-    pass.for_each(pass.rows, 4 * pass.rows * width, [&](int64_t row) {
-        float *x = pass.at<float>(op.buffer[0], row), *h = pass.at<float>(op.buffer[2], row);
-        const float *gain = pass.at<float>(op.buffer[3], row), *shift = pass.at<float>(op.buffer[4], row);
-        if (op.buffer[1] >= 0) {
-            const float* branch = pass.at<float>(op.buffer[1], row);
-            for (int64_t i = 0; i < width; i++) x[i] += branch[i];
-        }
-        layer_norm(width, x, gain, shift, h);
-    });
-}
+// x <- x + branch, then h <- LayerNorm(x). h may be x.
+struct Join : Arguments {
+    const int64_t x = buffer(), branch = buffer_or_none(), h = buffer(), gain = buffer(), shift = buffer();
+    const int64_t width = integer();
 
-// x <- x + branch. Buffers: x, branch. Integers: width.
-void add(const Pass& pass, const Operation& op) {
-    pass.for_each(pass.rows, pass.rows * op.integer[0], [&](int64_t row) {
-        float* x = pass.at<float>(op.buffer[0], row);
-        const float* branch = pass.at<float>(op.buffer[1], row);
-        for (int64_t i = 0; i < op.integer[0]; i++) x[i] += branch[i];
-    });
-}
+    void check(Rules& rules) const {
+        rules.scratch(x, {width});
+        if (branch >= 0) rules.scratch(branch, {width});
+        rules.scratch(h, {width});
+        rules.constant(gain, {width});
+        rules.constant(shift, {width});
+    }
 
-// y <- y * activation(gate). Buffers: y, gate. Integers: width, the first column of the gate, SILU or 0 for none.
-void gate(const Pass& pass, const Operation& op) {
-    const int64_t width = op.integer[0];
-    const bool silu = op.integer[2] == SILU;
-    pass.for_each(pass.rows, pass.rows * width * (silu ? 16 : 1), [&](int64_t row) {
-        float* y = pass.at<float>(op.buffer[0], row);
-        const float* factor = pass.at<float>(op.buffer[1], row) + op.integer[1];
-        if (silu)
-            for (int64_t i = 0; i < width; i++) y[i] *= activate(factor[i], SILU);
-        else
-            for (int64_t i = 0; i < width; i++) y[i] *= factor[i];
-    });
-}
+    void run() const {
+        pass.for_each(pass.rows, 4 * pass.rows * width, [&](int64_t row) {
+            float* sum = pass.at<float>(x, row);
+            if (branch >= 0) {
+                const float* added = pass.at<float>(branch, row);
+                for (int64_t i = 0; i < width; i++) sum[i] += added[i];
+            }
+            layer_norm(width, sum, pass.at<float>(gain, row), pass.at<float>(shift, row), pass.at<float>(h, row));
+        });
+    }
+};
+OPERATION("join", Join, STATELESS);
 
-// y <- x, from a column of y on. Buffers: y, x. Integers: width, the first column of y.
-void copy(const Pass& pass, const Operation& op) {
-    pass.for_each(pass.rows, pass.rows * op.integer[0], [&](int64_t row) {
-        std::memcpy(pass.at<float>(op.buffer[0], row) + op.integer[1], pass.at<float>(op.buffer[1], row),
-                    op.integer[0] * sizeof(float));
-    });
-}
+// x <- x + branch.
+struct Add : Arguments {
+    const int64_t x = buffer(), branch = buffer();
+    const int64_t width = integer();
 
-// y [width] <- the sum of x [chunks, width] over its chunks. Buffers: y, x. Integers: width, chunks.
-void fold(const Pass& pass, const Operation& op) {
-    const int64_t width = op.integer[0], chunks = op.integer[1];
-    pass.for_each(pass.rows, pass.rows * width * chunks, [&](int64_t row) {
-        float* y = pass.at<float>(op.buffer[0], row);
-        const float* x = pass.at<float>(op.buffer[1], row);
-        std::memcpy(y, x, width * sizeof(float));
-        for (int64_t n = 1; n < chunks; n++)
-            for (int64_t i = 0; i < width; i++) y[i] += x[n * width + i];
-    });
-}
+    void check(Rules& rules) const {
+        rules.scratch(x, {width});
+        rules.row(branch, width);
+    }
+
+    void run() const {
+        pass.for_each(pass.rows, pass.rows * width, [&](int64_t row) {
+            float* sum = pass.at<float>(x, row);
+            const float* added = pass.at<float>(branch, row);
+            for (int64_t i = 0; i < width; i++) sum[i] += added[i];
+        });
+    }
+};
+OPERATION("add", Add, STATELESS);
+
+// y <- y * activation(gate), from column `first` of the gate on. The activation is SILU, or 0 for none.
+struct Gate : Arguments {
+    const int64_t y = buffer(), gate = buffer();
+    const int64_t width = integer(), first = integer(), activation = integer();
+
+    void check(Rules& rules) const {
+        rules.scratch(y, {width});
+        rules.scratch(gate, {first + width});
+    }
+
+    void run() const {
+        const bool silu = activation == SILU;
+        pass.for_each(pass.rows, pass.rows * width * (silu ? 16 : 1), [&](int64_t row) {
+            float* product = pass.at<float>(y, row);
+            const float* factor = pass.at<float>(gate, row) + first;
+            if (silu)
+                for (int64_t i = 0; i < width; i++) product[i] *= activate(factor[i], SILU);
+            else
+                for (int64_t i = 0; i < width; i++) product[i] *= factor[i];
+        });
+    }
+};
+OPERATION("gate", Gate, STATELESS);
+
+// y <- x, from column `first` of y on.
+struct Copy : Arguments {
+    const int64_t y = buffer(), x = buffer();
+    const int64_t width = integer(), first = integer();
+
+    void check(Rules& rules) const {
+        rules.row(y, first + width);
+        rules.scratch(x, {width});
+    }
+
+    void run() const {
+        pass.for_each(pass.rows, pass.rows * width, [&](int64_t row) {
+            std::memcpy(pass.at<float>(y, row) + first, pass.at<float>(x, row), width * sizeof(float));
+        });
+    }
+};
+OPERATION("copy", Copy, STATELESS);
+
+// y [width] <- the sum of x [chunks, width] over its chunks.
+struct Fold : Arguments {
+    const int64_t y = buffer(), x = buffer();
+    const int64_t width = integer(), chunks = integer();
+
+    void check(Rules& rules) const {
+        rules.need(chunks >= 1);
+        rules.scratch(y, {width});
+        rules.scratch(x, {chunks, width});
+    }
+
+    void run() const {
+        pass.for_each(pass.rows, pass.rows * width * chunks, [&](int64_t row) {
+            float* sum = pass.at<float>(y, row);
+            const float* parts = pass.at<float>(x, row);
+            std::memcpy(sum, parts, width * sizeof(float));
+            for (int64_t n = 1; n < chunks; n++)
+                for (int64_t i = 0; i < width; i++) sum[i] += parts[n * width + i];
+        });
+    }
+};
+OPERATION("fold", Fold, STATELESS);
+
+// Scales vectors that lie side by side from column 0 on, such as the outputs of heads: y <- y / sqrt(|y|^2 / divisor +
+// floor). If there are weights, y is then multiplied by them.
+struct Normalise : Arguments {
+    const int64_t y = buffer(), weights = buffer_or_none();
+    const int64_t count = integer(), width = integer();
+    const float divisor = real(), floor = real();
+
+    void check(Rules& rules) const {
+        rules.scratch(y, {count, width});
+        if (weights >= 0) rules.constant(weights, {count, width});
+    }
+
+    void run() const {
+        pass.for_each(pass.rows, 4 * pass.rows * count * width, [&](int64_t row) {
+            for (int64_t n = 0; n < count; n++) {
+                float* vector = pass.at<float>(y, row) + n * width;
+                const float inverse = 1 / std::sqrt(dot(width, vector, vector) / divisor + floor);
+                for (int64_t i = 0; i < width; i++) vector[i] *= inverse;
+                if (weights < 0) continue;
+                const float* factors = pass.at<float>(weights, row) + n * width;
+                for (int64_t i = 0; i < width; i++) vector[i] *= factors[i];
+            }
+        });
+    }
+};
+OPERATION("normalise", Normalise, STATELESS);
 
 }  // namespace
