@@ -165,11 +165,7 @@ def _attend_exactly(draws: Draws, draw: int, norm: float) -> _Exact:
 def _build_attention(feature_map: str, orthogonal: bool, features: int, draws: Draws) -> PerformerAttention:
     """Build performer attention in float64. Its directions are drawn later. The global random state does not change."""
     shape = AttentionShape(
-        heads=1,
-        key_width=draws.head_width,
-        value_width=VALUE_WIDTH,
-        positions=draws.positions,
-        row=draws.positions,
+        heads=1, key_width=draws.head_width, value_width=VALUE_WIDTH, positions=draws.positions, row=draws.positions
     )
     options: dict[str, OptionValue] = {"feature_map": feature_map, "features": features}
     options |= {"orthogonal": orthogonal, "redraw_every": 1}

@@ -13,14 +13,7 @@ from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.units import format_bytes, format_duration
 
 from .growth import Exponents, Point, describe_exponents, extrapolate
-from .measure.attention_pass import (
-    LEAST_TRAFFIC,
-    Inputs,
-    PassSetup,
-    build_checked_model,
-    build_pass,
-    count_least_bytes,
-)
+from .measure.attention_pass import LEAST_TRAFFIC, Inputs, PassSetup, build_checked_model, build_pass, count_least_bytes
 from .measure.ceilings import Ceilings
 from .measure.fresh_process import PassFailed
 from .measure.pass_memory import WARM_UP_POSITIONS, PassMemory, measure_pass_memory
@@ -206,10 +199,7 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
         share = timing.rate(self._least_bytes / 1e9) / self.ceilings.copy.gigabytes_per_second
         quartiles = first / batch, third / batch
         return replace(
-            row,
-            seconds_per_sequence=timing.median / batch,
-            seconds_per_sequence_quartiles=quartiles,
-            copy_share=share,
+            row, seconds_per_sequence=timing.median / batch, seconds_per_sequence_quartiles=quartiles, copy_share=share
         )
 
     def _require_fit(self) -> None:

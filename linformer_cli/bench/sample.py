@@ -30,14 +30,7 @@ from .measure.costs import (
 )
 from .measure.fresh_process import PassFailed
 from .measure.sampling_memory import METHOD, SamplingSetup, measure_sampling_memory
-from .measure.sampling_work import (
-    MIDDLE_WARM_UP_STEPS,
-    RERUN,
-    SHARES,
-    MiddleSteps,
-    RerunPrefixes,
-    SamplingWork,
-)
+from .measure.sampling_work import MIDDLE_WARM_UP_STEPS, RERUN, SHARES, MiddleSteps, RerunPrefixes, SamplingWork
 from .models import CHECKED_LAYERS, BenchModel, TrainedRun, group_by_preset
 from .published import find_published
 from .rounds import BenchReport, Measurement, measure_groups

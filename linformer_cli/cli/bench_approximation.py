@@ -35,8 +35,7 @@ def approximation(
     head_width: Annotated[int, typer.Option("--head-width", min=2, max=LARGEST_SIZE, help="Width K of a head.")] = 32,
     seed: options.Seed = 0,
     plot: Annotated[
-        Path | None,
-        typer.Option("--plot", help="Also plot medians and quartiles to a .png or .svg file."),
+        Path | None, typer.Option("--plot", help="Also plot medians and quartiles to a .png or .svg file.")
     ] = None,
     error: Annotated[
         Literal["output", "bounded-output", "kernel", "small-kernel"],

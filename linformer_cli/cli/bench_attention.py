@@ -29,8 +29,7 @@ def attention(
     limit: Annotated[str, typer.Option("--limit", help="Time limit for all passes of one mechanism at one T.")] = "60s",
     device: options.Device = "auto",
     plot: Annotated[
-        Path | None,
-        typer.Option("--plot", help="Also plot time and memory against T to a .png or .svg file."),
+        Path | None, typer.Option("--plot", help="Also plot time and memory against T to a .png or .svg file.")
     ] = None,
     style: options.Style = "table",
     json: options.Json = False,

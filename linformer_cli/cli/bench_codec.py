@@ -32,8 +32,7 @@ def codec(
     ] = 256,
     repeats: options.Repeats = 3,
     picture: Annotated[
-        Path | None,
-        typer.Option("--picture", help="Also draw where the bits go, to a .png file."),
+        Path | None, typer.Option("--picture", help="Also draw where the bits go, to a .png file.")
     ] = None,
     style: options.Style = "table",
     json: options.Json = False,

@@ -56,8 +56,7 @@ def copy(
         ),
     ] = None,
     every: Annotated[
-        int,
-        typer.Option("--every", min=1, max=options.LARGEST_COUNT, help="Updates averaged per point of the curve."),
+        int, typer.Option("--every", min=1, max=options.LARGEST_COUNT, help="Updates averaged per point of the curve.")
     ] = 25,
     seed: options.Seed = 0,
     device: options.Device = "auto",

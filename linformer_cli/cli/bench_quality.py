@@ -27,11 +27,7 @@ def quality(
     checkpoint: options.CheckpointArgument = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            "--data",
-            help="Data set with labels. Default: the model's training data set.",
-            metavar="NAME",
-        ),
+        typer.Option("--data", help="Data set with labels. Default: the model's training data set.", metavar="NAME"),
     ] = None,
     data_dir: options.DataDir = None,
     count: Annotated[
@@ -50,10 +46,7 @@ def quality(
     engine: options.Engine = "auto",
     image: Annotated[
         Path | None,
-        typer.Option(
-            "--image",
-            help="Also draw samples to a .png file, each above its nearest training image.",
-        ),
+        typer.Option("--image", help="Also draw samples to a .png file, each above its nearest training image."),
     ] = None,
     style: options.Style = "table",
     json: options.Json = False,

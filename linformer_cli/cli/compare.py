@@ -40,10 +40,7 @@ def compare(
     images: Annotated[
         int | None,
         typer.Option(
-            "--images",
-            min=1,
-            max=LARGEST_STEP,
-            help=f"Training images for each mechanism; default {_IMAGES}.",
+            "--images", min=1, max=LARGEST_STEP, help=f"Training images for each mechanism; default {_IMAGES}."
         ),
     ] = None,
     match_parameters: Annotated[
@@ -53,32 +50,21 @@ def compare(
             help="Change feed-forward widths so that all models have as many parameters as the first.",
         ),
     ] = False,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="Data set, as for lintx train.", metavar="NAME"),
-    ] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Data set, as for lintx train.", metavar="NAME")] = None,
     data_dir: options.DataDir = None,
     image_size: options.ImageSize = None,
     window_length: options.WindowLength = None,
     preset: Annotated[
-        str | None,
-        typer.Option("--preset", help="The network; default mnist-small, or bytes-small for bytes."),
+        str | None, typer.Option("--preset", help="The network; default mnist-small, or bytes-small for bytes.")
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config",
-            help="TOML file with [model], [data], [train] for all runs.",
-            metavar="FILE",
-        ),
+        typer.Option("--config", help="TOML file with [model], [data], [train] for all runs.", metavar="FILE"),
     ] = None,
     evaluate_images: Annotated[
         int | None,
         typer.Option(
-            "--evaluate-images",
-            min=1,
-            max=options.LARGEST_COUNT,
-            help="Number of validation images; default 2000.",
+            "--evaluate-images", min=1, max=options.LARGEST_COUNT, help="Number of validation images; default 2000."
         ),
     ] = None,
     batch: Annotated[
@@ -90,10 +76,7 @@ def compare(
     repeats: Annotated[
         int,
         typer.Option(
-            "--repeats",
-            min=0,
-            max=options.LARGEST_COUNT,
-            help="Timed repeats after one warm-up; 0 measures no speeds.",
+            "--repeats", min=0, max=options.LARGEST_COUNT, help="Timed repeats after one warm-up; 0 measures no speeds."
         ),
     ] = 3,
     train: Annotated[
@@ -105,9 +88,7 @@ def compare(
     plot: Annotated[
         Path | None,
         typer.Option(
-            "--plot",
-            help="Also plot bits/dim against images/s and state bytes in FILE (PNG or SVG).",
-            metavar="FILE",
+            "--plot", help="Also plot bits/dim against images/s and state bytes in FILE (PNG or SVG).", metavar="FILE"
         ),
     ] = None,
     training: Annotated[
