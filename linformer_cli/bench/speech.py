@@ -3,8 +3,6 @@
 Every mechanism is the encoder of a CTC model. Every seed holds out other speakers, whose error rate is measured.
 """
 
-import contextlib
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,7 @@ from linformer_cli.speech.saved import save_recogniser
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 
-from .budget import Groups, Part, Schedule
+from .budget import BudgetBench, Groups, Part, Schedule
 from .measure.ceilings import Ceilings
 from .published import find_published_speech
 from .rounds import rows_of, turns_of
@@ -41,8 +39,6 @@ TABLE_FRAMES = 800
 # Shares of the budget. The rest of it is for reading the data and for the beam.
 _SCHEDULED_SHARE, _TRAINING_SHARE = 0.94, 0.92
 _LENGTH_ROUNDS = 5
-# Seconds between two writes of the results, because drawing the figures takes seconds.
-_SAVE_SECONDS = 120.0
 _MANY_EPOCHS = 2**24
 
 
@@ -61,11 +57,10 @@ def parse_methods(entries: Sequence[str]) -> list[Variant]:
     return variants
 
 
-class SpeechBench:
+class SpeechBench(BudgetBench[SpeechReport]):
     """Trains all mechanisms in turn, epoch by epoch, and measures training steps at several lengths in between.
 
-    `report` is called with the row of every mechanism after each epoch. `save` is called with the report about every
-    two minutes and at the end. If `stop` is set, the benchmark ends early.
+    `report` is called with the row of every mechanism after each epoch.
     """
 
     def __init__(
@@ -77,10 +72,9 @@ class SpeechBench:
         save: Callable[[SpeechReport], None] = lambda report: None,
         stop: StopRequest | None = None,
     ) -> None:
-        self._corpus, self._variants, self._settings = corpus, variants, settings
-        self._report, self._save, self._stop = report, save, stop or StopRequest()
+        super().__init__(save, stop)
+        self._corpus, self._variants, self._settings, self._report = corpus, variants, settings, report
         self._encoder = PRESETS[settings.preset]
-        self._began = self._saved = time.monotonic()
         self._data: list[FoldData] = []
         self._trainees: dict[str, list[Trainee]] = {}
         self._lengths: dict[str, list[LengthMeasurement]] = {}
@@ -92,28 +86,20 @@ class SpeechBench:
         parts = [Part("training", _TRAINING_SHARE, rounds, self._prepare_training)]
         if settings.lengths:
             parts.append(Part("lengths", 1 - _TRAINING_SHARE, _LENGTH_ROUNDS, self._prepare_lengths))
-        self._schedule = Schedule(parts, self._finish_group, time.monotonic)
+        self._schedule = Schedule(parts, self._finish_group, self.elapsed_seconds)
 
-    def run(self) -> SpeechReport:
-        """Train until the budget is spent or all epochs are done. Returns the report saved last.
+    def measure(self) -> None:
+        """Train until the budget is spent or all epochs are done.
 
         Raises `DataError` for an utterance that is too short for its symbols.
         """
-        try:
-            with contextlib.suppress(Interrupted):
-                self._schedule.run(_SCHEDULED_SHARE * self._settings.budget_seconds - self._elapsed_seconds())
-                for trainee in self._list_trainees():
-                    self._stop.raise_if_set()
-                    trainee.decode_by_beam(self._settings.beam)
-                self._ended = "finished"
-        finally:  # the curves so far are saved even after an error
-            report = self.describe()
-            if report.rows:
-                self._save(report)
-        return report
+        self._schedule.run(_SCHEDULED_SHARE * self._settings.budget_seconds - self.elapsed_seconds())
+        for trainee in self._list_trainees():
+            self._stop.raise_if_set()
+            trainee.decode_by_beam(self._settings.beam)
+        self._ended = "finished"
 
     def describe(self) -> SpeechReport:
-        """Return the report of everything measured so far."""
         rows = [self._describe_row(variant) for variant in self._variants if variant.label in self._trainees]
         training = self._schedule.parts[0]
         reduced = [line for line in self._schedule.reduced if not line.startswith(f"{training.name}:")]
@@ -132,7 +118,7 @@ class SpeechBench:
             describe_findings(rows),
             reduced,
             self._settings.budget_seconds,
-            self._elapsed_seconds(),
+            self.elapsed_seconds(),
             self._ended,
             self._describe_conditions(),
             describe_environment(),
@@ -193,9 +179,6 @@ class SpeechBench:
         rows = [row for group in self._lengths.values() for row in rows_of(group)]
         return sorted(rows, key=lambda row: (labels.index(row.name), row.positions))
 
-    def _elapsed_seconds(self) -> float:
-        return time.monotonic() - self._began
-
     def _prepare_training(self, seconds: float) -> Groups:
         settings = self._settings
         for seed in range(settings.seeds):
@@ -210,7 +193,7 @@ class SpeechBench:
 
     def _train_epoch(self) -> None:
         """Train every model for one epoch: the mechanisms in turn, on the same batches."""
-        number, began = self._schedule.parts[0].rounds_done, self._elapsed_seconds()
+        number, began = self._schedule.parts[0].rounds_done, self.elapsed_seconds()
         progress = partial(self._progress, number, began)
         try:
             for index, data in enumerate(self._data):
@@ -227,7 +210,7 @@ class SpeechBench:
             raise
         if all(trainee.failed for trainee in self._list_trainees()):
             self._schedule.parts[0].rounds = number + 1
-        self._round_share = (self._elapsed_seconds() - began) / self._settings.budget_seconds
+        self._round_share = (self.elapsed_seconds() - began) / self._settings.budget_seconds
 
     def _progress(self, number: int, began: float, share: float) -> float:
         """Return the share of the training that is done, when `share` of epoch `number` is done.
@@ -259,8 +242,5 @@ class SpeechBench:
         for measurement in self._lengths.get(title, ()):
             measurement.release()
         if part.name == "training":
-            report = self.describe()
-            self._report(report.rows)
-            if time.monotonic() > self._saved + _SAVE_SECONDS:
-                self._save(report)
-                self._saved = time.monotonic()
+            self._report(self.describe().rows)
+            self.save_now_and_then()

@@ -170,6 +170,10 @@ class SpeechReport:
     settings: SpeechConditions
     environment: Mapping[str, Any]
 
+    @property
+    def has_figures(self) -> bool:
+        return bool(self.rows)
+
 
 def summarise(row: SpeechRow, seeds: Sequence[SeedResult], seconds: Sequence[float]) -> SpeechRow:
     """Fill in the error rates and times of `row` from its seeds and the seconds of its epochs."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from linformer_cli.bench import speech, speech_lengths
+from linformer_cli.bench import budget, speech, speech_lengths
 from linformer_cli.bench.measure.ceilings import Ceilings
 from linformer_cli.bench.measure.fresh_process import PassFailed
 from linformer_cli.bench.published import find_published_speech
@@ -146,7 +146,7 @@ def test_an_encoder_whose_loss_is_not_a_number_fails_alone(corpus: Corpus, monke
 
 def test_without_epochs_the_budget_decides(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000_000, 5))  # every look at the clock takes five seconds
-    monkeypatch.setattr(speech, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     report = run(corpus, ["linear"], epochs=None, seeds=1)
     rates = [point.learning_rate for point in report.rows[0].seeds[0].points]
     assert 2 <= len(rates) < 60 and rates[-1] < 0.3 * max(rates)
