@@ -80,9 +80,8 @@ def quality(
 
     from linformer_cli.bench.judge import RECIPE, load_judge
     from linformer_cli.bench.quality import measure_quality
-    from linformer_cli.sampling.choose import Filters
+    from linformer_cli.sampling.choose import Filters, check_guidance
     from linformer_cli.sampling.decode import Sampler
-    from linformer_cli.sampling.guidance import check_guidance
     from linformer_cli.system.signals import catch_signals
 
     check_guidance(session.model, guidance, session.model.config.classes > 0)

@@ -104,11 +104,11 @@ def compress(asked: CompressOptions) -> None:
 
     Examples:
 
-    - `lintx compress digits/ -o digits.lintx`
-    - `lintx compress --data mnist --split test -o mnist.lintx`
-    - `lintx compress scan.png --tile -o scan.lintx`
-    - `lintx compress --checkpoint runs/text book.txt -o book.lintx`
-    - `tar c src | lintx compress --checkpoint runs/text - -o src.tar.lintx`
+    - `lintx compress digits/ -o digits.lintz`
+    - `lintx compress --data mnist --split test -o mnist.lintz`
+    - `lintx compress scan.png --tile -o scan.lintz`
+    - `lintx compress --checkpoint runs/text book.txt -o book.lintz`
+    - `tar c src | lintx compress --checkpoint runs/text - -o src.tar.lintz`
     """
     _check_options(asked)
     session = open_session(asked.checkpoint, "cpu", "int8", "native")
@@ -268,7 +268,7 @@ def _verify(file: BinaryIO, packed: "Packed", coder: "Coder", batch: int) -> Non
 def _measure_baselines(source: "Source") -> dict[str, int | None] | None:
     import numpy as np
 
-    from linformer_cli.codec.rivals import measure_rivals
+    from linformer_cli.codec.baselines import measure_baselines
 
     def read() -> Iterator[bytes]:
         place, contents = 0, source.contents
@@ -278,7 +278,7 @@ def _measure_baselines(source: "Source") -> dict[str, int | None] | None:
             yield piece.values[np.arange(contents.tiling.positions) < lengths[:, None]].astype(np.uint8).tobytes()
 
     try:
-        return dict(measure_rivals(read))
+        return dict(measure_baselines(read))
     except DataError as error:  # a file has changed since it was compressed
         warn(f"{error}; not compared with other compressors")
         return None

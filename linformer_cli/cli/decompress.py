@@ -66,9 +66,9 @@ def decompress(asked: DecompressOptions) -> None:
 
     Examples:
 
-    - `lintx decompress digits.lintx -o digits`
-    - `lintx decompress book.lintx --checkpoint runs/text -o books`
-    - `lintx decompress src.tar.lintx --checkpoint runs/text -o - | tar x`
+    - `lintx decompress digits.lintz -o digits`
+    - `lintx decompress book.lintz --checkpoint runs/text -o books`
+    - `lintx decompress src.tar.lintz --checkpoint runs/text -o - | tar x`
     """
     if not asked.out:
         raise UsageError("name the folder to write to with -o FOLDER; '-o -' writes a single file to stdout")

@@ -112,9 +112,8 @@ class DrawingOptions:
 
     def build_sampler(self, session: Session, has_class: bool) -> "Sampler":
         """Return the sampler for images with a class or without. A default guidance other than 1 is said."""
-        from linformer_cli.sampling.choose import Filters
+        from linformer_cli.sampling.choose import Filters, choose_guidance
         from linformer_cli.sampling.decode import Sampler
-        from linformer_cli.sampling.guidance import choose_guidance
 
         weight = choose_guidance(session.model, self.guidance, has_class)
         if self.guidance is None and weight != 1:

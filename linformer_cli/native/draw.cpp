@@ -30,10 +30,7 @@ int main(int count, char** words) {
     if (!runner || lintx_start(runner, std::strtoull(words[2], nullptr, 10), 0, nullptr)) return complain();
     if (count == 5 && lintx_filter(runner, std::strtod(words[4], nullptr), 0, 0)) return complain();
     const lintx_description shape = lintx_describe(runner);
-    for (int64_t known = 0; known < shape.values;) {
-        known = lintx_draw_next(runner);
-        if (known < 0) return complain();
-    }
+    if (lintx_draw(runner, shape.values, shape.values) < 0) return complain();
 #ifdef _WIN32
     _setmode(_fileno(stdout), _O_BINARY);  // in text mode, a brightness of 10 would become two bytes
 #endif

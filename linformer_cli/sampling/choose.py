@@ -1,4 +1,4 @@
-"""Random streams, filters, and the draw of a value from a distribution. No global random state is used."""
+"""Random streams, filters, guidance, and the draw of a value from a distribution. No global random state is used."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linformer_cli.config import LARGEST_GUIDANCE
+from linformer_cli.config import CLASS_GUIDANCE, LARGEST_GUIDANCE
 from linformer_cli.errors import UsageError
 from linformer_cli.model.heads import invert_cumulative
+from linformer_cli.model.pixel_model import PixelModel
 
 from .philox import draw_uniforms
 
@@ -54,6 +55,23 @@ class Filters:
     def rows_per_image(self) -> int:
         """The number of rows that an engine has for each image: with guidance, one with the class and one without."""
         return 1 if self.guidance == 1 else 2
+
+
+def choose_guidance(model: PixelModel, weight: float | None, has_class: bool) -> float:
+    """Return `weight`, or if it is None, the default for images of `model` with a class or without."""
+    if weight is not None:
+        return weight
+    return CLASS_GUIDANCE if has_class and model.config.optional_class else 1.0
+
+
+def check_guidance(model: PixelModel, weight: float, has_class: bool) -> None:
+    """Raise `UsageError` if images of `model`, with a class or without, cannot be drawn with this guidance."""
+    if weight == 1:
+        return
+    if not model.config.optional_class:
+        raise UsageError("--guidance needs a model that also draws without a class, trained with --hide-class")
+    if not has_class:
+        raise UsageError("--guidance compares drawing with a class and without; choose a class with --class")
 
 
 class UniformStreams:

@@ -12,9 +12,8 @@ from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.memory import work_in_batches
 
-from .choose import UniformStreams
+from .choose import UniformStreams, check_guidance
 from .decode import Sampler
-from .guidance import check_guidance
 
 
 @dataclass(frozen=True)

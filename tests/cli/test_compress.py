@@ -471,7 +471,7 @@ def test_a_file_that_grows_after_it_was_compressed_is_kept(lintx, text, tmp_path
     def grown(read: object) -> None:
         raise DataError("'app.log' became longer while it was read; start again")
 
-    monkeypatch.setattr("linformer_cli.codec.rivals.measure_rivals", grown)
+    monkeypatch.setattr("linformer_cli.codec.baselines.measure_baselines", grown)
     (tmp_path / "app.log").write_bytes(b"started\n" * 40)
     out = tmp_path / "x.lintx"
     outcome = lintx("compress", tmp_path / "app.log", "-o", out, "--checkpoint", text, "--json")
@@ -483,7 +483,7 @@ def test_ctrl_c_in_the_comparison_comes_after_the_file_is_reported(lintx, text, 
     def stop(read: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("linformer_cli.codec.rivals.measure_rivals", stop)
+    monkeypatch.setattr("linformer_cli.codec.baselines.measure_baselines", stop)
     (tmp_path / "book").write_bytes(b"started\n" * 40)
     outcome = lintx("compress", tmp_path / "book", "-o", tmp_path / "x.lintx", "--checkpoint", text)
     assert outcome.code == 130 and outcome.stderr.endswith("\nStopped\n")

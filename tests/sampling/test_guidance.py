@@ -14,10 +14,9 @@ from torch import Tensor
 from linformer_cli.config import CLASS_GUIDANCE
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.sampling.choose import Filters, UniformStreams, guide
+from linformer_cli.sampling.choose import Filters, UniformStreams, choose_guidance, guide
 from linformer_cli.sampling.complete import complete_values
 from linformer_cli.sampling.decode import Sampler
-from linformer_cli.sampling.guidance import choose_guidance
 
 LABELS = [2, 0, 1]
 CLASSES = {"classes": 3, "optional_class": True}

@@ -12,7 +12,7 @@ from typing import Any
 ZSTD_LEVEL = 19
 
 
-def measure_rivals(read: Callable[[], Iterable[bytes]]) -> Mapping[str, int | None]:
+def measure_baselines(read: Callable[[], Iterable[bytes]]) -> Mapping[str, int | None]:
     """The bytes of gzip -9, xz -9e and zstd -19 for the data in the chunks of `read()`; None if there is no zstd."""
     deflater = zlib.compressobj(9, wbits=31)
     packer = lzma.LZMACompressor(preset=9 | lzma.PRESET_EXTREME)
