@@ -16,55 +16,77 @@ inline void exponentiate(int64_t count, double* numbers, double temperature) {
     for (int64_t i = 0; i < count; i++) numbers[i] = exponential((numbers[i] - most) / temperature);
 }
 
-// The logarithms of the probabilities [levels] of all values of a mixture, up to a constant; MixtureHead of heads.py
-// has the formula. With the edges of a value's bin, divided by the scale, as a < b, a logistic has the mass
+// The probabilities [levels] of all values of a mixture, up to a constant; MixtureHead of heads.py has the formula.
+// With the edges of a value's bin, divided by the scale, as a < b, a logistic has the mass
 //
-//     sigmoid(b) sigmoid(-a) (1 - exp(a - b)) = exp(min(b, 0) + min(-a, 0)) (1 - exp(a - b)) / ((1 + B) (1 + A))
+//     sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)).
 //
-// with A = exp(-|a|) and B = exp(-|b|). The first bin has no lower edge, and the last has no upper edge. The sum over
-// the logistics is taken relative to the largest exponent, so no digits are lost where all of them are tiny.
-inline void find_mixture_logs(const Head& head, const float* parameters, double* logs) {
+// The product loses no digits. The first bin has no lower edge, and the last has no upper edge. The edges of a logistic
+// are equally far apart, so their exponentials are those of every sixteenth edge times powers of one number.
+inline void find_mixture_shares(const Head& head, const float* parameters, double* shares) {
+    constexpr int64_t GROUP = 16;
     const int64_t K = head.mixtures, last = head.levels - 1;
-    const double bin = 2.0 / static_cast<double>(last), infinite = 1e300;
-    // Edge number v is the lower edge of value v.
-    double edges[MOST_LEVELS + 1], tails[MOST_LEVELS + 1], sums[MOST_LEVELS];
-    const auto find_edges = [&](int64_t n, double& inside) {
+    const double bin = 2.0 / static_cast<double>(last);
+    const float most = *std::max_element(parameters, parameters + K);
+    double below[MOST_LEVELS + GROUP], above[MOST_LEVELS + GROUP];  // the mass on both sides of a value's upper edge
+    std::fill_n(shares, head.levels, 0.0);
+    for (int64_t n = 0; n < K; n++) {
+        const double mean = parameters[K + n], inverse = exponential(-head.bound(parameters[2 * K + n]));
+        const double width = bin * inverse, weight = exponential(static_cast<double>(parameters[n] - most));
+        double powers[GROUP];
+        for (int32_t j = 0; j < GROUP; j++) powers[j] = exponential(j * width);
+        // The powers of a large number would overflow. Then, each edge has a group of its own.
+        const int64_t step = width < 8 ? GROUP : 1;
+        for (int64_t first = 0; first < last; first += step) {
+            const double edge = (static_cast<double>(first) * bin - 1 + bin / 2 - mean) * inverse;
+            const double start = exponential(edge < 580 ? edge : 580);
+            for (int64_t j = 0; j < GROUP; j++) {
+                const double odds = start * powers[j], rest = 1 / (1 + odds);
+                below[first + j] = odds * rest;
+                above[first + j] = rest;
+            }
+        }
+        // For a small width, 1 - exp(-width) would lose digits.
+        const double inner = weight * (width < 1e-5 ? width * (1 - width / 2) : 1 - exponential(-width));
+        shares[0] += weight * below[0];
+        for (int64_t value = 1; value < last; value++) shares[value] += inner * (below[value] * above[value - 1]);
+        shares[last] += weight * above[last - 1];
+    }
+}
+
+inline double log_sigmoid(double x) { return (x < 0 ? x : 0) - logarithm(1 + exponential(-std::fabs(x))); }
+
+// The logarithm of the probability of a value of a mixture, up to the same constant, however small it is.
+inline double find_log_mass(const Head& head, const float* parameters, int64_t value) {
+    const int64_t K = head.mixtures;
+    const float largest = *std::max_element(parameters, parameters + K);
+    const double bin = 2.0 / static_cast<double>(head.levels - 1), centre = static_cast<double>(value) * bin - 1;
+    double logs[MOST_LEVELS], most = -HUGE_VAL, sum = 0;
+    for (int64_t n = 0; n < K; n++) {
         const double mean = parameters[K + n], inverse = exponential(-head.bound(parameters[2 * K + n]));
         const double width = bin * inverse;
-        edges[0] = -infinite;
-        for (int64_t v = 1; v <= last; v++) edges[v] = (static_cast<double>(v) * bin - 1 - bin / 2 - mean) * inverse;
-        edges[last + 1] = infinite;
-        // For a small width, 1 - exp(-width) would lose digits.
-        inside = logarithm(width < 1e-5 ? width * (1 - width / 2) : 1 - exponential(-width));
-    };
-    const auto exponent = [&](int64_t v, double logit) {
-        const double upper = edges[v + 1], lower = -edges[v];
-        return logit + (upper < 0 ? upper : 0) + (lower < 0 ? lower : 0);
-    };
-    for (int64_t v = 0; v <= last; v++) logs[v] = -infinite, sums[v] = 0;
-    double inside;
-    for (int64_t n = 0; n < K; n++) {
-        find_edges(n, inside);
-        for (int64_t v = 0; v <= last; v++) {
-            const double found = exponent(v, parameters[n] + (v == 0 || v == last ? 0 : inside));
-            logs[v] = found > logs[v] ? found : logs[v];
-        }
+        const bool first = value == 0, last = value == head.levels - 1;
+        logs[n] = static_cast<double>(parameters[n] - largest);
+        if (!last) logs[n] += log_sigmoid((centre + bin / 2 - mean) * inverse);
+        if (!first) logs[n] += log_sigmoid((mean - centre + bin / 2) * inverse);
+        if (!first && !last) logs[n] += logarithm(width < 1e-5 ? width * (1 - width / 2) : 1 - exponential(-width));
+        most = std::max(most, logs[n]);
     }
-    for (int64_t n = 0; n < K; n++) {
-        find_edges(n, inside);
-        for (int64_t v = 0; v <= last + 1; v++) tails[v] = 1 + exponential(-std::fabs(edges[v]));
-        for (int64_t v = 0; v <= last; v++) {
-            const double found = exponent(v, parameters[n] + (v == 0 || v == last ? 0 : inside));
-            sums[v] += exponential(found - logs[v]) / (tails[v] * tails[v + 1]);
-        }
-    }
-    for (int64_t v = 0; v <= last; v++) logs[v] += logarithm(sums[v]);
+    for (int64_t n = 0; n < K; n++) sum += exponential(logs[n] - most);
+    return most + logarithm(sum);
 }
 
 // The logarithms of the probabilities [levels] of all values, up to a constant.
 inline void find_logs(const Head& head, const float* parameters, double* logs) {
-    if (head.mixtures) return find_mixture_logs(head, parameters, logs);
-    for (int64_t value = 0; value < head.levels; value++) logs[value] = parameters[value];
+    if (!head.mixtures) return void(std::copy_n(parameters, head.levels, logs));
+    const double tiny = 1e-250;
+    double shares[MOST_LEVELS];
+    find_mixture_shares(head, parameters, shares);
+    for (int64_t value = 0; value < head.levels; value++)
+        logs[value] = logarithm(shares[value] < tiny ? tiny : shares[value]);
+    // Only guidance or a high temperature can make up for such a small probability.
+    for (int64_t value = 0; value < head.levels && (head.is_guided() || head.temperature > 8); value++)
+        if (shares[value] < tiny) logs[value] = find_log_mass(head, parameters, value);
 }
 
 // Replaces the logarithms [levels] of an image with its class by others + guidance (logs - others), where `others` are
@@ -75,33 +97,57 @@ inline void guide(const Head& head, const float* free, double* logs) {
     for (int64_t n = 0; n < head.levels; n++) logs[n] = others[n] + head.guidance * (logs[n] - others[n]);
 }
 
+// Moves the likeliest of `count` values to the front of `order` until their weights reach `limit`, and returns how many
+// these are. Of equally likely values, the smaller ones are first. If shares are NaN, the result is still at most
+// `count`.
+template <class Weigh>
+inline int64_t select_likeliest(const double* shares, int64_t* order, int64_t count, double limit, Weigh weigh) {
+    double before = 0;  // the weights of order[0 .. first - 1], which are kept
+    int64_t first = 0, end = count;
+    while (first < end) {
+        std::swap(order[first + (end - first) / 2], order[end - 1]);
+        const int64_t pivot = order[end - 1];
+        int64_t middle = first;
+        double likelier = before;
+        for (int64_t i = first; i < end - 1; i++) {
+            const int64_t value = order[i];
+            const bool more = shares[value] > shares[pivot] || (shares[value] == shares[pivot] && value < pivot);
+            likelier += more ? weigh(value) : 0;
+            order[i] = order[middle];
+            order[middle] = value;
+            middle += more;
+        }
+        std::swap(order[middle], order[end - 1]);
+        const bool kept = likelier < limit;
+        before = kept ? likelier + weigh(pivot) : before;
+        first = kept ? middle + 1 : first;
+        end = kept ? end : middle;
+    }
+    return first;
+}
+
 // Sets the shares [levels] of the values that top-k and top-p drop to 0. Of equal shares, those of smaller values stay.
 inline void drop_shares(const Head& head, double* shares) {
-    const int64_t levels = head.levels, most = head.top_k ? std::min(head.top_k, levels) : levels;
-    int64_t order[MOST_LEVELS];
-    std::iota(order, order + levels, 0);
-    // Of two values, the less likely one. A heap stays in its memory even if shares are NaN, unlike a sort.
-    const auto less = [&](int64_t a, int64_t b) { return shares[a] < shares[b] || (shares[a] == shares[b] && a > b); };
-    std::make_heap(order, order + levels, less);
-    double total = 0, before = 0;
-    for (int64_t n = levels - 1; n >= levels - most; n--) {
-        std::pop_heap(order, order + n + 1, less);  // moves the likeliest of the first n + 1 values to place n
-        total += shares[order[n]];
-    }
-    for (int64_t n = levels - 1; n >= 0; n--) {
-        double& share = shares[order[n]];
-        const bool kept = n >= levels - most && (head.top_p <= 0 || before < head.top_p * total);
-        before += share;
-        if (!kept) share = 0;
-    }
+    int64_t order[MOST_LEVELS], kept = head.levels;
+    std::iota(order, order + kept, 0);
+    const double most = static_cast<double>(head.top_k);
+    if (head.top_k) kept = select_likeliest(shares, order, kept, most, [](int64_t) { return 1.0; });
+    double total = 0;
+    for (int64_t n = 0; n < kept; n++) total += shares[order[n]];
+    const auto weigh = [&](int64_t value) { return shares[value]; };
+    if (head.top_p > 0) kept = select_likeliest(shares, order, kept, head.top_p * total, weigh);
+    for (int64_t n = kept; n < head.levels; n++) shares[order[n]] = 0;
 }
 
 // Draws a value after the filters. With guidance, `free` are the parameters without the class.
 inline int64_t draw_filtered(const Head& head, const float* parameters, const float* free, double uniform) {
     double shares[MOST_LEVELS];
-    find_logs(head, parameters, shares);
-    if (head.is_guided()) guide(head, free, shares);
-    exponentiate(head.levels, shares, head.temperature);
+    if (head.mixtures && !head.is_guided() && head.temperature == 1) find_mixture_shares(head, parameters, shares);
+    else {
+        find_logs(head, parameters, shares);
+        if (head.is_guided()) guide(head, free, shares);
+        exponentiate(head.levels, shares, head.temperature);
+    }
     if (head.top_k || head.top_p > 0) drop_shares(head, shares);
     return find_share(head.levels, shares, uniform, nullptr);
 }
