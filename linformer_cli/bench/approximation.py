@@ -31,8 +31,6 @@ SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")
 SMALL_SHARE = 0.25
 VALUE_WIDTH = 32
 
-# A feature map, whether directions are orthogonal, and the number of features.
-_Kind = tuple[str, bool, int]
 # The mean squared errors `output`, `bounded_output`, `kernel` and `small_kernel` of a draw.
 _Errors = tuple[float, float, float, float]
 
