@@ -217,7 +217,7 @@ CSV_COLUMNS = (
 )
 
 
-def choose_columns(error: ErrorName) -> tuple[Column, ...]:
+def list_error_columns(error: ErrorName) -> tuple[Column, ...]:
     """Return the columns of a table that shows one of the errors."""
     mean = Column(f"{_ERRORS[error][0]}_mean", f"error of {error}", format=".2e")
     return (*_SETTINGS, mean, Column("quartiles", "quartiles"))

@@ -80,7 +80,7 @@ def approximation(
         report = {"rows": rows, "ended": "finished" if done == draws else "interrupted", "settings": settings}
         print_json({**report, "plot": plot, "environment": describe_environment()})
     else:
-        columns = bench.CSV_COLUMNS if style == "csv" else bench.choose_columns(error)
+        columns = bench.CSV_COLUMNS if style == "csv" else bench.list_error_columns(error)
         print_records(bench.flatten_rows(rows, error), columns, style)
     write_plot(plot, lambda kind: bench.render_approximation(rows, error, kind))
     stop.raise_if_set(f"Stopped after {done:,} of {draws:,} draws; their results are shown")

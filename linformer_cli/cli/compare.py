@@ -184,13 +184,13 @@ def _show(
     style: TableStyle,
     json: bool,
 ) -> None:
-    from linformer_cli.comparison.rows import CSV_COLUMNS, choose_columns, render_comparison
+    from linformer_cli.comparison.rows import CSV_COLUMNS, list_table_columns, render_comparison
     from linformer_cli.system.environment import describe_environment
 
     if json:
         print_json({"rows": rows, "settings": settings, "environment": describe_environment(), "plot": plot})
     else:
-        print_records(rows, CSV_COLUMNS if style == "csv" else choose_columns(rows, words), style)
+        print_records(rows, CSV_COLUMNS if style == "csv" else list_table_columns(rows, words), style)
     write_plot(plot, lambda kind: render_comparison(rows, kind, words))
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from linformer_cli.checkpoint import load_weights
 from linformer_cli.checkpoint_files import TrainingSummary
 from linformer_cli.config import TrainConfig
 from linformer_cli.errors import CheckpointError, UsageError
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, number_styles, render_plot
-from linformer_cli.report.tables import Column
+from linformer_cli.report.tables import Column, Shown, list_columns
 from linformer_cli.system.timing import Timing
 from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_count, format_duration
 
@@ -25,7 +26,7 @@ class ComparisonRow:
     `TIMED_STEPS` training steps, and each of `samples_seconds` is the time of sampling `batch` images.
     """
 
-    name: str
+    name: Annotated[str, Shown("attention")]
     attention: str
     attention_options: Mapping[str, object]
     run: Path
@@ -34,8 +35,8 @@ class ComparisonRow:
     bits_per_dim: float | None = None
     standard_error: float | None = None
     validation_images: int | None = None
-    parameters: int | None = None
-    state_bytes_per_image: int | None = None
+    parameters: Annotated[int | None, Shown("parameters", format_count)] = None
+    state_bytes_per_image: Annotated[int | None, Shown("state", format_bytes)] = None
     device: str
     training_batch: int
     training_precision: str
@@ -47,7 +48,7 @@ class ComparisonRow:
     images_per_second_quartiles: list[float] | None = None
     samples_seconds: Sequence[float] = ()
     samples: Path | None
-    missing: str | None = None
+    missing: Annotated[str | None, Shown("missing")] = None
 
     @property
     def bits(self) -> str | None:
@@ -121,28 +122,23 @@ def _measure_rate(samples: Sequence[float], images: int) -> tuple[float | None, 
     return timing.rate(images), list(timing.rate_quartiles(images))
 
 
-def choose_columns(rows: Sequence[ComparisonRow], words: Words) -> tuple[Column, ...]:
+def list_table_columns(rows: Sequence[ComparisonRow], words: Words) -> tuple[Column, ...]:
     """Return the columns of the table for a terminal or Markdown, in the words for the data."""
     short = "img" if words is IMAGES else words.items
-    columns = (
-        Column("name", "attention"),
-        Column("bits", words.bits),
-        Column("parameters", "parameters", format=format_count),
-        Column("state_bytes_per_image", "state", format=format_bytes),
-        Column("training_images_per_second", f"train {short}/s", format=format_count),
-        Column("images_per_second", f"draw {short}/s", format=format_count),
-    )
-    return (*columns, Column("missing", "missing")) if any(row.missing for row in rows) else columns
+    rates = {
+        "training_images_per_second": Shown(f"train {short}/s", format_count),
+        "images_per_second": Shown(f"draw {short}/s", format_count),
+    }
+    missing = " missing" if any(row.missing for row in rows) else ""
+    keys = f"name bits parameters state_bytes_per_image {' '.join(rates)}{missing}"
+    return list_columns(ComparisonRow, keys, {"bits": Shown(words.bits), **rates})
 
 
-CSV_COLUMNS = tuple(
-    Column(key)
-    for key in (
-        *("name", "attention", "attention_options", "images", "bits_per_dim", "standard_error", "validation_images"),
-        *("parameters", "state_bytes_per_image", "device", "training_batch", "training_precision"),
-        *("training_images_per_second", "training_images_per_second_quartiles", "batch"),
-        *("images_per_second", "images_per_second_quartiles", "missing"),
-    )
+CSV_COLUMNS = list_columns(
+    ComparisonRow,
+    "name attention attention_options images bits_per_dim standard_error validation_images parameters "
+    "state_bytes_per_image device training_batch training_precision training_images_per_second "
+    "training_images_per_second_quartiles batch images_per_second images_per_second_quartiles missing",
 )
 
 
