@@ -98,6 +98,13 @@ class GauAttention(GatedAttention[GauOptions, KeyValueCache], CachedAttention[Ga
         keys, values = (part[:, 0, :length].to(dtype) for part in (cache.keys, cache.values))
         return self.mix(self.query(q_t.to(dtype)), keys, values, length - 1), cache
 
+    def _require_room(self, length: int) -> None:
+        if self.bias is not None and length > self.span:
+            raise UsageError(
+                f"'gau' has biases for sequences of up to {self.span} positions, found {length}; "
+                "use images of the size it was built for, or scale=width, which has no bias"
+            )
+
     def emit(self, inputs: MixInputs) -> None:
         builder, capacity = inputs.builder, self.shape.positions
         inputs.emit(
@@ -111,10 +118,3 @@ class GauAttention(GatedAttention[GauOptions, KeyValueCache], CachedAttention[Ga
             bounded=self.options.activation == "laplace",
             weight_scale=self.weight_scale,
         )
-
-    def _require_room(self, length: int) -> None:
-        if self.bias is not None and length > self.span:
-            raise UsageError(
-                f"'gau' has biases for sequences of up to {self.span} positions, found {length}; "
-                "use images of the size it was built for, or scale=width, which has no bias"
-            )

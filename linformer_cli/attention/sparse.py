@@ -264,13 +264,6 @@ class SparseAttention(CachedAttention[SparseOptions]):
         own = min(block + stride - self.summary, position)
         return [rows[:, :, own : position + 1], summaries]
 
-    def emit(self, inputs: MixInputs) -> None:
-        if self.options.heads == "merged":
-            self.emit_spans(inputs, self._spans(True, True).unsqueeze(1))
-        else:
-            parts = self._spans(True, False), self._spans(False, True)
-            self.emit_spans(inputs, torch.stack([parts[head % 2] for head in range(self.shape.heads)], dim=1))
-
     def _spans(self, first: bool, second: bool) -> Tensor:
         """What every position sees, [T, spans, 3]; see `emit_rows`. `first` and `second` are as in `seen_rows`."""
         stride, position = self.stride, torch.arange(self.shape.positions)
@@ -285,6 +278,13 @@ class SparseAttention(CachedAttention[SparseOptions]):
         return stack_spans(
             (start, 1, position + 1 - start), *((column, stride, block if second else 0) for column in columns)
         )
+
+    def emit(self, inputs: MixInputs) -> None:
+        if self.options.heads == "merged":
+            self.emit_spans(inputs, self._spans(True, True).unsqueeze(1))
+        else:
+            parts = self._spans(True, False), self._spans(False, True)
+            self.emit_spans(inputs, torch.stack([parts[head % 2] for head in range(self.shape.heads)], dim=1))
 
 
 def _rows_before(x: Tensor, first: int) -> Tensor:

@@ -160,10 +160,6 @@ class AttentionLayer(nn.Module):
             return inner
         return LayerState(self.convolution.init_recent(batch, device, dtype), inner)
 
-    def list_states(self, state: Any) -> list[Tensor]:
-        recent, inner = self._split_state(state)
-        return [*([] if recent is None else [recent]), *self.inner.list_states(inner)]
-
     @property
     def end(self) -> nn.Linear:
         """The last matrix of the branch."""
@@ -193,6 +189,10 @@ class AttentionLayer(nn.Module):
             builder.gate(mixed, projected, heads * shape.value_width, rows["gate"].start, "silu")
         return builder.project(self.output, mixed, "branch")
 
+    def list_states(self, state: Any) -> list[Tensor]:
+        recent, inner = self._split_state(state)
+        return [*([] if recent is None else [recent]), *self.inner.list_states(inner)]
+
 
 class QueryLayer(nn.Module):
     """The layer around a mechanism whose keys and values are the layer's input.
@@ -218,8 +218,10 @@ class QueryLayer(nn.Module):
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
         return self.inner.init_state(batch, capacity, device, dtype)
 
-    def list_states(self, state: Any) -> list[Tensor]:
-        return self.inner.list_states(state)
+    @property
+    def end(self) -> nn.Linear:
+        """The last matrix of the branch: if its weights and bias are 0, the output is 0."""
+        return self.inner.end
 
     def emit(self, builder: Builder, source: int, name: str) -> int:
         """Emit a step whose input is in buffer `source`. Queries and a copy of the input go to memory `name`."""
@@ -232,10 +234,8 @@ class QueryLayer(nn.Module):
         self.inner.emit(MixInputs(builder, projected, output, (0, start, start, 0), self.inner.shape.heads_and_widths))
         return output
 
-    @property
-    def end(self) -> nn.Linear:
-        """The last matrix of the branch: if its weights and bias are 0, the output is 0."""
-        return self.inner.end
+    def list_states(self, state: Any) -> list[Tensor]:
+        return self.inner.list_states(state)
 
 
 def build_convolution(config: NetworkConfig, inner: Attention) -> ShortConvolution | None:

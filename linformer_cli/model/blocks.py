@@ -1,6 +1,6 @@
 """Residual blocks, the layers between embedding and head: their interface and the transformer block.
 
-The other blocks are in `gated.py` and `lstm.py`. `mixers.py` builds the configured blocks.
+The other blocks are in `gated_block.py` and `lstm.py`. `mixers.py` builds the configured blocks.
 """
 
 from abc import ABC, abstractmethod
@@ -39,6 +39,11 @@ class FeedForward(nn.Module):
         y: Tensor = hidden.unflatten(-1, (-1, self.width)).sum(dim=-2) if self.output is None else self.output(hidden)
         return y
 
+    @property
+    def end(self) -> nn.Linear:
+        """The last matrix of the branch: if its weights and bias are 0, the output is 0."""
+        return self.input if self.output is None else self.output
+
     def emit(self, builder: Builder, source: int) -> int:
         hidden = builder.project(self.input, source, "hidden", self.activation)
         if self.output is not None:
@@ -46,11 +51,6 @@ class FeedForward(nn.Module):
         output = builder.scratch("branch", self.width)
         builder.emit("fold", y=output, x=hidden, width=self.width, chunks=self.input.out_features // self.width)
         return output
-
-    @property
-    def end(self) -> nn.Linear:
-        """The last matrix of the branch: if its weights and bias are 0, the output is 0."""
-        return self.input if self.output is None else self.output
 
 
 class Block(nn.Module, ABC):
@@ -91,17 +91,6 @@ class Block(nn.Module, ABC):
         If the weights and the bias of a branch's last matrix are 0, the output of the branch is 0.
         """
 
-    @abstractmethod
-    def emit(self, builder: Builder, name: str) -> None:
-        """Emit a step. Scratch memory that must last to the end of a pass has a name that ends in `name`.
-
-        Raises `NoProgram` if the block has no program.
-        """
-
-    @abstractmethod
-    def list_states(self, state: Any) -> list[Tensor]:
-        """The tensors [B, ...] of `state` that fill the state buffers created by `emit`, in the same order."""
-
     def start_biases(self) -> None:
         """Set the biases whose initial value is not 0."""
 
@@ -122,6 +111,17 @@ class Block(nn.Module, ABC):
         if not self.training:
             return (x + y if self.pre else norm(x + y)), state
         return (add_dropped(x, y, self.dropout) if self.pre else add_and_normalise(x, y, self.dropout, norm)), state
+
+    @abstractmethod
+    def emit(self, builder: Builder, name: str) -> None:
+        """Emit a step. Scratch memory that must last to the end of a pass has a name that ends in `name`.
+
+        Raises `NoProgram` if the block has no program.
+        """
+
+    @abstractmethod
+    def list_states(self, state: Any) -> list[Tensor]:
+        """The tensors [B, ...] of `state` that fill the state buffers created by `emit`, in the same order."""
 
 
 class InnerBlock(Block):
@@ -144,11 +144,11 @@ class InnerBlock(Block):
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
         return self.stateful.init_state(batch, capacity, device, dtype)
 
-    def list_states(self, state: Any) -> list[Tensor]:
-        return self.stateful.list_states(state)
-
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
         return self.inner.is_compiled(device, dtype)
+
+    def list_states(self, state: Any) -> list[Tensor]:
+        return self.stateful.list_states(state)
 
 
 class TransformerBlock(InnerBlock):
@@ -185,10 +185,6 @@ class TransformerBlock(InnerBlock):
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.add_branches(x_t, lambda x_t: self.attention.step(x_t, state))
 
-    def emit(self, builder: Builder, name: str) -> None:
-        builder.add_branch(self.attention_norm, self.pre, lambda x: self.attention.emit(builder, x, f"projected{name}"))
-        builder.add_branch(self.feed_forward_norm, self.pre, lambda x: self.feed_forward.emit(builder, x))
-
     def branch_ends(self) -> Sequence[nn.Linear]:
         return self.attention.end, self.feed_forward.end
 
@@ -201,6 +197,10 @@ class TransformerBlock(InnerBlock):
         x, state = self.add_branch(x, self.attention_norm, attention)
         x, _ = self.add_branch(x, self.feed_forward_norm, lambda x: (self.feed_forward(x), None))
         return x, state
+
+    def emit(self, builder: Builder, name: str) -> None:
+        builder.add_branch(self.attention_norm, self.pre, lambda x: self.attention.emit(builder, x, f"projected{name}"))
+        builder.add_branch(self.feed_forward_norm, self.pre, lambda x: self.feed_forward.emit(builder, x))
 
 
 def initialise_weights(model: nn.Module, blocks: Sequence[Block]) -> None:

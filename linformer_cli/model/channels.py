@@ -7,9 +7,9 @@ from linformer_cli.config import ModelConfig
 from linformer_cli.native.program import NO_BUFFER, Builder
 
 from .blocks import FeedForward
-from .differences import Differences
 from .dropout import add_dropped
 from .embedding import LEFT, UP, EmbeddingState, find_pixels, read_values, ring_slots, sum_tables
+from .neighbours import Differences
 
 
 class ChannelNetwork(nn.Module):

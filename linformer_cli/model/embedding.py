@@ -18,9 +18,7 @@ from torch.nn import functional
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.native.program import NO_BUFFER, Builder
 
-from .differences import Differences
-from .neighbour_tables import TABLE_PIXELS, NeighbourTables
-from .surroundings import Surroundings, list_surroundings
+from .neighbours import TABLE_PIXELS, Differences, NeighbourTables, Surroundings, list_surroundings
 
 # The number of values that `previous` and `recent` read.
 _LAST_VALUES = {"previous": 1, "recent": 4}
@@ -242,6 +240,26 @@ class PixelEmbedding(nn.Module):
             x = x + self.classes(label)
         return x, EmbeddingState(recent, state.position + tokens.shape[1], label)
 
+    def places(self) -> Tensor | None:
+        """Position vectors: [T, width] to add to the vectors of values, or [T, width / 2] to append. Or None."""
+        return self._grid(0, self.grid.positions) if self.has_grid else self.sinusoids
+
+    def _find_sources(self, start: int, length: int) -> Tensor:
+        """The rows `start` to `start + length - 1` of `sources`, which may lie beyond the last row."""
+        if self.last_values:
+            return find_last_values(torch.arange(start, start + length, device=self.sources.device), self.last_values)
+        return self.sources[start : start + length]
+
+    def _grid(self, start: int, length: int) -> Tensor:
+        places = torch.arange(start, start + length, device=self.row.weight.device)
+        pixels = places // self.grid.channels
+        place: Tensor = (
+            self.row(pixels // self.grid.width)
+            + self.column(pixels % self.grid.width)
+            + self.channel(places % self.grid.channels)
+        )
+        return place
+
     def emit(self, builder: Builder) -> tuple[int, int]:
         """Emit a step; returns the buffer of the recent values and the buffer of the class (-1: no classes).
 
@@ -283,26 +301,6 @@ class PixelEmbedding(nn.Module):
             builder.emit("look_up", output=numbers, ring=recent, slots=together, tables=rows, **sizes)
             builder.add(builder.project(self.tables.output, numbers, "branch"))
         return recent, label
-
-    def places(self) -> Tensor | None:
-        """Position vectors: [T, width] to add to the vectors of values, or [T, width / 2] to append. Or None."""
-        return self._grid(0, self.grid.positions) if self.has_grid else self.sinusoids
-
-    def _find_sources(self, start: int, length: int) -> Tensor:
-        """The rows `start` to `start + length - 1` of `sources`, which may lie beyond the last row."""
-        if self.last_values:
-            return find_last_values(torch.arange(start, start + length, device=self.sources.device), self.last_values)
-        return self.sources[start : start + length]
-
-    def _grid(self, start: int, length: int) -> Tensor:
-        places = torch.arange(start, start + length, device=self.row.weight.device)
-        pixels = places // self.grid.channels
-        place: Tensor = (
-            self.row(pixels // self.grid.width)
-            + self.column(pixels % self.grid.width)
-            + self.channel(places % self.grid.channels)
-        )
-        return place
 
 
 def sinusoidal_table(positions: int, width: int) -> Tensor:

@@ -96,6 +96,9 @@ class LstmBlock(Block):
         h, c = (torch.zeros(batch, self.hidden, device=device, dtype=dtype) for _ in range(2))
         return LstmState(h, c)
 
+    def branch_ends(self) -> Sequence[nn.Linear]:
+        return (self.output,)
+
     def emit(self, builder: Builder, name: str) -> None:
         input_weight, hidden_weight, input_bias, hidden_bias = self.lstm.all_weights[0]
 
@@ -110,9 +113,6 @@ class LstmBlock(Block):
 
     def list_states(self, state: Any) -> list[Tensor]:
         return [state.h, state.c]
-
-    def branch_ends(self) -> Sequence[nn.Linear]:
-        return (self.output,)
 
 
 def _in_float32() -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ from linformer_cli.errors import UsageError, unknown_name
 
 from .attention_layer import build_convolution
 from .blocks import Block, TransformerBlock
-from .gated import GatedBlock
+from .gated_block import GatedBlock
 from .lstm import LstmBlock, LstmOptions
 
 Mixer = type[Attention] | type[LstmBlock]

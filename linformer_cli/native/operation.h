@@ -108,6 +108,7 @@ struct Mix : Arguments {
         rules.scratch(inputs, {H, K}, Type::FLOAT32, q_column);
         rules.scratch(inputs, {H, K}, Type::FLOAT32, k_column);
         rules.scratch(inputs, {H, V}, Type::FLOAT32, v_column);
+        check_extra(rules, 0);
         rules.scratch(outputs, {H, V});
     }
     // Each head has `count` extra scalars.

@@ -13,7 +13,7 @@ from linformer_cli.config import Fraction, ImageShape, Layers, ModelConfig, Size
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import TransformerBlock, initialise_weights
 from linformer_cli.model.embedding import sinusoidal_table
-from linformer_cli.model.gated import GatedBlock
+from linformer_cli.model.gated_block import GatedBlock
 from linformer_cli.model.mixers import build_blocks
 
 from .features import BANDS

@@ -15,7 +15,7 @@ from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.blocks import AttentionLayer, Block, FeedForward, TransformerBlock
-from linformer_cli.model.gated import GatedBlock
+from linformer_cli.model.gated_block import GatedBlock
 from linformer_cli.model.lstm import LstmBlock, LstmState
 from linformer_cli.model.mixers import MIXERS, build_blocks
 from linformer_cli.presets import PRESETS

@@ -5,7 +5,7 @@ import torch
 from loops import loop_over
 from torch import Tensor
 
-from linformer_cli.model.differences import Differences
+from linformer_cli.model.neighbours import Differences
 from linformer_cli.native.constants import DIFFERENCE_SCALE
 
 # Two earlier channels of the pixel, then three pixels of three channels. The last two are those to the left and above.

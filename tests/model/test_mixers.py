@@ -9,7 +9,7 @@ from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.config import ModelConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import TransformerBlock
-from linformer_cli.model.gated import GatedBlock
+from linformer_cli.model.gated_block import GatedBlock
 from linformer_cli.model.lstm import LstmBlock, LstmOptions
 from linformer_cli.model.mixers import BASELINES, build_blocks, describe_mixing, parse_options
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from linformer_cli.config import ModelConfig
-from linformer_cli.model.neighbour_tables import ROWS_OF_A_CHANNEL, TABLE_PIXELS, NeighbourTables, find_rows
+from linformer_cli.model.neighbours import ROWS_OF_A_CHANNEL, TABLE_PIXELS, NeighbourTables, find_rows
 from linformer_cli.model.pixel_model import PixelModel
 
 BITS = {2: 16, 3: 15, 4: 14}

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from linformer_cli.model.surroundings import Surroundings, list_surroundings
+from linformer_cli.model.neighbours import Surroundings, list_surroundings
 
 
 def test_surroundings_are_the_known_pixels_of_four_rows() -> None:

@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "../operation.h"
-#include "parts/gated.h"
+#include "parts/gated_attention.h"
 #include "parts/rows.h"
 
 namespace {

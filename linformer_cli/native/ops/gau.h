@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "../operation.h"
-#include "parts/gated.h"
+#include "parts/gated_attention.h"
 #include "parts/rows.h"
 
 namespace {

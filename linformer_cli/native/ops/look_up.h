@@ -96,7 +96,7 @@ struct LookAround : Reader {
 };
 OPERATION("look_around", LookAround, STATELESS);
 
-// Reads differences of values from references, as in differences.py.
+// Reads differences of values from references, as in neighbours.py.
 struct DifferenceReader : Reader {
     const int64_t values = integer(), levels = integer(), channels = integer();
     const int64_t own = integer(), left = integer(), up = integer();
@@ -172,7 +172,7 @@ constexpr int64_t NEIGHBOURS = LINTX_NEIGHBOURS, ROW_WIDTH = LINTX_ROW_WIDTH;
 constexpr int64_t TABLE_ROWS[] = {LINTX_TABLE_ROWS}, TABLES = sizeof TABLE_ROWS / sizeof *TABLE_ROWS;
 static_assert(TABLES == NEIGHBOURS - 1, "one table for two neighbours, and one more for each further neighbour");
 
-// output <- one row of each table, selected by a combination of neighbouring values as in neighbour_tables.py.
+// output <- one row of each table, selected by a combination of neighbouring values as in neighbours.py.
 struct LookUp : Reader {
     const int64_t tables = buffer();  // [channels, rows of all tables, ROW_WIDTH]
     const int64_t levels = integer(), channels = integer();

@@ -60,6 +60,14 @@ class GatedBlock(InnerBlock):
 
         return self.add_branch(x, self.norm, branch)
 
+    def branch_ends(self) -> Sequence[nn.Linear]:
+        return (self.output,)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """U, V and Z in separate memory, because a view in a state would keep the whole projection in memory."""
+        u, v, z = (functional.silu(part) for part in self.input(x).split(self.widths, dim=-1))
+        return u, v, z
+
     def emit(self, builder: Builder, name: str) -> None:
         def branch(x: int) -> int:
             projected = builder.project(self.input, x, f"projected{name}", "silu")
@@ -70,11 +78,3 @@ class GatedBlock(InnerBlock):
             return builder.project(self.output, mixed, "branch")
 
         builder.add_branch(self.norm, self.pre, branch)
-
-    def branch_ends(self) -> Sequence[nn.Linear]:
-        return (self.output,)
-
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """U, V and Z in separate memory, because a view in a state would keep the whole projection in memory."""
-        u, v, z = (functional.silu(part) for part in self.input(x).split(self.widths, dim=-1))
-        return u, v, z

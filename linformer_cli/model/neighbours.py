@@ -1,0 +1,166 @@
+"""How a model reads the values around a position: as differences from neighbours, by a network, or by tables."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linformer_cli.native.constants import (
+    DIFFERENCE_SCALE,
+    HASH_BASE,
+    HASH_LAST_SHIFT,
+    HASH_MASK,
+    HASH_MULTIPLIER,
+    HASH_SHIFT,
+    PAIR_BASE,
+    ROW_WIDTH,
+    TABLE_ROWS,
+)
+
+# How many rows above the position and how many columns to either side are read.
+ROWS_ABOVE, SIDE = 3, 4
+# The (rows up, columns to the left) of the left, above, above left and above right pixels.
+TABLE_PIXELS = ((0, 1), (1, 0), (1, 1), (1, -1))
+ROWS_OF_A_CHANNEL = sum(TABLE_ROWS)
+
+
+class Differences(NamedTuple):
+    """Values as differences from neighbours, as in lossless image coders (LOCO-I, Weinberger 2000).
+
+    Neighbouring values of a photograph are close. A network that reads and predicts differences has small inputs and
+    outputs, and its noise, from rounding and from training, shrinks with them. The differences are computed from slots:
+    first `own` earlier channels of the pixel, then whole pixels.
+
+    A pixel has one slot for each of `channels`. `left` and `up` are the numbers of the pixels to the left and above.
+    The reference of a channel is the mean of its left and its upper value. If one of them is missing, it is the other;
+    if both are, it is the middle of the levels.
+    """
+
+    levels: int
+    channels: int
+    own: int
+    left: int
+    up: int
+
+    def arguments(self, values: int) -> dict[str, int]:
+        """The integers of the native operations that read `values` values."""
+        places = {"own": self.own, "left": self.left, "up": self.up}
+        return {"values": values, "levels": self.levels, "channels": self.channels, **places}
+
+    def numbers(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Numbers [..., slots + channels] for values int64 [..., slots]; `levels` stands for a missing value.
+
+        They are the differences of all values from the references of their channels, with 0 for missing values, and
+        then the references, scaled to [-1, 1].
+        """
+        references = self._double_references(values)
+        pixels = (values.shape[-1] - self.own) // self.channels
+        repeated = [references[..., : self.own], *[references] * pixels]
+        differences = (2 * values - torch.cat(repeated, dim=-1)).to(dtype) * (DIFFERENCE_SCALE / (self.levels - 1))
+        return torch.cat([differences.masked_fill(values == self.levels, 0), self._scale(references, dtype)], dim=-1)
+
+    def predict(self, values: Tensor, channels: Tensor, dtype: torch.dtype) -> Tensor:
+        """Predictions [..., n], on a scale from -1 to 1, of channels int64 [n] of pixels with values [..., n, slots].
+
+        A channel's prediction is its reference plus the difference of the channel before, if there is one.
+        """
+        references = self._double_references(values)
+        earlier = (2 * values[..., : self.own] - references[..., : self.own]).masked_fill(
+            values[..., : self.own] == self.levels, 0
+        )
+        predictions = references + torch.cat([torch.zeros_like(earlier[..., :1]), earlier], dim=-1)
+        return self._scale(predictions.gather(-1, channels.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1), dtype)
+
+    def _scale(self, doubled: Tensor, dtype: torch.dtype) -> Tensor:
+        return doubled.to(dtype) / (self.levels - 1) - 1
+
+    def _double_references(self, values: Tensor) -> Tensor:
+        """Twice the references, int64 [..., channels]."""
+        pixels = values[..., self.own :].unflatten(-1, (-1, self.channels))
+        left, up = pixels[..., self.left, :], pixels[..., self.up, :]
+        sums = torch.where(left == self.levels, up, left) + torch.where(up == self.levels, left, up)
+        return torch.where(sums == 2 * self.levels, self.levels - 1, sums)
+
+
+def list_surroundings() -> list[tuple[int, int]]:
+    """The offset (rows up, columns to the left) of each pixel that is read: above, or to the left in the same row."""
+    left = [(0, left) for left in range(1, SIDE + 1)]
+    return left + [(up, left) for up in range(1, ROWS_ABOVE + 1) for left in range(SIDE, -SIDE - 1, -1)]
+
+
+def scale_values(values: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
+    """Two numbers [..., 2 slots] for each of values int64 [..., slots]; `levels` stands for a missing value.
+
+    They are the values scaled to [-1, 1], followed by flags that are 1 if the value is above 0 (the usual background),
+    else 0. A missing value becomes 0 and 1/2.
+    """
+    missing = values == levels
+    numbers = (values.to(dtype) * (2 / (levels - 1)) - 1).masked_fill(missing, 0)
+    above = (values > 0).to(dtype).masked_fill(missing, 0.5)
+    return torch.cat([numbers, above], dim=-1)
+
+
+class Surroundings(nn.Module):
+    """A small network whose numeric inputs are the known values in a wide window around a position.
+
+    It maps values int64 [..., slots] to vectors [..., width]; `levels` stands for a missing value.
+
+    Two layers with a gelu between them read the numbers of all values together (see `scale_values`). Unlike a sum of
+    embeddings, each looked up from one value, these layers can recognise the edge of a stroke by its shape. With
+    `differences`, they read the differences of all values instead.
+    """
+
+    def __init__(self, slots: int, width: int, levels: int, differences: Differences | None = None) -> None:
+        super().__init__()
+        self.levels, self.differences = levels, differences
+        self.input = nn.Linear(2 * slots if differences is None else slots + differences.channels, 2 * width)
+        self.output = nn.Linear(2 * width, width)
+
+    def forward(self, values: Tensor) -> Tensor:
+        dtype = self.input.weight.dtype
+        if self.differences is None:
+            numbers = scale_values(values, self.levels, dtype)
+        else:
+            numbers = self.differences.numbers(values, dtype)
+        y: Tensor = self.output(functional.gelu(self.input(numbers)))
+        return y
+
+
+class NeighbourTables(nn.Module):
+    """Learned vectors for combinations of neighbouring values, which sums over single values cannot distinguish.
+
+    It maps values int64 [..., 4] of `TABLE_PIXELS` to vectors [..., width]; `levels` stands for a missing value.
+
+    There is one table for the first two values, one for the first three, and one for all four. Each combination of
+    values selects a row of its table, and a linear layer reads the three rows concatenated. Rows are initialised to 0.
+    Each pair of values has its own row, except that a missing value counts as 255. Triples and quadruples are hashed,
+    so some of them share a row, as in hash embeddings (Svenstrup 2017, arXiv 1709.03933). Each channel has its own
+    tables.
+    """
+
+    def __init__(self, width: int, channels: int) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.zeros(channels * ROWS_OF_A_CHANNEL, ROW_WIDTH))
+        self.output = nn.Linear(len(TABLE_ROWS) * ROW_WIDTH, width)
+
+    def forward(self, values: Tensor, channels: Tensor) -> Tensor:
+        """The vectors [..., width] for `values`; `channels` int64 [...], the channels of the values, are broadcast."""
+        y: Tensor = self.output(functional.embedding(find_rows(values, channels), self.rows).flatten(-2))
+        return y
+
+
+def find_rows(values: Tensor, channels: Tensor) -> Tensor:
+    """The rows selected by values int64 [..., 4] of channels [...], one per table: int64 [..., 3]."""
+    first, second = values[..., :2].clamp(max=PAIR_BASE - 1).unbind(dim=-1)
+    keys = [first * PAIR_BASE + second]
+    key = torch.zeros_like(first)
+    for index, value in enumerate(values.unbind(dim=-1)):
+        # An int64 product keeps only its lower 64 bits.
+        key = (key * HASH_BASE + value + 1) * HASH_MULTIPLIER & HASH_MASK
+        key = key ^ (key >> HASH_SHIFT)
+        if index >= 2:
+            keys.append((key ^ (key >> HASH_LAST_SHIFT)) & (TABLE_ROWS[index - 1] - 1))
+    tables = channels * ROWS_OF_A_CHANNEL
+    starts = (tables, tables + TABLE_ROWS[0], tables + TABLE_ROWS[0] + TABLE_ROWS[1])
+    return torch.stack([start + key for start, key in zip(starts, keys, strict=True)], dim=-1)
