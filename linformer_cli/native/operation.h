@@ -170,6 +170,10 @@ struct Entry {
     void (*check)(Rules&, const Operation&);
 };
 
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Wmissing-braces"  // `Op{...}` has no braces for the bases between Op and Arguments
+#endif
+
 template <class Op>
 void run_operation(const Pass& pass, const Operation& op) {
     Op{Arguments(pass, op)}.run();
