@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from linformer_cli.config import DataConfig
 from linformer_cli.errors import LintxError
-from linformer_cli.report.tables import Column, render_records, to_json
+from linformer_cli.report.tables import Column, Shown, list_columns, render_records, to_json
 from linformer_cli.units import format_bytes
 
 COLUMNS = (
@@ -214,3 +214,24 @@ def test_dataclasses_can_be_records_and_properties_their_columns():
     columns = [Column(key, key) for key in ("seconds", "doubled", "missing")]
     assert render_records([Row(1.5)], columns, "csv") == "seconds,doubled,missing\n1.5,3.0,\n"
     assert render_records([Row(1.5)], columns[:2], "md").splitlines()[-1] == "|     1.5 |     3.0 |"
+
+
+@dataclass(frozen=True)
+class Timed:
+    name: Annotated[str, Shown("model", names=True)]
+    samples: tuple[float, ...]
+    seconds: Annotated[float | None, Shown("time", ".1f", "s")] = None
+
+    @property
+    def rate(self) -> Annotated[float, Shown("rate")]:
+        return 2.0
+
+
+def test_rows_declare_how_tables_show_their_fields_and_properties() -> None:
+    name = Column("name", "model", names=True)
+    seconds = Column("seconds", "time", "s", ".1f")
+    assert list_columns(Timed) == (name, seconds)
+    assert list_columns(Timed, "rate name samples") == (Column("rate", "rate"), name, Column("samples"))
+    assert list_columns(Timed, "seconds", {"seconds": Shown("s")}) == (Column("seconds", "s"),)
+    with pytest.raises(KeyError):
+        list_columns(Timed, "minutes")
