@@ -42,12 +42,27 @@ def measure(setup):
     return {"pid": os.getpid(), "parent": os.getppid(), "threads": torch.get_num_threads(), "seen": len(here)}
 """
 
+# In place of torch, which takes seconds to load, in every server that a test starts.
+TORCH = """
+class OutOfMemoryError(RuntimeError):
+    pass
+
+
+def set_num_threads(number):
+    global get_num_threads
+    get_num_threads = lambda: number
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Iterator[Path]:
-    """A folder on the processes' path, with the module `odd` and another `linformer_cli`, which must be ignored."""
+    """A folder on the processes' path, with the module `odd` and another `linformer_cli`, which must be ignored.
+
+    Most servers have a small module `torch`.
+    """
     folder = tmp_path_factory.mktemp("modules")
     (folder / "odd.py").write_text(ODD)
+    (folder / "torch.py").write_text(TORCH)
     (folder / "here" / "linformer_cli").mkdir(parents=True)
     (folder / "here" / "linformer_cli" / "__init__.py").write_text("raise SystemExit('another one')")
     end_server()

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from fixed_ceilings import FixedCeilings
 from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.attention import linear
@@ -18,7 +19,9 @@ from linformer_cli.report.tables import to_json
 def found() -> tuple[GpuReport, list[str]]:
     """The report of one complete run, and the JSON documents saved after its parts."""
     saved: list[str] = []
-    report = GpuBench("cpu", GpuSizes(), save=lambda report: saved.append(to_json(report))).run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "Ceilings", FixedCeilings)
+        report = GpuBench("cpu", GpuSizes(), save=lambda report: saved.append(to_json(report))).run()
     return report, saved
 
 

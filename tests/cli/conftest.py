@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixed_ceilings import FixedCeilings
 
 from linformer_cli import files
 from linformer_cli.cli.app import main
@@ -36,6 +37,14 @@ def run_main(arguments: tuple[object, ...], capture: Any) -> Outcome:
         sys.argv = before
     captured = capture.readouterr()
     return Outcome(int(ended.value.code or 0), captured.out, captured.err)
+
+
+@pytest.fixture(autouse=True)
+def fixed_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the ceilings, because measuring them takes time; `tests/bench/test_ceilings.py` tests the real ones."""
+    monkeypatch.setattr("linformer_cli.bench.measure.ceilings.Ceilings", FixedCeilings)
+    for user in ("gpu", "paper", "speech"):
+        monkeypatch.setattr(f"linformer_cli.bench.{user}.Ceilings", FixedCeilings)
 
 
 @pytest.fixture

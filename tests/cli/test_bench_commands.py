@@ -7,7 +7,6 @@ import re
 import signal
 
 import pytest
-from fixed_ceilings import FixedCeilings
 from machine import FASTEST_ENGINE
 from PIL import Image
 
@@ -15,13 +14,6 @@ from linformer_cli import probe
 from linformer_cli.attention.performer import PerformerAttention
 from linformer_cli.sampling.whole_images import WholeImages
 from linformer_cli.system.device import Choice
-
-
-@pytest.fixture(autouse=True)
-def fixed_ceilings(monkeypatch):
-    """Replaces the ceilings, because measuring them takes time; `tests/bench/test_ceilings.py` tests the real ones."""
-    monkeypatch.setattr("linformer_cli.bench.measure.ceilings.Ceilings", FixedCeilings)
-    monkeypatch.setattr("linformer_cli.bench.paper.Ceilings", FixedCeilings)
 
 
 def test_bench_sample_extrapolates_only_re_runs(lintx, run_folder):
