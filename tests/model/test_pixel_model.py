@@ -62,7 +62,27 @@ for name, changes in {
     "lstm-pixels-grid-pre-categorical": {"attention": "lstm"},
 }.items():
     VARIANTS[name] = {"size": (3, 3, 3), "context": "residual", **changes}
-every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+
+
+def covers_pairs(name: str) -> bool:
+    """Whether a variant is one of those that together have each pair of settings; the others are slow."""
+    attention, channels, context, embedding, norm, head = name.split("-")
+    if context not in ("previous", "neighbours"):
+        return True
+    known, colour, near = attention == "softmax", channels == "3", context == "neighbours"
+    if attention not in ("softmax", "linear"):
+        return (norm == "post") == (colour != near)
+    others = (embedding == "paper", norm == "post", head == "mixture")
+    return others == (known != colour, known != near, colour != near)
+
+
+every_variant = pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(value, id=name, marks=() if "pixels" in name or covers_pairs(name) else pytest.mark.slow)
+        for name, value in VARIANTS.items()
+    ],
+)
 # These variants include every mechanism, image and context, for tests that depend on nothing else.
 some_variants = pytest.mark.parametrize(
     "variant", [value for name, value in VARIANTS.items() if name.endswith("grid-pre-categorical")]
