@@ -24,9 +24,10 @@ from linformer_cli.errors import Interrupted
 from linformer_cli.sampling.numbered import NumberedImages
 from linformer_cli.system.distributed import ALONE, Team, end_process, join_team, process_rank
 from linformer_cli.system.signals import StopRequest
+from linformer_cli.training.learner import Learner, Step
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.optimizer import build_average
-from linformer_cli.training.progress import Progress
+from linformer_cli.training.pixel_task import PixelTask
 from linformer_cli.training.run_folder import RunFolder
 
 STEPS = 9
@@ -54,18 +55,18 @@ TRAIN = TrainConfig(
 )
 
 
-def build(folder: Path, team: Team, precision: str = "fp32", **model: Any) -> Trainer:
+def build(folder: Path, team: Team, precision: str = "fp32", **model: Any) -> Trainer[PixelTask]:
     config = RunConfig(model=MODEL.model_copy(update=model), data=DataConfig(name="glyphs"), train=TRAIN)
     run = RunFolder(folder)
     if team.leads and not run.config_file.exists():
         run.create(config)
-    return Trainer(config, run, (IMAGES, IMAGES), "cpu", precision, team)
+    return Trainer(PixelTask(config, (IMAGES, IMAGES), "cpu", precision), run, team)
 
 
 class StopAt(StopRequest):
     """A stop request that arrives as soon as `trainer` has taken `step` steps."""
 
-    def __init__(self, trainer: Trainer, step: int | None) -> None:
+    def __init__(self, trainer: Trainer[PixelTask], step: int | None) -> None:
         self.trainer, self.step = trainer, step
 
     @property
@@ -111,24 +112,25 @@ def check_one_large_batch(folder: Path, team: Team, **model: Any) -> None:
         build(folder / f"of-{each.count}", each, **model) for each in ((team, ALONE) if team.leads else (team,))
     ]
     for trainer in trainers:
-        trainer.average = build_average(trainer.model.double(), trainer.config.train)
+        trainer.average = build_average(trainer.task.model.double(), trainer.task.settings)
     shared = trainers[0]
-    losses = [shared.train_step(Progress(), 1e-2)]
-    gradients = [None if found.grad is None else found.grad.clone() for found in shared.model.parameters()]
+    steps = [shared.train_step()]
+    gradients = [None if found.grad is None else found.grad.clone() for found in shared.task.model.parameters()]
     for _ in range(3):
-        shared.train_step(Progress(), 1e-2)
+        shared.train_step()
     if team.leads:
         alone = trainers[1]
-        losses.append(alone.train_step(Progress(), 1e-2))
-        for ours, parameter in zip(gradients, alone.model.parameters(), strict=True):
+        steps.append(alone.train_step())
+        for ours, parameter in zip(gradients, alone.task.model.parameters(), strict=True):
             assert (ours is None) == (parameter.grad is None)
             if parameter.grad is not None:
                 torch.testing.assert_close(ours, parameter.grad, rtol=1e-9, atol=1e-12)
-        assert min(*losses[0], *losses[1]) > 0
-        torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-9, atol=0)
+        ours, theirs = (torch.tensor([step.nats, step.gradient_norm], dtype=torch.float64) for step in steps)
+        assert min(*ours, *theirs) > 0
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=0)
         for _ in range(3):
-            alone.train_step(Progress(), 1e-2)
-        torch.testing.assert_close(shared.model.state_dict(), alone.model.state_dict(), rtol=0, atol=1e-8)
+            alone.train_step()
+        torch.testing.assert_close(shared.task.model.state_dict(), alone.task.model.state_dict(), rtol=0, atol=1e-8)
 
 
 def check_training(folder: Path) -> None:
@@ -159,19 +161,19 @@ def check_training(folder: Path) -> None:
 
 def die_at(number: int) -> None:
     """Kill this process before it takes step `number` or writes image `number`."""
-    step, write = Trainer.train_step, NumberedImages.write
+    step, write = Learner.train_step, NumberedImages.write
 
-    def dying_step(trainer: Trainer, progress: Progress, rate: float) -> tuple[float, float]:
-        if trainer.progress.step == number:
+    def dying_step(learner: Learner[PixelTask], share: float) -> Step:
+        if learner.progress.step == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        return step(trainer, progress, rate)
+        return step(learner, share)
 
     def dying_write(folder: NumberedImages, index: int, image: Any) -> None:
         if index >= number:
             os.kill(os.getpid(), signal.SIGKILL)
         write(folder, index, image)
 
-    Trainer.train_step = dying_step  # type: ignore[method-assign]
+    Learner.train_step = dying_step  # type: ignore[method-assign]
     NumberedImages.write = dying_write  # type: ignore[method-assign]
 
 

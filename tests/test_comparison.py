@@ -45,7 +45,7 @@ from linformer_cli.presets import PRESETS
 from linformer_cli.report.grids import read_png_metadata
 from linformer_cli.sampling.whole_images import WholeImages
 from linformer_cli.system.signals import StopRequest
-from linformer_cli.training.loop import Trainer
+from linformer_cli.training.learner import Learner
 
 IMAGES, BATCH = 21, 4
 DATA = {"name": "glyphs", "image_size": 8}
@@ -294,8 +294,8 @@ def test_times_measured_under_other_conditions_are_not_used(finished, monkeypatc
 
 def test_timing_uses_the_settings_of_the_run_and_does_not_change_it(finished, monkeypatch) -> None:
     taken = []
-    right = Trainer.take_step
-    monkeypatch.setattr(Trainer, "take_step", lambda self: taken.append(self.config) or right(self))
+    right = Learner.train_step
+    monkeypatch.setattr(Learner, "train_step", lambda self: taken.append(self.task.config) or right(self))
     before = {path: path.read_bytes() for path in finished.folder.path.rglob("*") if path.is_file()}
     time_training(finished)
     assert taken == [finished.config] * (1 + TIMED_STEPS)

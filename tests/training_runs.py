@@ -16,9 +16,11 @@ from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
 from linformer_cli.evaluation.bits import Bits
 from linformer_cli.metrics import COLUMNS, MetricsRow
+from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
-from linformer_cli.training.progress import Progress
+from linformer_cli.training.pixel_task import PixelTask
+from linformer_cli.training.progress import Progress, Reporter
 from linformer_cli.training.run_folder import RunFolder
 
 TRAINING_IMAGES, VALIDATION_IMAGES = 30, 6
@@ -36,7 +38,7 @@ def glyphs(split: str) -> ImageSet:
 TRAIN, VALIDATION = glyphs("train"), glyphs("validation")
 
 
-class Watcher:
+class Watcher(Reporter):
     """Records (event, step), and can run an action at an event, such as a stop, a fault or a check."""
 
     def __init__(self, stop: StopRequest | None = None, signal_number: int = signal.SIGINT) -> None:
@@ -80,14 +82,20 @@ class Watcher:
         return [step for name, step in self.events if name == event and step > 0]
 
 
-def begin(config: RunConfig, path: Path, precision: str = "fp32") -> Trainer:
+def begin(
+    config: RunConfig, path: Path, precision: str = "fp32", source: PixelModel | None = None
+) -> Trainer[PixelTask]:
+    """Begin or continue the run in `path`; with `source`, from its weights."""
     folder = RunFolder(path)
     if not folder.config_file.exists():
         folder.create(config)
-    return Trainer(config, folder, (TRAIN, VALIDATION), "cpu", precision)
+    task = PixelTask(config, (TRAIN, VALIDATION), "cpu", precision)
+    if source is not None:
+        task.transfer(source)
+    return Trainer(task, folder)
 
 
-def train(trainer: Trainer, watcher: Watcher | None = None) -> Watcher:
+def train(trainer: Trainer[PixelTask], watcher: Watcher | None = None) -> Watcher:
     watcher = watcher or Watcher()
     trainer.run(watcher, watcher.stop)
     return watcher
@@ -104,15 +112,15 @@ def all_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
     return ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-def record_order(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def record_order(trainer: Trainer[PixelTask], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Return a list that training fills with the image indices of every batch."""
     order: list[list[int]] = []
-    draw = trainer.batches.batch
+    draw = trainer.task.batches.batch
 
     def batch(start: int, size: int) -> Any:
         indices = draw(start, size)
         order.append(indices.tolist())
         return indices
 
-    monkeypatch.setattr(trainer.batches, "batch", batch)
+    monkeypatch.setattr(trainer.task.batches, "batch", batch)
     return order

@@ -11,18 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
-from linformer_cli.attention.base import Attention
+from linformer_cli.errors import TrainingError
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.variants import Variant
 from linformer_cli.report.tables import Shown
-from linformer_cli.system.device import seeded
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.system.timing import time_work
+from linformer_cli.training.loop import Trainer
 from linformer_cli.units import format_milliseconds, format_percent
 
 from .copy_task import (
@@ -33,9 +29,8 @@ from .copy_task import (
     LOWER_AFTER_UPDATES,
     LOWER_LEARNING_RATE,
     SYMBOLS,
-    CopyModel,
     CopySettings,
-    draw_batch,
+    CopyTask,
     learning_rate_at,
 )
 from .measure.attention_pass import PassSetup, build_checked_model
@@ -122,62 +117,54 @@ class CopyReport:
 
 @dataclass(frozen=True)
 class _Update:
+    """An update, or the reason why it failed."""
+
     loss: float
     accuracy: float
     seconds: float
+    failed: str | None = None
 
 
-class Learner:
-    """A model with one mechanism, and its curve. `failed` says why its training ended early."""
+class CopyRun:
+    """The training of one mechanism, and its updates. `failed` says why its training ended early."""
 
     def __init__(self, variant: Variant, settings: CopySettings, ceilings: Ceilings) -> None:
         self.variant = variant
         self.failed: str | None = None
         self._settings, self._ceilings = settings, ceilings
-        with seeded(settings.seed):
-            self.model = CopyModel(variant, settings).to(settings.device).train()
-        self._optimizer = torch.optim.RAdam(self.model.parameters(), lr=LEARNING_RATE)
-        self._updates: list[_Update] = []
+        self.trainer = Trainer(CopyTask(variant, settings))
+        self._steps = self.trainer.steps()
+        self.updates: list[_Update] = []
 
-    def time_update(self, sequences: Tensor, copied: Tensor) -> _Update:
+    def time_update(self) -> _Update:
         """Train on one batch and time the update, without recording it."""
         found: list[tuple[float, float]] = []
-        number = len(self._updates)
-        seconds = time_work(lambda: found.append(self.update(sequences, copied, number)), self._settings.device)
+        try:
+            seconds = time_work(lambda: found.append(self.update()), self._settings.device)
+        except TrainingError as error:
+            return _Update(math.nan, math.nan, math.nan, str(error))
         return _Update(*found[0], seconds)
 
     def record(self, update: _Update) -> None:
-        """Add an update to the curve. If the loss is NaN or infinite, the model has failed, and nothing is added."""
-        if math.isfinite(update.loss):
-            self._updates.append(update)
-        else:
-            self.failed = f"the loss was NaN or infinite at update {len(self._updates) + 1}"
+        """Add an update to the curve, unless it failed."""
+        self.failed = update.failed
+        if self.failed is None:
+            self.updates.append(update)
 
-    def update(self, sequences: Tensor, copied: Tensor, number: int) -> tuple[float, float]:
+    def update(self) -> tuple[float, float]:
         """Train on one batch. Return loss and accuracy before the update, when the model has not yet seen the batch."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate_at(number)
-        for module in self.model.modules():
-            if isinstance(module, Attention):
-                module.on_training_step(number, self._settings.seed)
-        targets = copied[:, 1:]
-        logits = self.model(sequences)[:, :-1][targets]
-        wanted = sequences[:, 1:][targets]
-        loss = functional.cross_entropy(logits, wanted)
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self._optimizer.step()
-        return float(loss.detach()), float((logits.argmax(dim=-1) == wanted).float().mean())
+        loss = next(self._steps).nats
+        return loss, float(self.trainer.task.accuracy)
 
     def point(self, update: int) -> CopyPoint:
         """Return the point of the curve at `update`, counted from 1."""
-        recent = self._updates[max(0, update - self._settings.points_every) : update]
+        recent = self.updates[max(0, update - self._settings.points_every) : update]
         loss, accuracy = (statistics.fmean(getattr(one, key) for one in recent) for key in ("loss", "accuracy"))
         return CopyPoint(update, loss, accuracy, learning_rate_at(update - 1))
 
     def row(self) -> CopyRow:
         """Return all points so far. Unless the model has failed, the last point is at the last update."""
-        done, every = len(self._updates), self._settings.points_every
+        done, every = len(self.updates), self._settings.points_every
         places = list(range(every, done + 1, every))
         if self.failed is None and done % every:
             places.append(done)
@@ -185,10 +172,10 @@ class Learner:
         last = points[-1] if points else None
         seconds = rate = share = None
         if self.failed is None and done:
-            seconds = statistics.fmean(update.seconds for update in self._updates)
+            seconds = statistics.fmean(update.seconds for update in self.updates)
             positions = BATCH * self._settings.length
-            rate = positions * TRAINING_FACTOR * count_product_flops(self.model) / seconds / 1e9
-            share = rate / self._ceilings.product(list_products(self.model), positions, "fp32").gigaflops
+            rate = positions * TRAINING_FACTOR * count_product_flops(self.trainer.task.model) / seconds / 1e9
+            share = rate / self._ceilings.product(list_products(self.trainer.task.model), positions, "fp32").gigaflops
         return CopyRow(
             task=self._settings.title,
             reduced=self._settings.reduced,
@@ -196,7 +183,7 @@ class Learner:
             attention=self.variant.attention,
             attention_options=self.variant.options,
             device=self._settings.device,
-            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            parameters=sum(parameter.numel() for parameter in self.trainer.task.model.parameters()),
             updates=0 if last is None else last.update,
             loss=None if last is None else last.loss,
             accuracy=None if last is None else last.accuracy,
@@ -208,7 +195,7 @@ class Learner:
         )
 
 
-def prepare(variants: Sequence[Variant], settings: CopySettings, ceilings: Ceilings) -> list[Learner]:
+def prepare(variants: Sequence[Variant], settings: CopySettings, ceilings: Ceilings) -> list[CopyRun]:
     """Return an untrained model for each of `variants`.
 
     Raises `UsageError` for sizes that a mechanism does not support, and `DisagreementError` if the parallel and the
@@ -217,7 +204,7 @@ def prepare(variants: Sequence[Variant], settings: CopySettings, ceilings: Ceili
     for variant in variants:
         setup = PassSetup(variant.attention, variant.options, HEADS, settings.width // HEADS, settings.length)
         require_agreement(build_checked_model(setup))
-    return [Learner(variant, settings, ceilings) for variant in variants]
+    return [CopyRun(variant, settings, ceilings) for variant in variants]
 
 
 def run_copy_task(
@@ -238,17 +225,17 @@ def run_copy_task(
     """
     began = time.monotonic()
     stop = stop or StopRequest()
-    learners = prepare(variants, settings, ceilings)
+    runs = prepare(variants, settings, ceilings)
 
     def is_over() -> bool:
         late = budget_seconds is not None and time.monotonic() - began >= budget_seconds
         return late or stop.signal_number is not None
 
     def report_points(update: int) -> None:
-        report(update, {one.variant.label: one.point(update) for one in learners if one.failed is None})
+        report(update, {one.variant.label: one.point(update) for one in runs if one.failed is None})
 
     done = 0
-    while done < settings.updates and not is_over() and _measure_round(learners, settings, done, is_over):
+    while done < settings.updates and not is_over() and _measure_round(runs, done, is_over):
         done += 1
         if done % settings.points_every == 0:
             report_points(done)
@@ -256,10 +243,10 @@ def run_copy_task(
         report_points(done)
     ended: Ending = "finished"
     if done < settings.updates:
-        failed = all(learner.failed is not None for learner in learners)
+        failed = all(run.failed is not None for run in runs)
         ended = "interrupted" if stop.signal_number is not None else "failed" if failed else "budget"
     return CopyReport(
-        tuple(learner.row() for learner in learners),
+        tuple(run.row() for run in runs),
         ended,
         _describe_conditions(settings, budget_seconds, done),
         describe_environment(),
@@ -267,23 +254,21 @@ def run_copy_task(
     )
 
 
-def _measure_round(
-    learners: Sequence[Learner], settings: CopySettings, number: int, is_over: Callable[[], bool]
-) -> bool:
+def _measure_round(runs: Sequence[CopyRun], number: int, is_over: Callable[[], bool]) -> bool:
     """Update every model that has not failed. Return False if all have failed or time ran out.
 
     If time runs out during the round, the round is not recorded.
     """
-    batch = [part.to(settings.device) for part in draw_batch(settings.length, settings.seed, number)]
-    learning = [learner for learner in learners if learner.failed is None]
+    learning = [run for run in runs if run.failed is None]
+    learning[0].trainer.task.load_batch(number, range(BATCH))  # drawn here, so that no update includes the time
     updates: list[_Update] = []
-    for learner in learning:
+    for run in learning:
         if updates and is_over():
             return False
-        updates.append(learner.time_update(*batch))
-    for learner, update in zip(learning, updates, strict=True):
-        learner.record(update)
-    return any(learner.failed is None for learner in learning)
+        updates.append(run.time_update())
+    for run, update in zip(learning, updates, strict=True):
+        run.record(update)
+    return any(run.failed is None for run in learning)
 
 
 def _describe_conditions(settings: CopySettings, budget_seconds: float | None, done: int) -> CopyConditions:

@@ -4,17 +4,21 @@ A sequence is w 0 w 0 0 ...: a string w of random symbols, the separator 0, the 
 the end. A model that finds where the copy begins can predict all of it.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from linformer_cli.config import ImageShape, ModelConfig
+from linformer_cli.config import ImageShape, ModelConfig, TrainConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import Block, initialise_weights
 from linformer_cli.model.mixers import build_blocks
 from linformer_cli.model.variants import Variant
+from linformer_cli.system.device import seeded
+from linformer_cli.training.task import Task
 
 SYMBOLS = 10
 SEPARATOR = 0
@@ -76,14 +80,15 @@ def learning_rate_at(update: int) -> float:
     return LEARNING_RATE if update < LOWER_AFTER_UPDATES else LOWER_LEARNING_RATE
 
 
-def draw_batch(length: int, seed: int, update: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
+@functools.lru_cache(maxsize=1)  # all models learn from the same batch in turn
+def draw_batch(length: int, seed: int, number: int, batch: int = BATCH, device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Draw sequences int64 [B, length] and the mask bool [B, length] of their copied symbols.
 
     As in the authors' released code, the string has a random length, from a quarter to nearly half of the sequence's
     length. The position alone therefore does not tell where the copy begins. The batch depends only on `seed` and
-    `update`.
+    `number`.
     """
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + update) % 2**63)
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
     counts = torch.randint(length // 4, (length - 1) // 2, (batch, 1), generator=generator)
     symbols = torch.randint(1, SYMBOLS + 1, (batch, length), generator=generator)
     places = torch.arange(length)
@@ -91,7 +96,7 @@ def draw_batch(length: int, seed: int, update: int, batch: int = BATCH) -> tuple
     sources = torch.where(copied, places - counts - 1, places)
     sequences = symbols.gather(1, sources.expand(batch, length))
     sequences[(places == counts) | (places > 2 * counts)] = SEPARATOR
-    return sequences, copied
+    return sequences.to(device), copied.to(device)
 
 
 class CopyModel(nn.Module):
@@ -139,3 +144,30 @@ def build_config(variant: Variant, settings: CopySettings) -> ModelConfig:
         feed_forward=4 * settings.width,
         image=ImageShape(height=math.ceil(settings.length / row), width=row),
     )
+
+
+class CopyTask(Task[CopyModel, tuple[Tensor, Tensor]]):
+    """Trains a model to copy. `accuracy` is the share of correct predictions in the newest batch."""
+
+    def __init__(self, variant: Variant, settings: CopySettings) -> None:
+        with seeded(settings.seed):
+            model = CopyModel(variant, settings).to(settings.device)
+        training = TrainConfig(steps=settings.updates, batch=BATCH, clip=0, seed=settings.seed)
+        super().__init__(model, torch.optim.RAdam(model.parameters(), lr=LEARNING_RATE), training, settings.device)
+        self._length, self.accuracy = settings.length, torch.zeros(())
+
+    def load_batch(self, number: int, rows: range) -> tuple[Tensor, Tensor]:
+        return draw_batch(self._length, self.settings.seed, number, len(rows), self.device)
+
+    def measure_loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the mean loss in nats per copied symbol, twice."""
+        sequences, copied = batch
+        targets = copied[:, 1:]
+        logits = self.model(sequences)[:, :-1][targets]
+        wanted = sequences[:, 1:][targets]
+        loss = functional.cross_entropy(logits, wanted)
+        self.accuracy = (logits.argmax(dim=-1) == wanted).float().mean()
+        return loss, loss
+
+    def learning_rate_at(self, step: int, share: float) -> float:
+        return learning_rate_at(step)

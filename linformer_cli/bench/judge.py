@@ -14,12 +14,15 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.config import TrainConfig
 from linformer_cli.data.batches import Batches, shift_images
 from linformer_cli.documents import read_bytes
 from linformer_cli.errors import LintxError
 from linformer_cli.files import user_cache, write_file
 from linformer_cli.system.device import seeded
 from linformer_cli.system.signals import Check, never_stop
+from linformer_cli.training.loop import Trainer
+from linformer_cli.training.task import Task
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -99,7 +102,7 @@ def load_judge(
     """Return the judge of training images uint8 [N, H, W, C] with labels int64 [N] in 0 .. classes - 1.
 
     Its file in the user's cache is named after a digest of the images, the labels and the recipe. If the file is
-    missing or damaged, the judge is trained, and `on_update` is called before each update with its number. If the file
+    missing or damaged, the judge is trained, and `on_update` is called after each update with their number. If the file
     cannot be written, the judge is trained every time.
     """
     digest = hashlib.sha256(json.dumps([asdict(recipe), classes, images.shape]).encode())
@@ -111,22 +114,35 @@ def load_judge(
     try:
         judge.load_state_dict(load(read_bytes(path, _LARGEST_FILE)))
     except (OSError, ValueError, SafetensorError, RuntimeError):
-        _train(judge, images, labels, on_update)
+        trainer = Trainer(_JudgeTask(judge, images, labels))
+        for _ in trainer.steps():
+            on_update(trainer.progress.step)
         with contextlib.suppress(LintxError):
             write_file(path, save(judge.state_dict()))
     return judge
 
 
-def _train(judge: Judge, images: Pixels, labels: Labels, on_update: Callable[[int], None]) -> None:
-    recipe, batches = judge.recipe, Batches(len(images), judge.recipe.seed)
-    optimizer = torch.optim.AdamW(judge.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
-    for update in range(recipe.updates):
-        on_update(update)
-        done, place = update / recipe.updates, update * recipe.batch
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * min((update + 1) / (0.1 * recipe.updates), (1 - done) / 0.9)
-        chosen = batches.batch(place, recipe.batch)
-        _, logits = judge(shift_images(images[chosen], batches.shifts(place, recipe.batch, recipe.shift)))
-        optimizer.zero_grad(set_to_none=True)
-        functional.cross_entropy(logits, torch.from_numpy(labels[chosen])).backward()
-        optimizer.step()
+class _JudgeTask(Task[Judge, tuple[Pixels, Tensor]]):
+    """A batch are images uint8 [B, H, W, C] and labels int64 [B]."""
+
+    def __init__(self, judge: Judge, images: Pixels, labels: Labels) -> None:
+        recipe = self._recipe = judge.recipe
+        optimizer = torch.optim.AdamW(judge.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
+        settings = TrainConfig(steps=recipe.updates, batch=recipe.batch, clip=0, seed=recipe.seed)
+        super().__init__(judge, optimizer, settings)
+        self._images, self._labels, self._batches = images, labels, Batches(len(images), recipe.seed)
+
+    def load_batch(self, number: int, rows: range) -> tuple[Pixels, Tensor]:
+        start, size = number * self.settings.batch + rows.start, len(rows)
+        chosen = self._batches.batch(start, size)
+        shifts = self._batches.shifts(start, size, self._recipe.shift)
+        return shift_images(self._images[chosen], shifts), torch.from_numpy(self._labels[chosen])
+
+    def measure_loss(self, batch: tuple[Pixels, Tensor]) -> tuple[Tensor, Tensor]:
+        images, labels = batch
+        loss = functional.cross_entropy(self.model(images)[1], labels)
+        return loss, loss
+
+    def learning_rate_at(self, step: int, share: float) -> float:
+        rising, falling = (step + 1) / (0.1 * self._recipe.updates), (1 - share) / 0.9
+        return self._recipe.learning_rate * min(rising, falling)

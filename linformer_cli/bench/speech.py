@@ -10,10 +10,10 @@ from pathlib import Path
 from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.model.variants import Variant, parse_variants
 from linformer_cli.speech.corpus import Corpus
+from linformer_cli.speech.ctc_task import TrainingSettings
 from linformer_cli.speech.encoder import BI_LSTM, PRESETS, build_encoder
-from linformer_cli.speech.folds import Fold
-from linformer_cli.speech.learner import TrainingSettings
 from linformer_cli.speech.saved import save_recogniser
+from linformer_cli.speech.utterances import Fold
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 

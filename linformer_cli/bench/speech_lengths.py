@@ -6,13 +6,14 @@ from typing import Any
 import torch
 
 from linformer_cli.errors import TrainingError
-from linformer_cli.speech.batches import Batch
+from linformer_cli.speech.ctc_task import CtcTask, TrainingSettings
 from linformer_cli.speech.encoder import EncoderSettings, build_encoder
 from linformer_cli.speech.features import BANDS
-from linformer_cli.speech.learner import Learner, TrainingSettings
+from linformer_cli.speech.utterances import Batch
 from linformer_cli.system.device import seeded
 from linformer_cli.system.signals import Check
 from linformer_cli.system.timing import Timing, time_work
+from linformer_cli.training.learner import Learner
 
 from .measure.ceilings import Ceilings
 from .measure.fresh_process import PassFailed, run_fresh
@@ -38,7 +39,7 @@ class StepSetup:
     device: str
 
 
-class LengthMeasurement(Measurement[LengthRow, Learner]):
+class LengthMeasurement(Measurement[LengthRow, Learner[CtcTask]]):
     """Training steps of one mechanism at one length. `epoch_frames` is the number of frames of an epoch."""
 
     def __init__(self, label: str, setup: StepSetup, epoch_frames: int, ceilings: Ceilings, check: Check) -> None:
@@ -47,20 +48,20 @@ class LengthMeasurement(Measurement[LengthRow, Learner]):
         self._batch = draw_batch(setup)
         self._peak_bytes: int | None = None
 
-    def prepare(self) -> Learner:
+    def prepare(self) -> Learner[CtcTask]:
         self.check()
         if self._peak_bytes is None:
             self._peak_bytes = self.measure_apart(self._measure_memory)
-        learner = build_learner(self._setup)
+        learner = build_learner(self._setup, self._batch)
         try:
-            learner.update(self._batch)
+            learner.train_step()
         except TrainingError as error:
             raise PassFailed(str(error)) from None
         return learner
 
-    def time_sample(self, work: Learner) -> float:
+    def time_sample(self, work: Learner[CtcTask]) -> float:
         self.check()
-        return time_work(lambda: work.update(self._batch), self._setup.device)
+        return time_work(work.train_step, self._setup.device)
 
     def row(self) -> LengthRow:
         setup = self._setup
@@ -90,25 +91,28 @@ class LengthMeasurement(Measurement[LengthRow, Learner]):
         if self._setup.device == "cpu":
             found: int | None = run_fresh(__name__, asdict(self._setup), _MEMORY_LIMIT_SECONDS)["peak_bytes"]
             return found
-        learner = build_learner(self._setup)
-        learner.update(draw_batch(replace(self._setup, batch=1)))
-        return measure_device_growth(lambda: learner.update(self._batch), self._setup.device)[1]
+        learner = build_learner(self._setup, draw_batch(replace(self._setup, batch=1)))
+        learner.train_step()
+        learner.task.begin_epoch([self._batch])
+        return measure_device_growth(learner.train_step, self._setup.device)[1]
 
 
 def measure(given: dict[str, Any]) -> dict[str, Any]:
     """Measure the memory of a step in this process, which should be fresh. `given` has the fields of a `StepSetup`."""
     setup = StepSetup(**{**given, "settings": EncoderSettings(**given["settings"])})
-    learner = build_learner(setup)
-    learner.update(draw_batch(replace(setup, batch=1, frames=min(setup.frames, 200))))  # allocates the gradients
-    batch = draw_batch(setup)
-    return {"peak_bytes": measure_process_growth(lambda: learner.update(batch))[1]}
+    learner = build_learner(setup, draw_batch(replace(setup, batch=1, frames=min(setup.frames, 200))))
+    learner.train_step()  # allocates the gradients
+    learner.task.begin_epoch([draw_batch(setup)])
+    return {"peak_bytes": measure_process_growth(learner.train_step)[1]}
 
 
-def build_learner(setup: StepSetup) -> Learner:
-    """Return an untrained encoder with its optimizer."""
+def build_learner(setup: StepSetup, batch: Batch) -> Learner[CtcTask]:
+    """Return an untrained encoder that learns from `batch` again and again."""
     with seeded(0):
         encoder = build_encoder(setup.attention, setup.options, setup.settings, setup.symbols)
-    return Learner(encoder.to(setup.device), TrainingSettings(), 0)
+    task = CtcTask(encoder.to(setup.device), TrainingSettings(), 0, setup.device)
+    task.begin_epoch([batch])
+    return Learner(task)
 
 
 def draw_batch(setup: StepSetup) -> Batch:

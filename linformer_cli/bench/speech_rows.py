@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from linformer_cli.report.tables import Shown
+from linformer_cli.speech.ctc_task import TrainingSettings
 from linformer_cli.speech.encoder import EncoderSettings
-from linformer_cli.speech.learner import TrainingSettings
 from linformer_cli.system.timing import Timing
 from linformer_cli.units import format_bytes
 

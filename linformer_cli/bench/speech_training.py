@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 from linformer_cli.errors import TrainingError
 from linformer_cli.model.variants import Variant
-from linformer_cli.speech.batches import Batch, group_by_length, make_batches
+from linformer_cli.speech.ctc_task import CtcTask, TrainingSettings, measure_errors
+from linformer_cli.speech.decoding import Errors
 from linformer_cli.speech.encoder import EncoderSettings, build_encoder
-from linformer_cli.speech.folds import Fold
-from linformer_cli.speech.learner import Learner, TrainingSettings
 from linformer_cli.speech.saved import Recogniser
-from linformer_cli.speech.scoring import Errors
+from linformer_cli.speech.utterances import Batch, Fold, group_by_length, make_batches
 from linformer_cli.system.device import seeded
 from linformer_cli.system.signals import Check
 from linformer_cli.system.timing import time_work
+from linformer_cli.training.learner import Step
+from linformer_cli.training.loop import Trainer
 
 from .speech_rows import SeedResult, SpeechPoint
 
@@ -48,7 +49,7 @@ class Trainee:
     """The model of a mechanism and a seed, with its curve. `failed` says why its training ended early."""
 
     def __init__(self, variant: Variant, data: FoldData, settings: EncoderSettings, device: str) -> None:
-        self.variant, self.data, self.training = variant, data, TrainingSettings()
+        self.variant, self.data = variant, data
         self.failed: str | None = None
         self.seconds: list[float] = []
         self.points: list[SpeechPoint] = []
@@ -59,7 +60,9 @@ class Trainee:
         with seeded(seed):
             encoder = build_encoder(variant.attention, variant.options, settings, len(self._alphabet))
         self.parameters = sum(parameter.numel() for parameter in encoder.parameters())
-        self._learner, self._device = Learner(encoder.to(device), self.training, seed), device
+        self.encoder, self._device = encoder.to(device), device
+        self._trainer = Trainer(CtcTask(self.encoder, TrainingSettings(), seed, device))
+        self._steps = self._trainer.steps()
 
     def train(self, epoch: Epoch, progress: Callable[[float], float], check: Check) -> None:
         """Train for one epoch and validate. Only the training is timed.
@@ -67,25 +70,24 @@ class Trainee:
         `progress` returns the share of all training that is done when a share of this epoch is done. `check` is called
         before every update.
         """
-        losses: list[float] = []
-        count, done = len(epoch.batches), 0
+        steps: list[Step] = []
 
-        def advance() -> float:
-            nonlocal done
-            check()
-            done += 1
-            return progress((done - 1) / count)
+        def work() -> None:
+            for _ in epoch.batches:
+                check()
+                steps.append(next(self._steps))
 
+        self._trainer.task.begin_epoch(epoch.batches, self._trainer.progress.step, progress)
         with seeded(self.data.fold.seed * 1_000_003 + len(self.points)):  # dropout depends only on seed and epoch
             try:
-                seconds = time_work(lambda: losses.append(self._learner.train(epoch.batches, advance)), self._device)
+                seconds = time_work(work, self._device)
             except TrainingError as error:
                 self.failed = str(error)
                 return
         self.seconds.append(seconds)
-        self._errors.append(self._learner.measure_errors(self.data.validation))
-        errors, rate = self._errors[-1].rate, self._learner.learning_rate
-        self.points.append(SpeechPoint(len(self.points) + 1, losses[0], errors, sum(self.seconds), rate))
+        self._errors.append(measure_errors(self.encoder, self.data.validation))
+        loss, rate = sum(step.nats for step in steps) / len(steps), steps[-1].learning_rate
+        self.points.append(SpeechPoint(len(self.points) + 1, loss, self._errors[-1].rate, sum(self.seconds), rate))
 
     def cut(self, epochs: int) -> None:
         """Forget results after `epochs` epochs. If a round is interrupted, some models have one epoch too many."""
@@ -95,7 +97,7 @@ class Trainee:
     def decode_by_beam(self, width: int) -> None:
         """Measure the error rate of a beam of this width."""
         if self._errors:
-            self._beam_errors = self._learner.measure_errors(self.data.validation, width)
+            self._beam_errors = measure_errors(self.encoder, self.data.validation, width)
 
     def result(self) -> SeedResult | None:
         """Return the results so far, or None before the first epoch."""
@@ -123,7 +125,7 @@ class Trainee:
             self.variant.label,
             self.variant.attention,
             self.variant.options,
-            self._learner.encoder,
+            self.encoder,
             self._alphabet,
             corpus.rate,
             corpus.title,

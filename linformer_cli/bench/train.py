@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from linformer_cli.system.device import torch_dtype
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.training.loop import Trainer
-from linformer_cli.training.run_folder import RunFolder
+from linformer_cli.training.pixel_task import PixelTask
 from linformer_cli.units import format_duration
 
 from .measure.ceilings import Ceilings
@@ -90,7 +89,7 @@ def prepare(
     ]
 
 
-class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
+class TrainingMeasurement(Measurement[TrainingRow, Trainer[PixelTask]]):
     """Training steps of a model with one of `settings.engines`, on random images, with the settings of its preset.
 
     The trainer is kept between rounds, because a new trainer would have to warm up again. Its gradients and averages
@@ -111,7 +110,7 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
         self._plain, self._precision = engine[0] == TEXTBOOK, engine[1]
         self._device = str(timed.model.device)
 
-    def prepare(self) -> Trainer:
+    def prepare(self) -> Trainer[PixelTask]:
         config, preset = self._timed.model.config, self._timed.preset
         trainer = build_trainer(config, preset, self._batch, self._device, self._precision)
         seconds, limit = self._time_step(trainer), self._settings.limit_seconds
@@ -119,7 +118,7 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
             raise PassFailed(f"one step took {format_duration(seconds)}")
         return trainer
 
-    def time_sample(self, work: Trainer) -> float:
+    def time_sample(self, work: Trainer[PixelTask]) -> float:
         # The limit applies only to the repeats. `bench paper` takes more rounds than repeats, within its own budget.
         limit = self._settings.limit_seconds
         if limit is not None and self.reduced and sum(self.samples) + self.samples[-1] > limit:
@@ -150,10 +149,10 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
             product_share=rate / ceiling.gigaflops,
         )
 
-    def _time_step(self, trainer: Trainer) -> float:
+    def _time_step(self, trainer: Trainer[PixelTask]) -> float:
         self.check()
         with textbook_only() if self._plain else contextlib.nullcontext():
-            return time_work(trainer.take_step, self._device)
+            return time_work(trainer.train_step, self._device)
 
     def _name_engine(self) -> str:
         """Return `textbook`, or what `auto` uses: `native` with compiled kernels, `parallel` without."""
@@ -162,7 +161,9 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
         return NATIVE if self._timed.model.is_compiled(torch_dtype(self._precision)) else "parallel"
 
 
-def build_trainer(model: ModelConfig, preset: str | None, batch: int, device: str, precision: str) -> Trainer:
+def build_trainer(
+    model: ModelConfig, preset: str | None, batch: int, device: str, precision: str
+) -> Trainer[PixelTask]:
     """Build a trainer with random images and the training settings of `preset`. The trainer writes no files."""
     train = TrainConfig.model_validate({**complete_recipe(RECIPES.get(preset or "", {})), "batch": batch, "steps": 1})
     image = model.image
@@ -171,4 +172,4 @@ def build_trainer(model: ModelConfig, preset: str | None, batch: int, device: st
     labels = np.arange(len(pixels)) % model.classes if model.classes else None
     images = ImageSet("random", "train", pixels, labels)
     config = RunConfig(preset=preset, model=model, train=train)
-    return Trainer(config, RunFolder(Path("unused")), (images, images), device, precision)
+    return Trainer(PixelTask(config, (images, images), device, precision))

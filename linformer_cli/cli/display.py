@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from linformer_cli.training.progress import Progress as RunProgress
+from linformer_cli.training.progress import Reporter
 from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_duration
 
 from .output import info, is_quiet, safe_stderr
@@ -15,14 +17,13 @@ from .output import info, is_quiet, safe_stderr
 if TYPE_CHECKING:
     from linformer_cli.evaluation.bits import Bits
     from linformer_cli.metrics import MetricsRow
-    from linformer_cli.training.progress import Progress as RunProgress
 
 _PLAIN_INTERVAL_SECONDS = 10.0
 _BAR_COLUMNS = 20
 _PERCENT_COLUMNS = 5
 
 
-class TrainingDisplay:
+class TrainingDisplay(Reporter):
     """A `Reporter` of the training loop that writes to `console`, by default stderr."""
 
     def __init__(self, console: Console | None = None, words: Words = IMAGES) -> None:
@@ -66,7 +67,7 @@ class TrainingDisplay:
             self._next_plain = time.monotonic() + _PLAIN_INTERVAL_SECONDS
             self._say(f"{finished_share:4.0%}  {'  '.join(facts)}")
 
-    def on_evaluate(self, progress: "RunProgress", bits: "Bits", is_best: bool) -> None:
+    def on_evaluate(self, progress: RunProgress, bits: "Bits", is_best: bool) -> None:
         best = ", the best so far" if is_best else ""
         self._say(
             f"step {progress.step}: validation {format_bits(bits.bits_per_dim, bits.standard_error)} "
@@ -75,9 +76,6 @@ class TrainingDisplay:
 
     def on_sample(self, path: Path) -> None:
         self._say(f"wrote {path}")
-
-    def on_save(self, path: Path, progress: "RunProgress") -> None:
-        """Saves are not reported."""
 
     def on_spike(self, message: str) -> None:
         self._print(f"warning: {message}")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from linformer_cli.data.images import ImageSet
     from linformer_cli.system.distributed import Team
     from linformer_cli.training.loop import Trainer
+    from linformer_cli.training.pixel_task import PixelTask
     from linformer_cli.training.run_folder import RunFolder
     from linformer_cli.training.settings import Given
 
@@ -139,20 +140,21 @@ def train(asked: TrainOptions) -> None:
         if not asked.resume and asked.out is None:  # created this late, so that a refused command leaves no folder
             from linformer_cli.training.run_folder import RunFolder, claim_run
 
-            trainer.folder = RunFolder(team.from_leader(lambda: claim_run(str(trainer.config.preset))))
+            trainer.folder = RunFolder(team.from_leader(lambda: claim_run(str(trainer.task.config.preset))))
         folder = trainer.folder
+        assert folder is not None
         advice = f"the last save is intact; continue with: lintx train --resume '{folder.path}'"
         with notice_loss(advice), ExitStack() as stack:
             if team.leads:
                 if not asked.resume:
-                    folder.create(trainer.config)
+                    folder.create(trainer.task.config)
                 stack.enter_context(folder.lock())
             if asked.resume:
                 trainer.resume()
                 if team.leads:
-                    folder.write_config(trainer.config)
+                    folder.write_config(trainer.task.config)
             info(f"training in {folder.path} from step {trainer.progress.step}")
-            _run(trainer, asked.json)
+            _run(trainer, folder.path, asked.json)
 
 
 def _read_given(asked: TrainOptions) -> "Given":
@@ -163,7 +165,7 @@ def _read_given(asked: TrainOptions) -> "Given":
     return Given(asked.preset, asked.network, data, {**asked.length, **asked.training})
 
 
-def _resume(asked: TrainOptions, team: "Team") -> "Trainer":
+def _resume(asked: TrainOptions, team: "Team") -> "Trainer[PixelTask]":
     """Return the trainer of the run to resume."""
     from linformer_cli.training.run_folder import RunFolder, find_newest_run
     from linformer_cli.training.settings import extend_settings
@@ -174,7 +176,7 @@ def _resume(asked: TrainOptions, team: "Team") -> "Trainer":
     return _build_trainer(settings, folder, load_training_images(settings.data, team), team)
 
 
-def _begin(asked: TrainOptions, team: "Team") -> "Trainer":
+def _begin(asked: TrainOptions, team: "Team") -> "Trainer[PixelTask]":
     """Return the trainer of a new run. Its folder is created later."""
     from linformer_cli.training.run_folder import RUNS, RunFolder
     from linformer_cli.training.settings import find_source, find_teachers, merge_settings
@@ -190,27 +192,30 @@ def _begin(asked: TrainOptions, team: "Team") -> "Trainer":
             folder.refuse_if_taken()
         require_writable(folder.config_file)
     images = load_training_images(merged.data, team)
-    trainer = _build_trainer(merged.build(images[0].shape, images[0].classes, teachers), folder, images, team)
-    if source is not None:
-        _take_over(trainer, source)
-    return trainer
+    settings = merged.build(images[0].shape, images[0].classes, teachers)
+    return _build_trainer(settings, folder, images, team, source)
 
 
 def _build_trainer(
-    settings: "RunConfig", folder: "RunFolder", images: "tuple[ImageSet, ImageSet]", team: "Team"
-) -> "Trainer":
+    settings: "RunConfig",
+    folder: "RunFolder",
+    images: "tuple[ImageSet, ImageSet]",
+    team: "Team",
+    source: "Checkpoint | None" = None,
+) -> "Trainer[PixelTask]":
     from linformer_cli.probe import choose_precision
     from linformer_cli.system.device import torch_dtype
     from linformer_cli.training.loop import Trainer
+    from linformer_cli.training.pixel_task import PixelTask
 
     device = team.choose_device(settings.train.device)
     sizes = settings.model.width, settings.model.feed_forward
     precision = team.from_leader(lambda: choose_precision(settings.train.precision, device.value, *sizes))
     info(f"device {device.value} ({device.reason}), precision {precision.value} ({precision.reason})")
-    trainer = Trainer(settings, folder, images, device.value, precision.value, team)
+    task = PixelTask(settings, images, device.value, precision.value)
     if team.count > 1:
         info(f"{team.count} processes, each with its share of every {settings.train.batch} {settings.data.words.items}")
-    if trainer.model.is_compiled(torch_dtype(precision.value)):
+    if task.model.is_compiled(torch_dtype(precision.value)):
         info("attention uses compiled kernels")
     if settings.distill_from:
         teachers = " and ".join(teacher.checkpoint for teacher in settings.distill_from)
@@ -227,24 +232,26 @@ def _build_trainer(
             f"conditioned on {settings.model.classes} classes: bits/dim assume that the class is known; add "
             f"{settings.model.class_bits_per_dim:.4f} to compare with an unconditional model"
         )
-    return trainer
+    if source is not None:
+        _transfer(task, source)
+    return Trainer(task, folder, team)
 
 
-def _take_over(trainer: "Trainer", source: "Checkpoint") -> None:
+def _transfer(task: "PixelTask", source: "Checkpoint") -> None:
     from linformer_cli.checkpoint import load_weights
-    from linformer_cli.training.takeover import summarise_names
+    from linformer_cli.training.transfer import summarise_names
 
-    moved = trainer.take_over(load_weights(source))
-    info(f"copied {len(moved.taken)} tensors from {source.path} ({source.info.model.attention} attention)")
+    moved = task.transfer(load_weights(source))
+    info(f"copied {len(moved.copied)} tensors from {source.path} ({source.info.model.attention} attention)")
     info(f"newly initialised: {summarise_names(moved.new)}")
     info(f"not copied: {summarise_names(moved.left)}")
 
 
-def _run(trainer: "Trainer", json: bool) -> None:
+def _run(trainer: "Trainer[PixelTask]", path: Path, json: bool) -> None:
     from linformer_cli.system.signals import catch_signals
 
-    began, path = trainer.progress.step, trainer.folder.path
-    words = trainer.config.data.words
+    began, task = trainer.progress.step, trainer.task
+    words = task.words
     with catch_signals() as stop, TrainingDisplay(words=words) as display:
         progress = trainer.run(display, stop)
     if progress.step == began:
@@ -254,13 +261,13 @@ def _run(trainer: "Trainer", json: bool) -> None:
     if json and trainer.team.leads:
         result = {
             "run": path,
-            "init_from": trainer.config.init_from,
-            "distill_from": trainer.config.distill_from,
-            "attention": trainer.config.model.attention,
+            "init_from": task.config.init_from,
+            "distill_from": task.config.distill_from,
+            "attention": task.config.model.attention,
             "engine": "parallel",
-            "precision": "bf16" if trainer.autocast else "fp32",
-            "device": trainer.device,
-            "batch": trainer.config.train.batch,
+            "precision": "bf16" if task.autocast else "fp32",
+            "device": task.device,
+            "batch": task.config.train.batch,
             "processes": trainer.team.count,
             "steps": progress.step,
             "images": progress.images_seen,
@@ -272,7 +279,7 @@ def _run(trainer: "Trainer", json: bool) -> None:
         print_json(result)
 
 
-def _dry_run(trainer: "Trainer", json: bool) -> None:
+def _dry_run(trainer: "Trainer[PixelTask]", json: bool) -> None:
     """Print the settings, sizes, memory and step time that the run would have."""
     import tomli_w
 
@@ -282,24 +289,24 @@ def _dry_run(trainer: "Trainer", json: bool) -> None:
     seconds = trainer.time_one_step()
     if not trainer.team.leads:
         return
-    settings = trainer.config.train
+    task, settings = trainer.task, trainer.task.settings
     images = settings.batch * settings.accumulation
     facts = {
-        "parameters": trainer.model.parameter_count(),
-        "state_bytes": trainer.model.state_bytes(1),
-        "peak_memory_bytes": measure_peak_memory(trainer.device),
+        "parameters": task.model.parameter_count(),
+        "state_bytes": task.model.state_bytes(1),
+        "peak_memory_bytes": measure_peak_memory(task.device),
         "seconds_per_step": seconds,
         "images_per_second": images / seconds,
     }
     if json:
-        print_json({"config": trainer.config, **facts})
+        print_json({"config": task.config, **facts})
         return
-    print(tomli_w.dumps(trainer.config.model_dump(exclude_none=True)))
+    print(tomli_w.dumps(task.config.model_dump(exclude_none=True)))
     print_facts(
         {
             "parameters": f"{facts['parameters']:,}",
-            "state": f"{format_bytes(facts['state_bytes'])} per {trainer.config.data.words.item} while sampling",
+            "state": f"{format_bytes(facts['state_bytes'])} per {task.words.item} while sampling",
             "memory": f"{format_bytes(facts['peak_memory_bytes'])} at the peak of one step",
-            "one step": f"{seconds:.3g} s, {facts['images_per_second']:.3g} {trainer.config.data.words.items}/s",
+            "one step": f"{seconds:.3g} s, {facts['images_per_second']:.3g} {task.words.items}/s",
         }
     )

@@ -27,10 +27,11 @@ from linformer_cli.report.terminal import render_windows
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.system.signals import Check, StopRequest, never_stop
 from linformer_cli.training.loop import Trainer
+from linformer_cli.training.pixel_task import PixelTask
 from linformer_cli.training.progress import Reporter
 from linformer_cli.training.run_folder import RunFolder
-from linformer_cli.training.schedule import measure_progress
 from linformer_cli.training.settings import Given, Settings, merge_settings, read_tables
+from linformer_cli.training.task import measure_progress
 from linformer_cli.units import WINDOWS
 
 DEFAULT_PRESET = "mnist-small"
@@ -204,7 +205,7 @@ def train_entry(
     entry: Entry, images: tuple[ImageSet, ImageSet], conditions: Conditions, reporter: Reporter, stop: StopRequest
 ) -> None:
     """Begin or resume the run of `entry` and finish it. If `stop` is set, save and raise `Interrupted`."""
-    trainer = Trainer(entry.config, entry.folder, images, conditions.device, conditions.precision)
+    trainer = Trainer(PixelTask(entry.config, images, conditions.device, conditions.precision), entry.folder)
     begun = entry.folder.config_file.exists()
     if not begun:
         entry.folder.create(entry.config)

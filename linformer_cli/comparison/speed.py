@@ -18,7 +18,8 @@ from linformer_cli.sampling.whole_images import WholeImages
 from linformer_cli.system.environment import processor_name
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import time_work
-from linformer_cli.training.loop import Trainer
+from linformer_cli.training.learner import Learner
+from linformer_cli.training.pixel_task import PixelTask
 
 from .entries import Conditions, Entry
 
@@ -74,13 +75,13 @@ def time_training_once(entry: Entry, images: tuple[ImageSet, ImageSet], conditio
         return False
     if not samples:
         require_agreement(load_weights(checkpoint, conditions.device))
-    trainer = Trainer(entry.config, entry.folder, images, conditions.device, conditions.precision)
+    learner = Learner(PixelTask(entry.config, images, conditions.device, conditions.precision))
 
     def work() -> None:
         for _ in range(TIMED_STEPS):
-            trainer.take_step()
+            learner.train_step()
 
-    trainer.take_step()
+    learner.train_step()
     _keep_samples(entry.training_file, speed, [*samples, time_work(work, conditions.device)])
     return True
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from linformer_cli.attention.base import Attention, measure_state_bytes
+from linformer_cli.attention.base import measure_state_bytes
 from linformer_cli.config import ModelConfig
 
 from .blocks import Block, initialise_weights
@@ -156,12 +156,6 @@ class PixelModel(nn.Module):
         if isinstance(self.head, MixtureHead):
             parameters = self.head.move_means(parameters, predictions)
         return parameters, pixel
-
-    def on_training_step(self, step: int, seed: int) -> None:
-        """Tell every attention mechanism that training step number `step` of a run with `seed` begins."""
-        for module in self.modules():
-            if isinstance(module, Attention):
-                module.on_training_step(step, seed)
 
     def nats(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
         """Negative log-likelihood [B, T] in nats of each value, for values int64 [B, T].

@@ -13,7 +13,6 @@ from torch import Tensor
 from linformer_cli.data.images import find_data_dir
 from linformer_cli.errors import DataError, UsageError
 
-from .lexicon import DIGITS, LEXICON
 from .waves import Wave, read_rate, read_wave
 
 DIGITS_NAME = "fsdd"
@@ -24,6 +23,22 @@ _DIGITS_FILE = re.compile(r"(\d)_([^_]+)_\d+\.wav")
 _HEADER = ["file", "speaker", "symbols"]
 # Testing on speakers that the model has never heard needs at least two speakers.
 _FEWEST_SPEAKERS = 2
+
+# The first pronunciation of each word in the CMU Pronouncing Dictionary (github.com/cmusphinx/cmudict), in ARPAbet
+# without stress.
+LEXICON: dict[str, tuple[str, ...]] = {
+    "zero": ("Z", "IH", "R", "OW"),
+    "one": ("W", "AH", "N"),
+    "two": ("T", "UW"),
+    "three": ("TH", "R", "IY"),
+    "four": ("F", "AO", "R"),
+    "five": ("F", "AY", "V"),
+    "six": ("S", "IH", "K", "S"),
+    "seven": ("S", "EH", "V", "AH", "N"),
+    "eight": ("EY", "T"),
+    "nine": ("N", "AY", "N"),
+}
+DIGITS = tuple(LEXICON)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,25 @@
-"""Utterances: features with symbols. Those of the spoken digits are strings, drawn from a seed."""
+"""Utterances: features with symbols. Those of the spoken digits are strings, drawn from a seed.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+A `Fold` divides them into training and validation, which have different speakers.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from linformer_cli.errors import DataError
 
-from .corpus import Corpus, Recording
+from .corpus import Corpus, Recording, split_speakers
 from .features import HOP_SECONDS, log_mel, normalise
+
+# Training strings are up to this much faster or slower, which also changes the pitch.
+SPEED_CHANGE = 0.15
+# These parts of the seeds make training and validation strings different.
+_TRAINING, _VALIDATION = 1, 2
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,80 @@ def require_room(utterances: Sequence[Utterance], stack: int) -> None:
                 f"{1000 * HOP_SECONDS * stack:.0f} ms, but it has only {positions}; correct its transcript or leave "
                 "it out"
             )
+
+
+class Fold:
+    """The speakers of one seed. If words are joined, `strings` are the numbers of strings for training and validation.
+
+    Every epoch has new strings. The validation strings of a fold are always the same.
+    """
+
+    def __init__(self, corpus: Corpus, seed: int, strings: tuple[int, int]) -> None:
+        self.corpus, self.seed, self.strings = corpus, seed, strings
+        self.speakers, self.held_out = split_speakers(corpus.speakers, seed)
+        self._settings = StringSettings()
+
+    def draw_training(self, epoch: int, stack: int) -> list[Utterance]:
+        """Return the utterances of an epoch, counted from 0. Raises what `require_room` raises."""
+        if self.corpus.joined:
+            changed = replace(self._settings, speed=(1 - SPEED_CHANGE, 1 + SPEED_CHANGE))
+            seed = [_TRAINING, self.seed, epoch]
+            found = draw_strings(self.corpus, self.speakers, self.strings[0], changed, seed)
+        else:
+            found = take_recordings(self.corpus, self.speakers)
+        require_room(found, stack)
+        return found
+
+    def draw_validation(self, stack: int) -> list[Utterance]:
+        """Return the utterances of the speakers that are held out. Raises what `require_room` raises."""
+        if self.corpus.joined:
+            found = draw_strings(self.corpus, self.held_out, self.strings[1], self._settings, [_VALIDATION])
+        else:
+            found = take_recordings(self.corpus, self.held_out)
+        require_room(found, stack)
+        return found
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Features [B, T, 40] with zeros after `lengths` [B] frames, and symbols [B, S] after `counts` [B] of them."""
+
+    features: Tensor
+    lengths: Tensor
+    symbols: Tensor
+    counts: Tensor
+
+    def to(self, device: str) -> "Batch":
+        return Batch(*(part.to(device) for part in (self.features, self.lengths, self.symbols, self.counts)))
+
+
+def group_by_length(utterances: Sequence[Utterance], frames: int) -> list[list[Utterance]]:
+    """Group utterances of similar length, longest first. A group has at most `frames` frames with its padding.
+
+    An utterance that is longer than `frames` is a group of its own.
+    """
+    groups: list[list[Utterance]] = []
+    for one in sorted(utterances, key=lambda one: one.frames, reverse=True):
+        if groups and groups[-1][0].frames * (len(groups[-1]) + 1) <= frames:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return groups
+
+
+def make_batches(groups: Sequence[Sequence[Utterance]], seed: int | None = None) -> Iterator[Batch]:
+    """Yield a batch for each group, in an order drawn from `seed` (None: as given)."""
+    order = torch.arange(len(groups))
+    if seed is not None:
+        order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(seed))
+    for place in order.tolist():
+        group = groups[place]
+        yield Batch(
+            pad_sequence([one.features for one in group], batch_first=True),
+            torch.tensor([one.frames for one in group]),
+            pad_sequence([one.symbols for one in group], batch_first=True),
+            torch.tensor([len(one.symbols) for one in group]),
+        )
 
 
 def _draw_string(

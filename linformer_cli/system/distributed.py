@@ -185,7 +185,7 @@ class Team:
 ALONE = Team()
 
 
-def keep_own(module: "nn.Module") -> contextlib.AbstractContextManager[None]:
+def keep_own(module: object) -> contextlib.AbstractContextManager[None]:
     """A context in which a backward pass through a module of `Team.parallel` does not average its gradients."""
     no_sync = getattr(module, "no_sync", None)
     return contextlib.nullcontext() if no_sync is None else no_sync()

@@ -40,6 +40,18 @@ class Teachers:
             mean[given] += torch.stack(changes).mean(dim=0) * (unaware / len(self.models))
         return mean.softmax(dim=-1)
 
+    def measure_loss(
+        self, model: PixelModel, values: Tensor, labels: Tensor | None, share: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss and the nats [B, T] of `model`, for values int64 [B, T] and labels int64 [B].
+
+        The loss is `share` times the cross-entropy with the predictions of the teachers, plus 1 - `share` times the
+        nats.
+        """
+        predicted, logs = self.predict(values, labels), _log_probabilities(model, values, labels)
+        nats = -logs.gather(-1, values.unsqueeze(-1)).squeeze(-1)
+        return share * -(predicted * logs).sum(dim=-1) + (1 - share) * nats, nats
+
 
 def _log_probabilities(model: PixelModel, values: Tensor, labels: Tensor | None) -> Tensor:
     """Log probabilities [B, T, levels] of every value, for values int64 [B, T]."""

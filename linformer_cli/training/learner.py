@@ -1,169 +1,201 @@
-"""A model in training, with its optimizer and the average of its weights."""
+"""Training steps of a task, with one process or several, and the state that the next step needs."""
 
 import contextlib
+import dataclasses
+import functools
 import math
 import time
-from typing import cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import Module
+from torch import Tensor, nn
 
+from linformer_cli.attention.base import Attention
 from linformer_cli.checkpoint import TrainingState
-from linformer_cli.config import RunConfig
-from linformer_cli.data.batches import Batches, flip_images, shift_images
-from linformer_cli.data.images import ImageSet
-from linformer_cli.data.sequence import images_to_values
-from linformer_cli.errors import TrainingError
-from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.errors import TrainingError, UsageError
 from linformer_cli.system.device import synchronize
 from linformer_cli.system.distributed import ALONE, Team, keep_own
 
-from .distillation import Teachers
-from .optimizer import build_average, build_optimizer, load_optimizer_tensors, strip_prefix
+from .optimizer import build_average, load_optimizer_tensors, optimizer_tensors, strip_prefix
 from .progress import Progress
-from .saving import AVERAGED, IN_TRAINING, restore_random_state
-from .together import has_idle_parameters, seed_own_dropout, share_batch, share_model
+from .task import AnyTask, Task
+
+# Used if weights are averaged: the key of the number of averaged steps, and the prefix of the weights in training.
+_AVERAGED, _IN_TRAINING = "averaged_steps", "training."
 
 
-def build_model(config: RunConfig) -> PixelModel:
-    """Build the untrained model of a run. Its weights depend only on the seed."""
-    torch.manual_seed(config.train.seed)
-    return PixelModel(config.model)
+@dataclass(frozen=True)
+class Step:
+    """A training step: mean nats per value, the gradient norm before clipping, and the learning rate."""
+
+    nats: float
+    gradient_norm: float
+    learning_rate: float
 
 
-class Learner:
-    """A model in training on `device`, in `precision` (`fp32` or `bf16`), with the images and models it learns from.
+class Learner(Generic[AnyTask]):
+    """A task in training, with its progress and the average of its weights.
 
     Each process of a `team` trains on its share of every batch. After a step, all processes have the same weights.
-    Raises `UsageError` for a batch with fewer images than processes, and for images that do not have the model's size.
-    Raises `DataError` if the model needs classes and the images have no labels, and `CheckpointError` if a model to
-    learn from is missing or has changed.
+    Raises `UsageError` for a batch with fewer images than processes.
     """
 
-    def __init__(self, config: RunConfig, images: ImageSet, device: str, precision: str, team: Team = ALONE) -> None:
-        self.config, self.device, self.train_set = config, device, images
-        self.team, self.own_batch = team, share_batch(team, config.train.batch)
-        images.require_shape(config.model.image)
-        self.labels = images.require_labels(config.model.classes) if config.model.classes else None
-        self.autocast = precision == "bf16"
-        self.batches = Batches(len(images), config.train.seed)
-        self.teachers = Teachers.load(config, device) if config.distill_from else None
-        self._timed_steps = 0
-        self._use_model(build_model(config).to(device))
-
-    def _use_model(self, model: PixelModel) -> None:
-        """Train `model` from now on, with a new optimizer and a new average."""
-        self.model = model.train()
-        self.optimizer = build_optimizer(model, self.config.train)
-        self.average = build_average(model, self.config.train)
-        self._likelihood: Module | None = None
-
-    def restore(self, model: PixelModel, state: TrainingState) -> None:
-        """Continue with the weights and the training state of a save. This leaves only the progress in `state.values`.
-
-        Raises `KeyError`, `TypeError`, `ValueError`, `IndexError` or `RuntimeError` if `model` and `state` do not fit
-        together.
-        """
-        self._use_model(model)
-        if self.average is not None:
-            # The checkpoint holds the average of the weights. The training state holds the weights in training.
-            self.average.n_averaged.fill_(state.values.pop(AVERAGED))
-            self.model.load_state_dict(strip_prefix(state.tensors, IN_TRAINING))
-        complete = load_optimizer_tensors(self.optimizer, state.tensors)
-        if not complete and state.values["step"] != 0 and not has_idle_parameters(self.model):
-            raise ValueError("moments of the optimizer are missing")
-        restore_random_state(state.tensors, self.device)
+    def __init__(self, task: AnyTask, team: Team = ALONE) -> None:
+        self.task, self.team = task, team
+        self.rows = share_batch(team, task.settings.batch)
+        self.average = build_average(task.model, task.settings)
+        self.progress = Progress(evaluated_at=-1 if task.pretrained else 0)
 
     @property
-    def evaluated_model(self) -> PixelModel:
+    def evaluated_model(self) -> nn.Module:
         """The model to evaluate, sample from and save. It has the average of the weights if there is one."""
-        if self.average is None:
-            return self.model
-        return cast(PixelModel, self.average.module)
+        return self.task.model if self.average is None else self.average.module
 
-    @property
-    def likelihood(self) -> Module:
-        """The model as a module that returns the loss and nats. Backward averages the gradients of all processes."""
-        if self._likelihood is None:
-            self._likelihood = share_model(self.team, self.model, self.config.train.distill_share)
-        return self._likelihood
+    @functools.cached_property
+    def measure_loss(self) -> Callable[[Any], tuple[Tensor, Tensor]]:
+        """The loss of the task. Its backward pass averages the gradients of all processes."""
+        if self.team.count == 1:
+            return self.task.measure_loss
+        return self.team.parallel(_Loss(self.task), has_idle_parameters(self.task))
 
-    def train_step(self, progress: Progress, rate: float) -> tuple[float, float]:
-        """Take one optimizer step at learning rate `rate`. Return nats per value and the gradient norm before clipping.
+    def train_step(self, share: float = 0.0) -> Step:
+        """Take one optimizer step, when the finished share of the run is `share`.
 
-        Raises `TrainingError`, with the weights unchanged, if one of these two numbers is NaN or infinite.
+        Raises `TrainingError`, with the weights unchanged, if the loss or its gradient is NaN or infinite.
         """
-        settings = self.config.train
-        for group in self.optimizer.param_groups:
+        task, settings, progress = self.task, self.task.settings, self.progress
+        rate = task.learning_rate_at(progress.step, share)
+        for group in task.optimizer.param_groups:
             group["lr"] = rate * group.get("lr_share", 1.0)
-        self.model.on_training_step(progress.step, settings.seed)
+        for module in task.model.modules():
+            if isinstance(module, Attention):
+                module.on_training_step(progress.step, settings.seed)
         seed_own_dropout(self.team, settings.seed, progress.step)
-        self.optimizer.zero_grad(set_to_none=True)
+        task.optimizer.zero_grad(set_to_none=True)
         # The gradients of the processes are averaged with equal weights, but their shares of the batch may differ in
         # size. Each loss is therefore weighted with its share.
-        share = len(self.own_batch) / settings.batch
+        weight, count = len(self.rows) / settings.batch, settings.accumulation
         total = 0.0
-        for part in range(settings.accumulation):
-            start = progress.images_seen + part * settings.batch + self.own_batch.start
-            with keep_own(self.likelihood) if part + 1 < settings.accumulation else contextlib.nullcontext():
-                loss, nats = self.measure_loss(start)
-                (loss * (share * self.team.count / settings.accumulation)).backward()
-            total += float(nats.detach()) * share / settings.accumulation
+        for part in range(count):
+            with keep_own(self.measure_loss) if part + 1 < count else contextlib.nullcontext():
+                loss, nats = self.measure_loss(task.load_batch(progress.step * count + part, self.rows))
+                (loss * (weight * self.team.count / count)).backward()
+            total += float(nats.detach()) * weight / count
         total = self.team.total(total)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf))
+        norm = float(nn.utils.clip_grad_norm_(task.model.parameters(), settings.clip or math.inf))
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise TrainingError(
                 f"the loss or its gradient is NaN or infinite at step {progress.step} (loss {total}, gradient norm "
-                f"{norm}), {self.describe_batch(progress)}"
+                f"{norm}), {task.describe_batch(progress.step)}"
             )
-        self.optimizer.step()
+        task.optimizer.step()
         if self.average is not None:
-            self.average.update_parameters(self.model)
-        return total, norm
-
-    def measure_loss(self, start: int) -> tuple[Tensor, Tensor]:
-        """Return mean loss and mean nats per value over this process's share of the batch at place `start`."""
-        settings = self.config.train
-        size = len(self.own_batch)
-        indices = self.batches.batch(start, size)
-        images = self.train_set.images[indices]
-        if settings.flip:
-            images = flip_images(images, self.batches.flips(start, size))
-        if settings.shift:
-            images = shift_images(images, self.batches.shifts(start, size, settings.shift))
-        values = images_to_values(images, self.config.model.image.levels).to(self.device)
-        labels = None if self.labels is None else self.labels[indices]
-        if labels is not None and settings.hide_class:
-            hidden = self.batches.hidden_classes(start, size, settings.hide_class)
-            labels = np.where(hidden, self.config.model.default_label, labels)
-        given = None if labels is None else torch.from_numpy(labels).to(self.device)
-        with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=self.autocast):
-            predicted = None if self.teachers is None else self.teachers.predict(values, given)
-            loss, nats = self.likelihood(values, given, predicted)
-            return loss.mean(), nats.mean()
-
-    def describe_batch(self, progress: Progress) -> str:
-        """Describe the batch of the next step by its number, its epoch and its first images, so a user can find it."""
-        settings, start = self.config.train, progress.images_seen
-        size = settings.batch * settings.accumulation
-        epoch, place = divmod(start, len(self.train_set))
-        first = ", ".join(str(index) for index in self.batches.batch(start, min(size, 3)))
-        items = f"training {self.config.data.words.items} {first}{', ...' if size > 3 else ''}"
-        return f"batch {place // size + 1} of epoch {epoch + 1} ({items})"
-
-    def take_step(self) -> None:
-        """Take one training step on the first batch at the full learning rate, for timing."""
-        self.train_step(Progress(step=self._timed_steps), self.config.train.learning_rate)
-        # Some mechanisms do extra work every few steps. The count makes them do it as often as in a run.
-        self._timed_steps += 1
+            self.average.update_parameters(task.model)
+        self.progress = replace(
+            progress,
+            step=progress.step + 1,
+            images_seen=progress.images_seen + settings.batch * count,
+            interval_nats=progress.interval_nats + total,
+            interval_steps=progress.interval_steps + 1,
+        )
+        return Step(total, norm, rate)
 
     def time_one_step(self) -> float:
         """Return the seconds of one training step, after a warm-up step. Changes the weights."""
-        self.take_step()
-        synchronize(self.device)
+        self.train_step()
+        synchronize(self.task.device)
         began = time.perf_counter()
-        self.take_step()
-        synchronize(self.device)
+        self.train_step()
+        synchronize(self.task.device)
         return time.perf_counter() - began
+
+    def collect_state(self) -> TrainingState:
+        """Collect everything that the next step needs besides the saved weights.
+
+        With an average, its weights are saved as the model's, so the state includes the weights in training.
+        """
+        tensors = optimizer_tensors(self.task.optimizer) | random_state(self.task.device)
+        values = dataclasses.asdict(self.progress)
+        if self.average is not None:
+            weights = self.task.model.state_dict()
+            tensors |= {f"{_IN_TRAINING}{key}": tensor.cpu() for key, tensor in weights.items()}
+            values[_AVERAGED] = int(self.average.n_averaged)
+        return TrainingState(tensors, values)
+
+    def restore(self, weights: Mapping[str, Tensor], state: TrainingState) -> None:
+        """Continue with the weights and the training state of a save.
+
+        Raises `KeyError`, `TypeError`, `ValueError`, `IndexError` or `RuntimeError` if they do not fit together.
+        """
+        values = dict(state.values)
+        self.evaluated_model.load_state_dict(weights)
+        if self.average is not None:
+            self.average.n_averaged.fill_(values.pop(_AVERAGED))
+            self.task.model.load_state_dict(strip_prefix(state.tensors, _IN_TRAINING))
+        complete = load_optimizer_tensors(self.task.optimizer, state.tensors)
+        if not complete and values["step"] != 0 and not has_idle_parameters(self.task):
+            raise ValueError("moments of the optimizer are missing")
+        restore_random_state(state.tensors, self.task.device)
+        self.progress = Progress.from_values(values)
+
+
+class _Loss(nn.Module):
+    """The loss of a task as a module's forward pass, which `Team.parallel` needs."""
+
+    def __init__(self, task: Task[Any, Any]) -> None:
+        super().__init__()
+        self.model, self._task = task.model, task
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
+        return self._task.measure_loss(batch)
+
+
+def share_batch(team: Team, batch: int) -> range:
+    """Return this process's share of every batch. Raises `UsageError` if a process would have no images."""
+    if team.count > batch:
+        raise UsageError(
+            f"a batch of {batch} images cannot be divided among {team.count} processes; start fewer processes, or a "
+            "run with a larger --batch"
+        )
+    return team.share(batch)
+
+
+def has_idle_parameters(task: Task[Any, Any]) -> bool:
+    """Whether some parameter does not affect the loss. An image may be too short to use every parameter."""
+    training = task.model.training
+    task.model.eval()  # dropout would advance the random generator
+    loss, _ = task.measure_loss(task.load_batch(0, range(1)))
+    task.model.train(training)
+    return None in torch.autograd.grad(loss, list(task.model.parameters()), allow_unused=True)
+
+
+def seed_own_dropout(team: Team, seed: int, step: int) -> None:
+    """Give each of several processes its own dropout. It depends only on seed, step and rank, so it need not be saved.
+
+    A single process keeps torch's generator unchanged.
+    """
+    if team.count > 1:
+        key = np.array([seed, step], dtype=np.uint64)
+        torch.manual_seed(int(np.random.Philox(key=key).random_raw(team.rank + 1)[-1]))
+
+
+def random_state(device: str) -> dict[str, Tensor]:
+    """Return the random states of the CPU and of `device`."""
+    tensors = {"random.cpu": torch.get_rng_state()}
+    if device.startswith("cuda"):
+        tensors["random.cuda"] = torch.cuda.get_rng_state(device)
+    elif device == "mps":
+        tensors["random.mps"] = torch.mps.get_rng_state()
+    return tensors
+
+
+def restore_random_state(tensors: Mapping[str, Tensor], device: str) -> None:
+    """Restore the random states of the CPU and, if saved, of `device`. Raises `KeyError` if the CPU's is missing."""
+    torch.set_rng_state(tensors["random.cpu"])
+    if "random.cuda" in tensors and device.startswith("cuda"):
+        torch.cuda.set_rng_state(tensors["random.cuda"], device)
+    if "random.mps" in tensors and device == "mps":
+        torch.mps.set_rng_state(tensors["random.mps"])

@@ -4,14 +4,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from linformer_cli.config import LARGEST_STEP, CountOrZero, ImagesSeen
 from linformer_cli.errors import shorten
-from linformer_cli.evaluation.bits import Bits
 from linformer_cli.metrics import MetricsRow
+
+if TYPE_CHECKING:
+    from linformer_cli.evaluation.bits import Bits
 
 # The number of steps that the trend of the loss averages over. Until that many steps have been seen, no loss counts as
 # high.
@@ -93,11 +95,20 @@ class Progress:
         return self.validation_bits_per_dim is not None and self.evaluated_at == self.step
 
 
-class Reporter(Protocol):
+class Reporter:
     """Receives the events of the training loop. The command line's reporter shows a progress line."""
 
-    def on_step(self, row: MetricsRow, finished_share: float) -> None: ...
-    def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None: ...
-    def on_sample(self, path: Path) -> None: ...
-    def on_save(self, path: Path, progress: Progress) -> None: ...
-    def on_spike(self, message: str) -> None: ...
+    def on_step(self, row: MetricsRow, finished_share: float) -> None:
+        """A row of training figures was logged."""
+
+    def on_evaluate(self, progress: Progress, bits: "Bits", is_best: bool) -> None:
+        """The validation images were measured."""
+
+    def on_sample(self, path: Path) -> None:
+        """Samples were written."""
+
+    def on_save(self, path: Path, progress: Progress) -> None:
+        """The newest checkpoint was replaced."""
+
+    def on_spike(self, message: str) -> None:
+        """The loss has jumped."""

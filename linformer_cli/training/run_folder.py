@@ -12,7 +12,7 @@ from pathlib import Path
 import tomli_w
 from filelock import FileLock, Timeout
 
-from linformer_cli.checkpoint_files import find_checkpoint, holds_checkpoint
+from linformer_cli.checkpoint_files import find_checkpoint, holds_checkpoint, replace_folder
 from linformer_cli.config import RunConfig
 from linformer_cli.documents import parse_config, read_toml
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
@@ -88,6 +88,15 @@ class RunFolder:
     def drop_previous(self) -> None:
         """Delete the save that `hold_previous` kept, because the loss of the weights in `last/` is normal."""
         shutil.rmtree(self.previous, ignore_errors=True)
+
+    def put_back_previous(self, step: int) -> bool:
+        """Replace the save of `step` in `last/`, whose loss is NaN, with the one before it. Return False if none is."""
+        if not holds_checkpoint(self.previous):
+            return False
+        with _explaining(self.last):
+            replace_folder(self.last, self.previous)
+            shutil.rmtree(self.kept / f"step-{step:07d}", ignore_errors=True)
+        return True
 
     def keep_before_spike(self, step: int) -> Path:
         """Keep the last save from before the loss rose at `step`. Later saves do not replace it.

@@ -3,6 +3,7 @@
 import math
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from fixed_ceilings import FixedCeilings
 from loops import loop_over
 
 from linformer_cli.attention.linear import LinearAttention
-from linformer_cli.bench.copy import CopyReport, Learner, run_copy_task
+from linformer_cli.bench.copy import CopyReport, CopyRun, run_copy_task
 from linformer_cli.bench.copy_task import (
     BATCH,
     SEPARATOR,
@@ -23,7 +24,7 @@ from linformer_cli.bench.copy_task import (
     learning_rate_at,
 )
 from linformer_cli.bench.measure.costs import count_product_flops
-from linformer_cli.errors import DisagreementError, UsageError
+from linformer_cli.errors import DisagreementError, TrainingError, UsageError
 from linformer_cli.model.variants import Variant, list_variants, parse_variants
 from linformer_cli.system.signals import StopRequest
 
@@ -32,7 +33,7 @@ VARIANTS = parse_variants(["softmax", "linear:chunk=4"])
 
 @pytest.mark.parametrize("length", [8, 32, 33])
 def test_a_sequence_contains_a_string_twice(length) -> None:
-    sequences, copied = draw_batch(length, seed=3, update=5, batch=200)
+    sequences, copied = draw_batch(length, 3, 5, batch=200)
     counts = set()
     for sequence, mask in zip(sequences.tolist(), copied.tolist(), strict=True):
         count = sequence.index(SEPARATOR)
@@ -68,9 +69,13 @@ def test_every_mechanism_works_in_the_model_and_sees_only_the_past(variant) -> N
 
 def test_the_learning_rate_falls_after_3000_updates(record_rates) -> None:
     assert [learning_rate_at(update) for update in (0, 2_999, 3_000, 9_999)] == [1e-3, 1e-3, 1e-4, 1e-4]
-    learner = Learner(VARIANTS[0], CopySettings(12, 16), FixedCeilings())
-    batch = draw_batch(12, 0, 0)
-    rates = record_rates(lambda: [learner.update(*batch, number) for number in (0, 2_999, 3_000)])
+    run = CopyRun(VARIANTS[0], CopySettings(12, 16), FixedCeilings())
+
+    def update_at(number: int) -> None:
+        run.trainer.progress = replace(run.trainer.progress, step=number)
+        run.update()
+
+    rates = record_rates(lambda: [update_at(number) for number in (0, 2_999, 3_000)])
     assert rates == [1e-3, 1e-3, 1e-4]
 
 
@@ -108,7 +113,7 @@ def learn(variants: Sequence[Variant] = VARIANTS, updates: int = 6, seed: int = 
 
 def test_a_point_averages_the_updates_since_the_last_point(monkeypatch) -> None:
     """The losses of every model are 1, 2, 3, ..."""
-    monkeypatch.setattr(Learner, "update", lambda learner, s, c, number: (number + 1.0, 0.1 * number))
+    monkeypatch.setattr(CopyRun, "update", lambda run: (len(run.updates) + 1.0, 0.1 * len(run.updates)))
     told = []
     report = learn(updates=5, report=lambda u, p: told.append((u, set(p))))
     assert report.ended == "finished"
@@ -135,12 +140,12 @@ def test_training_is_repeatable_and_independent_of_the_other_mechanisms() -> Non
 
 
 def test_the_loss_is_of_the_next_symbol(monkeypatch) -> None:
-    learner = Learner(VARIANTS[0], CopySettings(12, 16), FixedCeilings())
-    sequences, copied = draw_batch(12, 0, 0)
+    run = CopyRun(VARIANTS[0], CopySettings(12, 16), FixedCeilings())
+    sequences, _ = draw_batch(12, 0, 0)
     scale = torch.tensor(50.0, requires_grad=True)
     following = torch.nn.functional.one_hot(sequences.roll(-1, 1), SYMBOLS + 1)
-    monkeypatch.setattr(learner.model, "forward", lambda given: scale * following)
-    loss, accuracy = learner.update(sequences, copied, 0)
+    monkeypatch.setattr(run.trainer.task.model, "forward", lambda given: scale * following)
+    loss, accuracy = run.update()
     assert loss < 1e-6 and accuracy == 1
 
 
@@ -155,13 +160,13 @@ def test_a_model_learns_from_its_updates() -> None:
 def test_a_stop_discards_an_unfinished_round(calls, monkeypatch) -> None:
     stop, made = StopRequest(), []
 
-    def update(learner, *rest) -> tuple[float, float]:
-        made.append(learner.variant.label)
+    def update(run) -> tuple[float, float]:
+        made.append(run.variant.label)
         if len(made) == calls:
             stop.signal_number = signal.SIGINT
         return float(len(made)), 0.0
 
-    monkeypatch.setattr(Learner, "update", update)
+    monkeypatch.setattr(CopyRun, "update", update)
     report = learn(updates=9, stop=stop)
     assert report.ended == "interrupted" and report.settings.updates == calls // 2
     assert made == ["softmax", "linear-4"] * (calls // 2) + ["softmax"] * (calls % 2)
@@ -171,7 +176,8 @@ def test_a_stop_discards_an_unfinished_round(calls, monkeypatch) -> None:
 
 def test_all_models_of_a_round_get_the_same_batch(monkeypatch) -> None:
     given: list[torch.Tensor] = []
-    monkeypatch.setattr(Learner, "update", lambda learner, s, c, number: given.append(s) or (1.0, 0.5))
+    forward = CopyModel.forward
+    monkeypatch.setattr(CopyModel, "forward", lambda self, s: given.append(s) or forward(self, s))
     learn(updates=2)
     assert given[0] is given[1] and given[2] is given[3] and not torch.equal(given[0], given[2])
 
@@ -179,13 +185,13 @@ def test_all_models_of_a_round_get_the_same_batch(monkeypatch) -> None:
 def test_a_nan_loss_in_a_discarded_round_is_not_reported(monkeypatch) -> None:
     stop = StopRequest()
 
-    def update(learner, s, c, number) -> tuple[float, float]:
-        if number < 2:
+    def update(run) -> tuple[float, float]:
+        if len(run.updates) < 2:
             return 1.0, 0.5
         stop.signal_number = signal.SIGINT
-        return math.nan, 0.5
+        raise TrainingError("the loss is NaN")
 
-    monkeypatch.setattr(Learner, "update", update)
+    monkeypatch.setattr(CopyRun, "update", update)
     report = learn(updates=9, stop=stop)
     assert report.ended == "interrupted"
     assert [(row.updates, row.failed) for row in report.rows] == [(2, None)] * 2
@@ -199,12 +205,16 @@ def test_a_budget_that_is_too_small_gives_empty_rows() -> None:
 
 
 def test_a_nan_loss_ends_the_training_of_one_model_only(monkeypatch) -> None:
-    def update(learner, s, c, number) -> tuple[float, float]:
-        return (math.nan if learner.variant.attention == "linear" and number == 2 else 1.0), 0.5
+    update_model = CopyRun.update
 
-    monkeypatch.setattr(Learner, "update", update)
+    def update(run) -> tuple[float, float]:
+        if run.variant.attention == "linear" and len(run.updates) == 2:
+            run.trainer.task.model.head.bias.data.fill_(math.nan)
+        return update_model(run)
+
+    monkeypatch.setattr(CopyRun, "update", update)
     whole, broken = learn().rows
-    assert broken.failed == "the loss was NaN or infinite at update 3"
+    assert "NaN or infinite at step 2 (loss nan" in broken.failed and "batch 3" in broken.failed
     assert [point.update for point in broken.points] == [2]
     assert [point.update for point in whole.points] == [2, 4, 6]
     alone = learn(VARIANTS[1:])

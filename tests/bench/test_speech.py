@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from linformer_cli.bench import budget, speech, speech_lengths
+from linformer_cli.bench import budget, speech, speech_lengths, speech_training
 from linformer_cli.bench.measure.ceilings import Ceilings
 from linformer_cli.bench.measure.fresh_process import PassFailed
 from linformer_cli.bench.published import find_published_speech
@@ -21,8 +21,8 @@ from linformer_cli.bench.speech_training import Trainee
 from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.model.variants import Variant
 from linformer_cli.speech.corpus import Corpus, Recording
+from linformer_cli.speech.ctc_task import CtcTask
 from linformer_cli.speech.encoder import PRESETS, EncoderSettings
-from linformer_cli.speech.learner import Learner
 from linformer_cli.system.signals import StopRequest
 
 TINY = EncoderSettings(layers=1, heads=2, width=16, stack=3, lstm_layers=1, lstm_cells=8)
@@ -112,16 +112,16 @@ def test_a_step_has_the_same_frames_at_every_length(corpus: Corpus, monkeypatch:
 
 
 def test_an_interrupted_round_is_forgotten(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop, saved, measure_errors, count = StopRequest(), [], Learner.measure_errors, 0
+    stop, saved, measure_errors, count = StopRequest(), [], speech_training.measure_errors, 0
 
-    def interrupt(self: Learner, *arguments: object) -> object:
+    def interrupt(*arguments: Any) -> object:
         nonlocal count
         count += 1
         if count == 2 * 2 * 2 + 1:  # the first model has finished its third epoch
             stop.signal_number = signal.SIGINT
-        return measure_errors(self, *arguments)
+        return measure_errors(*arguments)
 
-    monkeypatch.setattr(Learner, "measure_errors", interrupt)
+    monkeypatch.setattr(speech_training, "measure_errors", interrupt)
     report = SpeechBench(corpus, parse_methods(["softmax", "linear"]), SETTINGS, save=saved.append, stop=stop).run()
     assert report.ended == "interrupted" and saved[-1] == report
     assert {len(seed.points) for row in report.rows for seed in row.seeds} == {2}
@@ -130,17 +130,17 @@ def test_an_interrupted_round_is_forgotten(corpus: Corpus, monkeypatch: pytest.M
 
 
 def test_an_encoder_whose_loss_is_not_a_number_fails_alone(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    update = Learner.update
+    measure_loss = CtcTask.measure_loss
 
-    def fail(self: Learner, batch: object) -> float:
-        has_lstm = any(isinstance(module, torch.nn.LSTM) for module in self.encoder.modules())
-        if has_lstm:
-            self.encoder.head.bias.data.fill_(math.nan)
-        return update(self, batch)
+    def fail(self: CtcTask, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if any(isinstance(module, torch.nn.LSTM) for module in self.model.modules()):
+            self.model.head.bias.data.fill_(math.nan)
+        return measure_loss(self, batch)
 
-    monkeypatch.setattr(Learner, "update", fail)
+    monkeypatch.setattr(CtcTask, "measure_loss", fail)
     report = run(corpus, ["bi-lstm", "linear"])
-    assert report.rows[0].failed == "the loss was NaN or infinite at update 1" and report.rows[0].seeds == ()
+    assert report.rows[0].failed is not None and report.rows[0].seeds == ()
+    assert report.rows[0].failed.startswith("the loss or its gradient is NaN or infinite at step 0 (loss nan")
     assert report.rows[1].failed is None and report.rows[1].epochs == 3
 
 

@@ -18,6 +18,7 @@ from linformer_cli.bench.train import TrainingSettings, build_trainer, prepare, 
 from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.model.variants import parse_variants
 from linformer_cli.training.loop import Trainer
+from linformer_cli.training.pixel_task import PixelTask
 
 
 @pytest.fixture
@@ -38,19 +39,19 @@ def bench(
 def test_a_timed_step_trains_the_model_as_in_a_run(models, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     trainer = build_trainer(models[1].model.config, "mnist-paper", 4, "cpu", "bf16")
-    before = [parameter.clone() for parameter in trainer.model.parameters()]
-    trainer.take_step()
-    assert any(not torch.equal(old, new) for old, new in zip(before, trainer.model.parameters(), strict=True))
-    assert isinstance(trainer.optimizer, torch.optim.RAdam) and trainer.autocast
-    assert trainer.config.train.batch == 4 and trainer.config.train.learning_rate == 1e-4
-    assert trainer.train_set.images.max() < 16  # 16 levels
+    before = [parameter.clone() for parameter in trainer.task.model.parameters()]
+    trainer.train_step()
+    assert any(not torch.equal(old, new) for old, new in zip(before, trainer.task.model.parameters(), strict=True))
+    assert isinstance(trainer.task.optimizer, torch.optim.RAdam) and trainer.task.autocast
+    assert trainer.task.config.train.batch == 4 and trainer.task.config.train.learning_rate == 1e-4
+    assert trainer.task.training.images.max() < 16  # 16 levels
     assert not list(tmp_path.iterdir())
 
 
 def test_a_model_with_classes_gets_labels(tiny_model_config) -> None:
     trainer = build_trainer(tiny_model_config.model_copy(update={"classes": 3}), None, 4, "cpu", "fp32")
-    assert trainer.labels is not None and set(trainer.labels) == {0, 1, 2}
-    trainer.take_step()
+    assert trainer.task.labels is not None and set(trainer.task.labels) == {0, 1, 2}
+    trainer.train_step()
 
 
 def test_images_per_second_are_computed_from_the_median_step(models, clock) -> None:
@@ -90,12 +91,12 @@ def test_the_textbook_engine_is_plain_torch_in_both_precisions(models, monkeypat
     """The engines of a mechanism take turns, and a row names its engine and precision."""
     seen: list[tuple[str, bool, bool]] = []
 
-    def take_step(trainer: Trainer) -> None:
-        inner = trainer.model.blocks[0].inner
+    def take_step(trainer: Trainer[PixelTask]) -> None:
+        inner = trainer.task.model.blocks[0].inner
         compiled = inner.is_compiled(torch.device("cpu"), torch.float32)
-        seen.append((trainer.config.model.attention, trainer.autocast, compiled))
+        seen.append((trainer.task.config.model.attention, trainer.task.autocast, compiled))
 
-    monkeypatch.setattr(Trainer, "take_step", take_step)
+    monkeypatch.setattr(Trainer, "train_step", take_step)
     engines = [("textbook", "fp32"), ("textbook", "bf16"), ("auto", "bf16")]
     rows = bench(models, [2], 2, engines=engines).rows
     kernels = "native" if HAS_LIBRARY else "parallel"
@@ -148,17 +149,17 @@ def test_the_limit_does_not_end_repeats_in_separate_rounds(models, clock, ceilin
 def test_trainers_warm_up_once_and_are_freed_after_their_group(models, clock, monkeypatch) -> None:
     alive: weakref.WeakSet[Trainer] = weakref.WeakSet()
     steps: list[int] = []
-    right, take_step = train.build_trainer, Trainer.take_step
+    right, take_step = train.build_trainer, Trainer.train_step
 
     def build(model, preset, batch, *rest):
         gc.collect()
-        assert {trainer.config.train.batch for trainer in alive} <= {batch}
+        assert {trainer.task.config.train.batch for trainer in alive} <= {batch}
         trainer = right(model, preset, batch, *rest)
         alive.add(trainer)
         return trainer
 
     monkeypatch.setattr(train, "build_trainer", build)
-    monkeypatch.setattr(Trainer, "take_step", lambda self: steps.append(id(self)) or take_step(self))
+    monkeypatch.setattr(Trainer, "train_step", lambda self: steps.append(id(self)) or take_step(self))
     bench(models, [2, 3], 2)
     assert len(steps) == 2 * 2 * 3  # a warm-up and two repeats
 

@@ -8,7 +8,8 @@ import signal
 import pytest
 from PIL import Image
 
-from linformer_cli.bench.copy import Learner
+from linformer_cli.bench.copy import CopyRun
+from linformer_cli.errors import TrainingError
 
 TINY = ["bench", "copy", "--attention", "softmax,few=linear:chunk=4", "--length", 12, "--width", 16, "--every", 2]
 TITLE = "copy task, length 12, width 16 (reduced from length 128, width 256)"
@@ -55,7 +56,10 @@ def test_every_table_says_that_the_task_is_reduced(lintx, monkeypatch, style):
 
 
 def test_the_exit_code_is_1_if_every_model_fails(lintx, monkeypatch):
-    monkeypatch.setattr(Learner, "update", lambda *_arguments: (float("nan"), 0.0))
+    def fail(run):
+        raise TrainingError("the loss is NaN")
+
+    monkeypatch.setattr(CopyRun, "update", fail)
     outcome = lintx(*TINY, "--updates", 4, "--json")
     assert outcome.code == 1
     assert "every model failed; the table says why" in outcome.stderr
@@ -71,14 +75,14 @@ def test_the_plot_says_that_the_task_is_reduced(lintx, tmp_path):
 
 
 def test_an_interruption_keeps_what_was_measured(lintx, monkeypatch, tmp_path):
-    update = Learner.update
+    update = CopyRun.update
 
-    def interrupted(learner, sequences, copied, number):
-        if number == 3:
+    def interrupted(run):
+        if run.trainer.progress.step == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return update(learner, sequences, copied, number)
+        return update(run)
 
-    monkeypatch.setattr(Learner, "update", interrupted)
+    monkeypatch.setattr(CopyRun, "update", interrupted)
     plot = tmp_path / "copy.png"
     outcome = lintx(*TINY, "--updates", 50, "--plot", plot, "--json")
     assert outcome.code == 130

@@ -11,8 +11,8 @@ import soundfile
 import torch
 from PIL import Image
 
+from linformer_cli.speech.ctc_task import CtcTask
 from linformer_cli.speech.encoder import PRESETS, EncoderSettings
-from linformer_cli.speech.learner import Learner
 
 TINY = EncoderSettings(layers=1, heads=2, width=16, stack=3, lstm_layers=1, lstm_cells=8)
 
@@ -189,28 +189,28 @@ def test_a_missing_package_says_how_to_install_it(command, monkeypatch):
 
 
 def test_the_exit_code_is_1_if_every_encoder_fails(command, monkeypatch):
-    update = Learner.update
+    measure_loss = CtcTask.measure_loss
 
     def fail(self, batch):
-        self.encoder.head.bias.data.fill_(math.nan)
-        return update(self, batch)
+        self.model.head.bias.data.fill_(math.nan)
+        return measure_loss(self, batch)
 
-    monkeypatch.setattr(Learner, "update", fail)
+    monkeypatch.setattr(CtcTask, "measure_loss", fail)
     outcome = command()
     assert outcome.code == 1 and "every encoder failed; the table says why" in outcome.stderr
 
 
 def test_ctrl_c_keeps_the_results_so_far(command, monkeypatch):
-    update, count = Learner.update, 0
+    measure_loss, count = CtcTask.measure_loss, 0
 
     def interrupt(self, batch):
         nonlocal count
         count += 1
         if count == 3:
             signal.raise_signal(signal.SIGINT)
-        return update(self, batch)
+        return measure_loss(self, batch)
 
-    monkeypatch.setattr(Learner, "update", interrupt)
+    monkeypatch.setattr(CtcTask, "measure_loss", interrupt)
     outcome = command("--json")
     assert outcome.code == 130 and "Stopped; the results so far are kept" in outcome.stderr
     assert outcome.document["ended"] == "interrupted"

@@ -10,7 +10,7 @@ import pytest
 from linformer_cli import probe
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.system.device import Choice
-from linformer_cli.training.loop import Trainer
+from linformer_cli.training.learner import Learner
 
 COMPARE = ["compare", "--data", "glyphs", "--image-size", 8, "--preset", "tiny", "--images", 32, "--evaluate-images", 8]
 
@@ -113,21 +113,21 @@ def test_compare_continues_past_a_damaged_run(lintx, tmp_path, file):
 
 
 def test_an_interrupted_compare_keeps_its_results(lintx, tmp_path, monkeypatch):
-    train_step = Trainer.train_step
+    train_step = Learner.train_step
 
-    def interrupted(self, progress, rate):
-        if self.config.model.attention == "linear" and self.progress.step == 1:
+    def interrupted(self, share):
+        if self.task.config.model.attention == "linear" and self.progress.step == 1:
             os.kill(os.getpid(), signal.SIGINT)
-        return train_step(self, progress, rate)
+        return train_step(self, share)
 
-    monkeypatch.setattr(Trainer, "train_step", interrupted)
+    monkeypatch.setattr(Learner, "train_step", interrupted)
     outcome = compare(lintx, tmp_path / "alone", "--attention", "linear", "--plot", tmp_path / "empty.png", "--json")
     assert outcome.code == 130 and "repeat the command to continue" in outcome.stderr
     assert not (tmp_path / "empty.png").exists() and outcome.document["plot"] is None
     outcome = compare(lintx, tmp_path, "--attention", "softmax,linear", "--format", "md")
     assert outcome.code == 130 and "repeat the command to continue" in outcome.stderr
     assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # no validation
-    monkeypatch.setattr(Trainer, "train_step", train_step)
+    monkeypatch.setattr(Learner, "train_step", train_step)
     rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]
     assert [row["missing"] for row in rows] == [None, None]
     assert all(row["bits_per_dim"] is not None for row in rows)

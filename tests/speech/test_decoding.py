@@ -8,9 +8,8 @@ import torch
 from loops import loop_over
 from torch import Tensor
 
-from linformer_cli.speech.decoding import Placed, decode_by_beam, decode_greedily
+from linformer_cli.speech.decoding import Errors, Placed, count_errors, decode_by_beam, decode_greedily
 from linformer_cli.speech.encoder import ctc_loss
-from linformer_cli.speech.scoring import Errors, count_errors
 
 
 def collapse(alignment: tuple[int, ...]) -> tuple[int, ...]:

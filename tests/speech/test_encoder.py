@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from linformer_cli.errors import TrainingError, UsageError
-from linformer_cli.speech.batches import Batch
+from linformer_cli.speech import ctc_task
+from linformer_cli.speech.ctc_task import CtcTask, TrainingSettings, measure_errors, recognise
 from linformer_cli.speech.encoder import BI_LSTM, PRESETS, EncoderSettings, build_encoder
 from linformer_cli.speech.features import BANDS
-from linformer_cli.speech.learner import Learner, TrainingSettings, learning_rate_at
+from linformer_cli.speech.utterances import Batch
+from linformer_cli.training.learner import Learner
 
 TINY = EncoderSettings(layers=2, heads=2, width=16, stack=3, lstm_layers=2, lstm_cells=32, dropout=0.0)
 ATTENTIONS = ("softmax", "linear", "gau", BI_LSTM)
@@ -72,42 +74,51 @@ def make_batch() -> Batch:
 @pytest.mark.parametrize("attention", ["linear", BI_LSTM])
 def test_training_learns_a_batch_by_heart(attention: str) -> None:
     torch.manual_seed(0)
-    learner = Learner(build_encoder(attention, {}, TINY, 4), TrainingSettings(learning_rate=2e-2), seed=0)
-    before = learner.measure_errors([make_batch()]).rate
-    learner.train([make_batch()] * 100, lambda: 0.3)
-    assert before > 0 and learner.measure_errors([make_batch()]).rate == 0
-    assert learner.measure_errors([make_batch()], beam=4).rate == 0
+    encoder = build_encoder(attention, {}, TINY, 4)
+    task = CtcTask(encoder, TrainingSettings(learning_rate=2e-2), seed=0)
+    learner, before = Learner(task), measure_errors(encoder, [make_batch()]).rate
+    task.begin_epoch([make_batch()], progress=lambda share: 0.3)
+    for _ in range(100):
+        learner.train_step()
+    assert before > 0 and measure_errors(encoder, [make_batch()]).rate == 0
+    assert measure_errors(encoder, [make_batch()], beam=4).rate == 0
 
 
 def test_training_stops_at_a_loss_that_is_not_a_number() -> None:
-    learner = Learner(build_encoder("linear", {}, TINY, 4), TrainingSettings(), seed=0)
-    batch = dataclasses.replace(make_batch(), features=torch.full((2, 30, BANDS), math.nan))
-    with pytest.raises(TrainingError, match="NaN or infinite at update 1"):
-        learner.train([batch], lambda: 0.0)
+    task = CtcTask(build_encoder("linear", {}, TINY, 4), TrainingSettings(), seed=0)
+    task.begin_epoch([dataclasses.replace(make_batch(), features=torch.full((2, 30, BANDS), math.nan))])
+    with pytest.raises(TrainingError, match="NaN or infinite at step 0"):
+        Learner(task).train_step()
 
 
 def test_the_learning_rate_rises_and_falls_to_0(record_rates) -> None:
     settings = TrainingSettings(learning_rate=1.0, warm_up_updates=10)
-    assert [learning_rate_at(settings, update, 0.0) for update in (0, 4, 9, 50)] == [0.1, 0.5, 1.0, 1.0]
-    assert learning_rate_at(settings, 50, 0.5) == pytest.approx(0.5)
-    assert learning_rate_at(settings, 50, 1.0) == learning_rate_at(settings, 50, 1.5) == 0
-    learner, progress = Learner(build_encoder("linear", {}, TINY, 4), settings, seed=0), iter((0.0, 0.25, 1.0))
-    rates = record_rates(lambda: learner.train([make_batch()] * 3, lambda: next(progress)))
-    assert rates == [learning_rate_at(settings, update, done) for update, done in enumerate((0.0, 0.25, 1.0))]
+    task = CtcTask(build_encoder("linear", {}, TINY, 4), settings, seed=0)
+
+    def rate_at(step: int, done: float) -> float:
+        task.begin_epoch([make_batch()], step, lambda share: done)
+        return task.learning_rate_at(step, 0.0)
+
+    assert [rate_at(step, 0.0) for step in (0, 4, 9, 50)] == [0.1, 0.5, 1.0, 1.0]
+    assert rate_at(50, 0.5) == pytest.approx(0.5)
+    assert rate_at(50, 1.0) == rate_at(50, 1.5) == 0
+    learner = Learner(task)
+    task.begin_epoch([make_batch()] * 4, progress=lambda share: share)
+    rates = record_rates(lambda: [learner.train_step() for _ in range(4)])
+    assert rates == [rate_at(step, step / 4) for step in range(4)]
 
 
 def test_errors_are_counted_without_dropout() -> None:
     torch.manual_seed(0)
     encoder = build_encoder("linear", {}, dataclasses.replace(TINY, dropout=0.5), 4).train()
-    learner = Learner(encoder, TrainingSettings(), seed=0)
-    once, again = learner.recognise(make_batch()), learner.recognise(make_batch())
+    once, again = recognise(encoder, make_batch()), recognise(encoder, make_batch())
     assert all(torch.equal(*pair) for pair in zip(once, again, strict=True))
 
 
 def test_errors_are_counted_greedily_or_with_a_beam(monkeypatch) -> None:
     """In both positions, the blank is more likely than symbol 1, but only one of four pairs gives no symbol."""
-    learner = Learner(build_encoder("linear", {}, TINY, 1), TrainingSettings(), seed=0)
-    monkeypatch.setattr(learner, "recognise", lambda batch: [torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log()])
+    encoder = build_encoder("linear", {}, TINY, 1)
+    monkeypatch.setattr(ctc_task, "recognise", lambda encoder, batch: [torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log()])
     batch = Batch(draw_features(1, 6), torch.tensor([6]), torch.tensor([[1]]), torch.tensor([1]))
-    assert learner.measure_errors([batch]).rate == 1
-    assert learner.measure_errors([batch], beam=4).rate == 0
+    assert measure_errors(encoder, [batch]).rate == 1
+    assert measure_errors(encoder, [batch], beam=4).rate == 0

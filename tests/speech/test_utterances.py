@@ -8,12 +8,18 @@ import pytest
 import torch
 
 from linformer_cli.errors import DataError
-from linformer_cli.speech.batches import group_by_length, make_batches
-from linformer_cli.speech.corpus import Corpus, load_corpus, split_speakers
+from linformer_cli.speech.corpus import LEXICON, Corpus, load_corpus, split_speakers
 from linformer_cli.speech.features import BANDS
-from linformer_cli.speech.folds import Fold
-from linformer_cli.speech.lexicon import LEXICON
-from linformer_cli.speech.utterances import StringSettings, Utterance, draw_strings, require_room, take_recordings
+from linformer_cli.speech.utterances import (
+    Fold,
+    StringSettings,
+    Utterance,
+    draw_strings,
+    group_by_length,
+    make_batches,
+    require_room,
+    take_recordings,
+)
 
 SETTINGS = StringSettings(frames=(100, 200))
 

@@ -14,6 +14,8 @@ from linformer_cli.config import ImageShape, ModelConfig, RunConfig
 from linformer_cli.errors import CheckpointError, Interrupted, UsageError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.training.distillation import Teachers
+from linformer_cli.training.loop import Trainer
+from linformer_cli.training.pixel_task import PixelTask
 from linformer_cli.training.run_folder import RunFolder
 from linformer_cli.training.settings import Given, extend_settings, find_teachers, merge_settings
 
@@ -84,14 +86,20 @@ def test_a_class_changes_the_prediction_of_a_teacher_without_classes_as_it_chang
 # Training
 
 
+def measure_first(trainer: Trainer[PixelTask]) -> tuple[float, float]:
+    """The loss and the nats of the first batch."""
+    loss, nats = trainer.measure_loss(trainer.task.load_batch(0, trainer.rows))
+    return float(loss.detach()), float(nats.detach())
+
+
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 def test_the_loss_is_a_weighted_mean_of_the_teacher_and_the_images(build_tiny_model, distil, tmp_path, head) -> None:
     teacher, student = build_tiny_model(1, layers=1), {"head": head}
     losses = {}
     for share in (0.0, 0.25, 1.0):
         trainer = begin(distil(teacher, distill_share=share, model=student), tmp_path / str(share))
-        losses[share], nats = (float(x.detach()) for x in trainer.measure_loss(0))
-    alone, alone_nats = (float(x.detach()) for x in begin(distil(model=student), tmp_path / "alone").measure_loss(0))
+        losses[share], nats = measure_first(trainer)
+    alone, alone_nats = measure_first(begin(distil(model=student), tmp_path / "alone"))
     assert losses[0.0] == pytest.approx(alone, rel=1e-6) == alone_nats
     assert nats == pytest.approx(alone, rel=1e-6)  # with any share, the bits that a run reports are those of the images
     assert losses[1.0] != pytest.approx(alone, rel=1e-3)
@@ -102,9 +110,8 @@ def test_a_copy_of_the_teacher_has_nothing_to_learn_from_it(build_tiny_model, di
     teacher = build_tiny_model(1, layers=1)
     for share, least, most in ((1.0, 0.0, 1e-5), (0.0, 0.1, math.inf)):
         trainer = begin(distil(teacher, distill_share=share), tmp_path / str(share))
-        trainer.take_over(teacher)
-        _, norm = trainer.train_step(trainer.progress, 0.0)
-        assert least <= norm <= most
+        trainer.task.transfer(teacher)
+        assert least <= trainer.train_step().gradient_norm <= most
 
 
 def test_a_model_comes_close_to_its_teacher(build_tiny_model, distil, tmp_path) -> None:
@@ -114,7 +121,7 @@ def test_a_model_comes_close_to_its_teacher(build_tiny_model, distil, tmp_path) 
     wanted = log_probabilities(teacher, values)
 
     def divergence() -> float:
-        return float((wanted.exp() * (wanted - log_probabilities(trainer.model, values))).sum(dim=-1).mean())
+        return float((wanted.exp() * (wanted - log_probabilities(trainer.task.model, values))).sum(dim=-1).mean())
 
     before = divergence()
     train(trainer)
@@ -133,7 +140,7 @@ def test_a_resumed_run_learns_from_the_same_teacher(build_tiny_model, distil, sa
     resumed = begin(part.folder.read_config(), tmp_path / "part")
     resumed.resume()
     train(resumed)
-    for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+    for ours, theirs in zip(resumed.task.model.parameters(), whole.task.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert resumed.folder.last.joinpath("README.md").read_text().count("Distilled from") == 1
     save(build_tiny_model(2, layers=1), "teacher-0")

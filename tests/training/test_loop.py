@@ -23,9 +23,11 @@ from linformer_cli.sampling.decode import sample_images
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training import learner as learner_module
 from linformer_cli.training import loop as loop_module
-from linformer_cli.training.learner import build_model
+from linformer_cli.training import pixel_task as pixel_module
+from linformer_cli.training.learner import Step
+from linformer_cli.training.pixel_task import build_model
 from linformer_cli.training.progress import LossTrend, Progress
-from linformer_cli.training.schedule import learning_rate_at
+from linformer_cli.training.task import learning_rate_at
 
 # The order of events
 
@@ -83,7 +85,7 @@ def test_training_lowers_the_loss(configure, tmp_path) -> None:
     trainer = begin(
         configure(steps=60, dropout=0.0, sample_every=0, evaluate_every=60, save_every=60), tmp_path / "run"
     )
-    before = measure_nats(trainer.model, VALIDATION.images).describe().bits_per_dim
+    before = measure_nats(trainer.task.model, VALIDATION.images).describe().bits_per_dim
     watcher = train(trainer)
     assert before > 3
     assert trainer.progress.validation_bits_per_dim < before - 0.5
@@ -105,15 +107,15 @@ def test_every_step_has_the_learning_rate_of_the_schedule(configure, tmp_path, m
     """With Muon, a mixture head has a tenth of it."""
     config = configure(model={"head": "mixture"}, optimizer="muon", steps=8, log_every=1, sample_every=0)
     trainer, used = begin(config, tmp_path / "run"), []
-    step = trainer.optimizer.step
+    step = trainer.task.optimizer.step
 
     def record() -> None:
-        used.append([(group["lr"], group.get("lr_share", 1.0)) for group in trainer.optimizer.param_groups])
+        used.append([(group["lr"], group.get("lr_share", 1.0)) for group in trainer.task.optimizer.param_groups])
         step()
 
-    monkeypatch.setattr(trainer.optimizer, "step", record)
+    monkeypatch.setattr(trainer.task.optimizer, "step", record)
     rows = train(trainer).rows
-    expected = [learning_rate_at(trainer.config.train, number, number / 8) for number in range(8)]
+    expected = [learning_rate_at(trainer.task.settings, number, number / 8) for number in range(8)]
     assert [row.learning_rate for row in rows] == pytest.approx(expected) and len(set(expected)) > 4
     for groups, rate in zip(used, expected, strict=True):
         assert {share for _, share in groups} == {0.1, 1.0}
@@ -123,8 +125,8 @@ def test_every_step_has_the_learning_rate_of_the_schedule(configure, tmp_path, m
 @pytest.mark.parametrize("clip", [0.01, 0.0])
 def test_gradients_are_clipped_and_0_turns_it_off(configure, tmp_path, clip) -> None:
     trainer = begin(configure(clip=clip), tmp_path / "run")
-    _, norm = trainer.train_step(trainer.progress, 0.0)
-    gradients = [weight.grad.norm() for weight in trainer.model.parameters() if weight.grad is not None]
+    norm = trainer.train_step().gradient_norm
+    gradients = [weight.grad.norm() for weight in trainer.task.model.parameters() if weight.grad is not None]
     assert norm > 0.02 and float(torch.stack(gradients).norm()) == pytest.approx(clip or norm, rel=1e-3)
 
 
@@ -133,8 +135,8 @@ def test_logged_rows_are_means_over_the_interval(configure, tmp_path, monkeypatc
     losses: list[float] = []
     measure_loss = trainer.measure_loss
 
-    def recorded(start: int) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, nats = measure_loss(start)
+    def recorded(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, nats = measure_loss(batch)
         losses.append(float(nats.detach()))
         return loss, nats
 
@@ -176,7 +178,7 @@ def test_the_best_checkpoint_has_the_best_evaluation(configure, tmp_path, monkey
         bits = next(found)
         return SimpleNamespace(describe=lambda: Bits(bits, 0.25, bits, 0.25, len(images), 64))
 
-    monkeypatch.setattr(loop_module, "measure_nats", measured)
+    monkeypatch.setattr(pixel_module, "measure_nats", measured)
     trainer = begin(configure(steps=8, evaluate_every=2, evaluate_images=5), tmp_path / "run")
     watcher = train(trainer)
     assert [event for event in watcher.events if event[0] in ("best", "evaluate")] == [
@@ -308,9 +310,9 @@ def test_the_average_is_saved_and_evaluated(configure, tmp_path) -> None:
     take_step = trainer.train_step
     expected: dict[str, torch.Tensor] = {}
 
-    def train_step(progress: Progress, rate: float) -> tuple[float, float]:
-        taken, decay = take_step(progress, rate), next(decays)
-        for key, weight in trainer.model.state_dict().items():
+    def train_step(share: float) -> Step:
+        taken, decay = take_step(share), next(decays)
+        for key, weight in trainer.task.model.state_dict().items():
             expected[key] = expected[key] * decay + weight * (1 - decay) if decay else weight.clone()
         return taken
 
@@ -320,7 +322,7 @@ def test_the_average_is_saved_and_evaluated(configure, tmp_path) -> None:
         saved = load_model(folder).state_dict()
         for key, weight in expected.items():
             torch.testing.assert_close(saved[key], weight, rtol=0, atol=1e-6)
-    weights = trainer.model.state_dict()
+    weights = trainer.task.model.state_dict()
     assert any(not torch.equal(weights[key], expected[key]) for key in weights)
 
 
@@ -332,9 +334,7 @@ def test_weights_from_another_model_are_validated_before_the_first_step(
     configure, tmp_path, build_tiny_model, ema
 ) -> None:
     source = build_tiny_model(3, attention="softmax", layers=1)
-    trainer = begin(configure(ema=ema), tmp_path)
-    moved = trainer.take_over(source)
-    assert len(moved.taken) == len(source.state_dict())
+    trainer = begin(configure(ema=ema), tmp_path, source=source)
     watcher = train(trainer)
     events = [event for event in watcher.events if event[1] == 0]
     assert events == [("best", 0), ("save", 0)]
@@ -348,8 +348,7 @@ def test_a_run_stopped_before_its_first_validation_is_validated_when_resumed(
     configure, tmp_path, build_tiny_model
 ) -> None:
     config = configure()
-    trainer = begin(config, tmp_path)
-    trainer.take_over(build_tiny_model(3, attention="softmax", layers=1))
+    trainer = begin(config, tmp_path, source=build_tiny_model(3, attention="softmax", layers=1))
     stopped = Watcher(StopRequest(int(signal.SIGINT)))
     with pytest.raises(Interrupted):
         train(trainer, stopped)
@@ -377,23 +376,23 @@ def test_features_are_redrawn_at_the_interval_and_shared_with_the_averaged_model
     take_step = trainer.train_step
     changed: list[int] = []
 
-    def train_step(progress: Progress, rate: float) -> tuple[float, float]:
-        before = directions(trainer.model)
-        taken = take_step(progress, rate)
-        after = directions(trainer.model)
+    def train_step(share: float) -> Step:
+        before, step = directions(trainer.task.model), trainer.progress.step
+        taken = take_step(share)
+        after = directions(trainer.task.model)
         assert not torch.equal(*after), "the two layers have the same random features"
         if not torch.equal(before[0], after[0]):
-            changed.append(trainer.progress.step)
+            changed.append(step)
         for ours, theirs in zip(after, directions(trainer.evaluated_model), strict=True):
             assert torch.equal(ours, theirs)
         return taken
 
     trainer.train_step = train_step  # type: ignore[method-assign]
-    assert trainer.evaluated_model is not trainer.model
+    assert trainer.evaluated_model is not trainer.task.model
     train(trainer)
     assert changed == [0, 4, 8, 12]
     # Validation, samples and saves do not redraw the directions.
-    for ours, theirs in zip(directions(trainer.model), directions(load_model(trainer.folder.last)), strict=True):
+    for ours, theirs in zip(directions(trainer.task.model), directions(load_model(trainer.folder.last)), strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -402,7 +401,7 @@ def test_random_features_depend_only_on_the_seed_and_the_step(configure, tmp_pat
     for name, changes in (("a", {}), ("b", {"learning_rate": 1e-3, "batch": 2}), ("c", {"seed": 1})):
         trainer = begin(configure(model=REDRAWN, **changes), tmp_path / name)
         train(trainer)
-        drawn.append(directions(trainer.model))
+        drawn.append(directions(trainer.task.model))
     for ours, same, other in zip(*drawn, strict=True):
         assert torch.equal(ours, same)
         assert not torch.isclose(ours, other).any()

@@ -4,6 +4,8 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,14 +13,16 @@ from training_runs import STEPS, Watcher, begin, train
 
 from linformer_cli.checkpoint import load_training_state, read_checkpoint
 from linformer_cli.errors import Interrupted, TrainingError
+from linformer_cli.training.learner import Step
 from linformer_cli.training.loop import Trainer
-from linformer_cli.training.progress import LossTrend, Progress
+from linformer_cli.training.pixel_task import PixelTask
+from linformer_cli.training.progress import LossTrend
 
 
-def poison(trainer: Trainer) -> Callable[[], None]:
+def poison(trainer: Trainer[PixelTask]) -> Callable[[], None]:
     def action() -> None:
         with torch.no_grad():
-            trainer.model.head.projection.bias[0] = math.nan
+            trainer.task.model.head.projection.bias[0] = math.nan
 
     return action
 
@@ -35,7 +39,7 @@ def test_the_error_for_a_nan_loss_names_the_step_and_keeps_the_last_checkpoint(
     again = begin(configure(), tmp_path / "run", precision)
     again.resume()
     assert again.progress.step == 3
-    assert all(bool(torch.isfinite(parameter).all()) for parameter in again.model.parameters())
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in again.task.model.parameters())
     train(again)
     assert again.progress.step == STEPS
 
@@ -44,8 +48,8 @@ def test_a_nan_gradient_is_noticed_before_the_weights_change(configure, tmp_path
     trainer = begin(configure(), tmp_path / "run")
     measure_loss = trainer.measure_loss
 
-    def broken(start: int) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, nats = measure_loss(start)
+    def broken(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, nats = measure_loss(batch)
         if trainer.progress.step == 2:
             loss.register_hook(lambda gradient: gradient * math.inf)
         return loss, nats
@@ -53,7 +57,7 @@ def test_a_nan_gradient_is_noticed_before_the_weights_change(configure, tmp_path
     monkeypatch.setattr(trainer, "measure_loss", broken)
     with pytest.raises(TrainingError, match="step 2"):
         train(trainer)
-    assert all(bool(torch.isfinite(parameter).all()) for parameter in trainer.model.parameters())
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in trainer.task.model.parameters())
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -77,20 +81,20 @@ def test_the_error_of_a_failing_step_names_its_images(configure, tmp_path) -> No
     with pytest.raises(TrainingError) as error:
         train(trainer, watcher)
     # There are 30 images. After 8 steps of 4 images, the ninth batch starts at the third image of epoch 2.
-    images = ", ".join(map(str, trainer.batches.batch(32, 3)))
+    images = ", ".join(map(str, trainer.task.batches.batch(32, 3)))
     assert f"at step 8 (loss nan, gradient norm nan), batch 1 of epoch 2 (training images {images}, ...)" in str(
         error.value
     )
 
 
-def let_loss_jump(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, step: int) -> list[float]:
+def let_loss_jump(trainer: Trainer[PixelTask], monkeypatch: pytest.MonkeyPatch, step: int) -> list[float]:
     """Multiply the loss by 100 for four steps from `step` on, and return a list that training fills with all losses."""
     train_step, losses = trainer.train_step, []
 
-    def jumping(progress: Progress, rate: float) -> tuple[float, float]:
-        nats, norm = train_step(progress, rate)
-        losses.append(100 * nats if step <= trainer.progress.step < step + 4 else nats)
-        return losses[-1], norm
+    def jumping(share: float) -> Step:
+        taken = train_step(share)
+        losses.append(100 * taken.nats if step < trainer.progress.step <= step + 4 else taken.nats)
+        return replace(taken, nats=losses[-1])
 
     monkeypatch.setattr(trainer, "train_step", jumping)
     return losses
@@ -133,7 +137,7 @@ def test_a_spike_is_reported_once_and_the_save_before_it_kept(configure, tmp_pat
     watcher = train(trainer)
     (message,) = watcher.spikes
     kept = trainer.folder.kept / "before-spike-0000063"
-    images = ", ".join(map(str, trainer.batches.batch(63 * 4, 3)))
+    images = ", ".join(map(str, trainer.task.batches.batch(63 * 4, 3)))
     assert f"at step 63, batch 4 of epoch 9 (training images {images}, ...)" in message
     trend = functools.reduce(LossTrend.follow, losses[:63], LossTrend())
     before, after = (nats / math.log(2) for nats in (trend.mean, losses[63]))
@@ -144,13 +148,13 @@ def test_a_spike_is_reported_once_and_the_save_before_it_kept(configure, tmp_pat
 
 
 def test_timed_steps_redraw_features_only_at_the_interval(configure, tmp_path) -> None:
-    """Timed steps advance the step count. Otherwise, features could be redrawn at every timed step."""
+    """Steps advance the step count. Otherwise, features could be redrawn at every timed step."""
     model = {"attention": "performer", "attention_options": {"redraw_every": 3}}
     trainer = begin(configure(model=model), tmp_path / "run")
-    attention = trainer.model.blocks[0].inner
+    attention = trainer.task.model.blocks[0].inner
     drawn = []
     for _ in range(7):
-        trainer.take_step()
+        trainer.train_step()
         drawn.append(attention.directions.clone())
     changed = [not torch.equal(one, other) for one, other in itertools.pairwise(drawn)]
     assert changed == [False, False, True, False, False, True]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.metrics import METRICS_FILE, read_metrics
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.distributed import Team
-from linformer_cli.training.together import has_idle_parameters, seed_own_dropout, share_batch
+from linformer_cli.training.learner import has_idle_parameters, seed_own_dropout, share_batch
 
 WORK = Path(__file__).parents[1] / "processes.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -67,7 +68,12 @@ def test_parameters_without_a_gradient_are_found(attention: str, build_tiny_mode
     for changes in ({}, {"context": "previous", "embedding": "paper", "head": "mixture"}):
         model = build_tiny_model(attention=attention, dropout=0.5, **changes).train()
         state = torch.get_rng_state()
-        idle = has_idle_parameters(model)
+        task = SimpleNamespace(
+            model=model,
+            load_batch=lambda number, rows, count=64: torch.zeros(len(rows), count, dtype=torch.int64),
+            measure_loss=lambda values, model=model: (model.nats(values).mean(), None),
+        )
+        idle = has_idle_parameters(task)
         assert model.training and all(parameter.grad is None for parameter in model.parameters())
         assert torch.equal(torch.get_rng_state(), state)
         model.nats(torch.randint(16, (2, 64))).mean().backward()

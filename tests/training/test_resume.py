@@ -33,10 +33,10 @@ from linformer_cli.evaluation.bits import measure_nats
 from linformer_cli.metrics import MetricsRow, append_row
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.signals import StopRequest
-from linformer_cli.training import learner as learner_module
-from linformer_cli.training import loop as loop_module
-from linformer_cli.training.learner import build_model
+from linformer_cli.training import pixel_task as pixel_module
+from linformer_cli.training.learner import Step, random_state, restore_random_state
 from linformer_cli.training.loop import Trainer
+from linformer_cli.training.pixel_task import PixelTask, build_model
 from linformer_cli.training.progress import Progress
 from linformer_cli.training.run_folder import RunFolder
 
@@ -48,7 +48,7 @@ def test_a_resumed_run_does_not_map_the_files_that_it_will_replace(configure, tm
     train(begin(config, tmp_path / "run"))
     trainer = begin(config, tmp_path / "run")
     trainer.resume()
-    assert len(trainer.optimizer.state) > 0
+    assert len(trainer.task.optimizer.state) > 0
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
@@ -60,11 +60,11 @@ def test_metrics_saved_by_a_spreadsheet_are_read_and_other_tables_are_refused(
     file = trainer.folder.metrics_file
     known = file.read_text()
     file.write_text("\ufeff" + known + "1,2" + "," * 20 + "\r\n", newline="")
-    begin(trainer.config, tmp_path / "run").resume()
+    begin(trainer.task.config, tmp_path / "run").resume()
     assert file.read_text() == known
     file.write_text(known.replace(",", ";"), newline="")
     with raises_one_line(DataError, str(file), "has no column 'step'"):
-        begin(trainer.config, tmp_path / "run").resume()
+        begin(trainer.task.config, tmp_path / "run").resume()
 
 
 SETTINGS = [
@@ -169,9 +169,9 @@ def test_a_run_can_be_stopped_at_every_step(configure, uninterrupted, tmp_path) 
         stop = StopRequest()
         take_step = trainer.train_step
 
-        def train_step(progress: Progress, rate: float, stop=stop, take_step=take_step) -> tuple[float, float]:
+        def train_step(share: float, stop=stop, take_step=take_step) -> Step:
             stop.signal_number = int(signal.SIGTERM)
-            return take_step(progress, rate)
+            return take_step(share)
 
         trainer.train_step = train_step  # type: ignore[method-assign]
         with pytest.raises(Interrupted, match=rf"topped at step {step}\b"):
@@ -218,25 +218,25 @@ def test_dropout_seed_and_learning_rate_change_the_weights(configure, uninterrup
 
 def test_only_training_images_are_flipped_and_shifted(configure, tmp_path, monkeypatch) -> None:
     read: list[Any] = []
-    convert = learner_module.images_to_values
+    convert = pixel_module.images_to_values
 
     def recorded(images: Any, levels: int) -> torch.Tensor:
         read.append(images)
         return convert(images, levels)
 
-    monkeypatch.setattr(learner_module, "images_to_values", recorded)
+    monkeypatch.setattr(pixel_module, "images_to_values", recorded)
     trainer = begin(configure(flip=True, shift=1, steps=2, accumulation=2, sample_every=0), tmp_path / "run")
     order = record_order(trainer, monkeypatch)
     train(trainer)
     stored = [TRAIN.images[indices] for indices in order]
     assert len(read) == 4  # two steps of two batches; validation does not count
     for number, (images, before) in enumerate(zip(read, stored, strict=True)):
-        flips, shifts = trainer.batches.flips(4 * number, 4), trainer.batches.shifts(4 * number, 4, 1)
+        flips, shifts = trainer.task.batches.flips(4 * number, 4), trainer.task.batches.shifts(4 * number, 4, 1)
         assert not (images == shift_images(before, shifts)).all()
         assert not (images == flip_images(before, flips)).all()
         assert (images == shift_images(flip_images(before, flips), shifts)).all()
     # Validation reads the images as they are.
-    measured = measure_nats(trainer.model, VALIDATION.images).describe()
+    measured = measure_nats(trainer.task.model, VALIDATION.images).describe()
     assert trainer.progress.validation_bits_per_dim == measured.bits_per_dim
 
 
@@ -266,7 +266,7 @@ def test_every_image_is_trained_with_its_own_label(configure, tmp_path, monkeypa
     train(trainer)
     assert TRAIN.labels is not None and VALIDATION.labels is not None
     assert used == [TRAIN.labels[indices].tolist() for indices in order]
-    measured = measure_nats(trainer.model, VALIDATION.images[:4], labels=VALIDATION.labels).describe()
+    measured = measure_nats(trainer.task.model, VALIDATION.images[:4], labels=VALIDATION.labels).describe()
     assert trainer.progress.validation_bits_per_dim == measured.bits_per_dim
 
 
@@ -284,7 +284,7 @@ def test_a_share_of_the_classes_is_hidden_and_validation_has_none(configure, tmp
     hidden = labels == 62
     assert (labels == own)[~hidden].all()
     assert abs(hidden.mean() - 0.3) < 5 * (0.3 * 0.7 / hidden.size) ** 0.5
-    measured = measure_nats(trainer.model, VALIDATION.images[:4]).describe()
+    measured = measure_nats(trainer.task.model, VALIDATION.images[:4]).describe()
     assert trainer.progress.validation_bits_per_dim == measured.bits_per_dim
 
 
@@ -293,7 +293,7 @@ def test_a_model_with_classes_needs_labels(configure, tmp_path, raises_one_line)
     config = configure(model={"classes": 62})
     for images in ((TRAIN, unlabelled), (unlabelled, VALIDATION)):
         with raises_one_line(DataError, "'glyphs' has no labels"):
-            Trainer(config, RunFolder(tmp_path / "run"), images, "cpu", "fp32")
+            PixelTask(config, images, "cpu", "fp32")
 
 
 def test_bf16_training_changes_the_weights_and_keeps_them_in_float32(configure, uninterrupted) -> None:
@@ -321,7 +321,7 @@ def test_a_stop_saves_the_run_and_prints_how_to_resume(configure, tmp_path, rais
     with raises_one_line(Interrupted, "topped at step 7", "saved", f"lintx train --resume '{path}'") as error:
         train(trainer, Watcher(signal_number=number).at("save", 6))
     assert error.value.exit_code == exit_code
-    assert all_equal(load_model(trainer.folder.last).state_dict(), trainer.model.state_dict())
+    assert all_equal(load_model(trainer.folder.last).state_dict(), trainer.task.model.state_dict())
 
 
 @pytest.mark.parametrize("work", ["evaluation", "grid"])
@@ -344,14 +344,14 @@ def test_a_stop_does_not_wait_for_an_evaluation_or_a_grid(
 
         monkeypatch.setattr(owner, name, call)
 
-    stop_inside(trainer.model, "nats" if work == "evaluation" else "start_tokens")
+    stop_inside(trainer.task.model, "nats" if work == "evaluation" else "start_tokens")
     if work == "evaluation":  # training also calls `nats`
-        monkeypatch.setattr(loop_module, "measure_nats", lambda *a, **k: measure_nats(*a, batch=2, **k))
+        monkeypatch.setattr(pixel_module, "measure_nats", lambda *a, **k: measure_nats(*a, batch=2, **k))
     with pytest.raises(Interrupted, match=f"topped at step {EVALUATE_EVERY}, saved"):
         train(trainer, watcher)
     assert len(calls) == 1, "the work continued after the stop"
     assert ("best" if work == "evaluation" else "sample", EVALUATE_EVERY) not in watcher.events
-    assert trainer.model.training
+    assert trainer.task.model.training
     again = begin(configure(), tmp_path / "run")
     again.resume()
     train(again)
@@ -394,7 +394,7 @@ def test_a_damaged_training_state_gives_a_one_line_error(configure, tmp_path, ra
     ):
         tensors, values = dict(state.tensors), dict(state.values)
         change(tensors, values)
-        save_checkpoint(trainer.folder.last, trainer.model, checkpoint.info, TrainingState(tensors, values))
+        save_checkpoint(trainer.folder.last, trainer.task.model, checkpoint.info, TrainingState(tensors, values))
         again = begin(configure(), tmp_path / "run")
         with raises_one_line(CheckpointError, "training state", str(trainer.folder.last)):
             again.resume()
@@ -406,7 +406,7 @@ def test_a_run_does_not_continue_with_other_images(configure, tmp_path, raises_o
     before = read_metrics(trainer.folder)
     fewer = dataclasses.replace(TRAIN, images=TRAIN.images[1:])
     with raises_one_line(DataError, "was trained on 30 images, but 'glyphs' now has 29", "start a new run"):
-        Trainer(configure(), trainer.folder, (fewer, VALIDATION), "cpu", "fp32").resume()
+        Trainer(PixelTask(configure(), (fewer, VALIDATION), "cpu", "fp32"), trainer.folder).resume()
     assert read_metrics(trainer.folder) == before
 
 
@@ -415,7 +415,7 @@ def test_images_of_another_size_are_refused(configure, tmp_path, raises_one_line
         other = dataclasses.replace(TRAIN, images=pixels)
         found = " x ".join(map(str, pixels.shape[1:]))
         with raises_one_line(UsageError, "images of 8 x 8 x 1", f"'glyphs' has {found}"):
-            Trainer(configure(), RunFolder(tmp_path / "run"), (other, VALIDATION), "cpu", "fp32")
+            PixelTask(configure(), (other, VALIDATION), "cpu", "fp32")
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
@@ -440,3 +440,18 @@ def test_a_stop_before_the_first_step_saves(configure, tmp_path) -> None:
     again = begin(config, tmp_path / "run")
     again.resume()
     assert again.progress.step == 0
+
+
+@pytest.mark.parametrize(("device", "kind"), [("mps", "mps"), ("cuda:1", "cuda")])
+def test_the_random_state_of_a_device_is_restored(monkeypatch, device, kind) -> None:
+    """The device is simulated. The state of another kind of device is ignored."""
+    restored: list[torch.Tensor] = []
+    state = torch.arange(5, dtype=torch.uint8)
+    monkeypatch.setattr(getattr(torch, kind), "get_rng_state", lambda *_: state)
+    monkeypatch.setattr(getattr(torch, kind), "set_rng_state", lambda given, *_: restored.append(given))
+    saved = random_state(device)
+    expected = torch.rand(3)
+    restore_random_state(saved, "cpu")
+    assert torch.equal(torch.rand(3), expected) and restored == []
+    restore_random_state(saved, device)
+    assert len(restored) == 1 and torch.equal(restored[0], state)

@@ -21,20 +21,20 @@ _BLOCK = re.compile(r"^blocks\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Takeover:
+class Transfer:
     """The names of the copied and the other tensors. `name[part]` is one part of a projection.
 
-    `taken` lists the tensors of the model that got values from the source. `new` lists the other tensors of the model.
+    `copied` lists the tensors of the model that got values from the source. `new` lists the other tensors of the model.
     `left` lists the tensors of the source that fit nowhere.
     """
 
-    taken: tuple[str, ...]
+    copied: tuple[str, ...]
     new: tuple[str, ...]
     left: tuple[str, ...]
 
 
 @torch.no_grad()
-def take_over(model: PixelModel, source: PixelModel) -> Takeover:
+def transfer_weights(model: PixelModel, source: PixelModel) -> Transfer:
     """Copy every tensor of `source` whose name and shape fit into `model`.
 
     If `model` has more blocks, the branches of the additional blocks initially output zero. With LayerNorm before the
@@ -44,14 +44,14 @@ def take_over(model: PixelModel, source: PixelModel) -> Takeover:
     """
     places = spread_blocks(len(source.blocks), len(model.blocks))
     ours, theirs = split_projections(model, source, places)
-    taken, used = [], set()
+    copied, used = [], set()
     for name, tensor in ours.items():
         origin = _find_origin(name, tensor, theirs)
         if origin is not None:
             tensor.copy_(theirs[origin])
-            taken.append(name)
+            copied.append(name)
             used.add(origin)
-    if not taken:
+    if not copied:
         raise CheckpointError(
             f"none of the {len(theirs)} tensors of the checkpoint fits the model by name and shape; drop the options "
             "that change its sizes"
@@ -63,10 +63,10 @@ def take_over(model: PixelModel, source: PixelModel) -> Takeover:
             for last in cast(Block, model.blocks[index]).branch_ends():
                 last.weight.zero_()
                 last.bias.zero_()
-    new = tuple(name for name in ours if name not in taken)
+    new = tuple(name for name in ours if name not in copied)
     origins = {place: index for index, place in enumerate(places)}
     left = (_move_name(name, origins) for name in theirs if name not in used)
-    return Takeover(tuple(taken), new, tuple(left))
+    return Transfer(tuple(copied), new, tuple(left))
 
 
 def spread_blocks(source: int, target: int) -> list[int]:

@@ -11,7 +11,7 @@ from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.errors import CheckpointError
 from linformer_cli.model.mixers import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.training.takeover import summarise_names, take_over
+from linformer_cli.training.transfer import summarise_names, transfer_weights
 
 INPUT = "blocks.0.attention.input.weight"
 ROWS = 16  # 2 heads of 8
@@ -58,18 +58,18 @@ def test_classes_are_copied_between_models_that_need_a_class_and_others(build_ti
         (*models[::-1], (), (f"{table}[no class]",)),
     ):
         before, given = model.state_dict()[table].clone(), source.state_dict()[table]
-        moved = take_over(model, source)
-        assert f"{table}[class]" in moved.taken and (moved.new, moved.left) == (new, left)
+        moved = transfer_weights(model, source)
+        assert f"{table}[class]" in moved.copied and (moved.new, moved.left) == (new, left)
         found = model.state_dict()[table]
         assert torch.equal(found[:3], given[:3]) and torch.equal(found[3:], before[3:])
         model.load_state_dict(build_tiny_model(7, classes=3, optional_class=bool(new)).state_dict())
-    same = take_over(models[1], build_tiny_model(5, classes=3, optional_class=True))
-    assert table in same.taken and not same.new
+    same = transfer_weights(models[1], build_tiny_model(5, classes=3, optional_class=True))
+    assert table in same.copied and not same.new
 
 
 def test_new_classes_do_not_change_the_predictions(build_tiny_model) -> None:
     source, model = build_tiny_model(1), build_tiny_model(2, classes=3, optional_class=True)
-    moved = take_over(model, source)
+    moved = transfer_weights(model, source)
     assert moved.new == ("embedding.classes.weight",) and not moved.left
     values = torch.randint(0, source.config.image.levels, (4, source.config.image.positions))
     labels = torch.arange(4)
@@ -84,8 +84,8 @@ def copy_of(model: PixelModel) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(("source", "target"), [("softmax", "linear"), ("linear", "softmax"), ("linear", "linear")])
 def test_all_tensors_are_copied_between_mechanisms_with_the_same_tensors(pair, source, target) -> None:
     model, origin = pair(source, target)
-    moved = take_over(model, origin)
-    assert set(moved.taken) == set(origin.state_dict()) and moved.new == moved.left == ()
+    moved = transfer_weights(model, origin)
+    assert set(moved.copied) == set(origin.state_dict()) and moved.new == moved.left == ()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, origin.state_dict()[name]), name
     # The values are copied, so training does not change the source.
@@ -98,22 +98,22 @@ def test_all_tensors_are_copied_between_mechanisms_with_the_same_tensors(pair, s
 def test_the_projection_of_queries_becomes_the_shared_projection(pair) -> None:
     model, origin = pair("linear", "shared")
     before = copy_of(model)
-    moved = take_over(model, origin)
+    moved = transfer_weights(model, origin)
     ours, theirs = model.state_dict(), origin.state_dict()
     for kind in ("weight", "bias"):
         name = f"blocks.1.attention.input.{kind}"
         assert torch.equal(ours[name][:ROWS], theirs[name][:ROWS])
         assert torch.equal(ours[name][ROWS : 2 * ROWS], theirs[name][2 * ROWS :])
         assert torch.equal(ours[name][2 * ROWS :], before[name][2 * ROWS :])
-        assert {f"{name}[qk]", f"{name}[v]"} <= set(moved.taken)
+        assert {f"{name}[qk]", f"{name}[v]"} <= set(moved.copied)
         assert f"{name}[extra of shared]" in moved.new and f"{name}[k]" in moved.left
     assert (ours["blocks.0.attention.input.bias"][2 * ROWS :] == 5).all()
-    assert not {INPUT, f"{INPUT}[q]"} & {*moved.taken, *moved.new, *moved.left}
+    assert not {INPUT, f"{INPUT}[q]"} & {*moved.copied, *moved.new, *moved.left}
 
 
 def test_a_shared_projection_becomes_the_projections_of_queries_and_keys(pair) -> None:
     model, origin = pair("shared", "linear")
-    moved = take_over(model, origin)
+    moved = transfer_weights(model, origin)
     ours, theirs = model.state_dict()[INPUT], origin.state_dict()[INPUT]
     assert torch.equal(ours, torch.cat([theirs[:ROWS], theirs[:ROWS], theirs[ROWS : 2 * ROWS]]))
     assert moved.new == ()
@@ -124,18 +124,18 @@ def test_a_shared_projection_becomes_the_projections_of_queries_and_keys(pair) -
 
 def test_extra_scalars_are_copied_only_to_the_same_mechanism(pair) -> None:
     model, origin = pair("other", "shared")
-    moved = take_over(model, origin)
+    moved = transfer_weights(model, origin)
     assert f"{INPUT}[extra of shared]" in moved.new and f"{INPUT}[extra of other]" in moved.left
     model, origin = pair("other", "other")
-    assert take_over(model, origin).new == ()
+    assert transfer_weights(model, origin).new == ()
     assert torch.equal(model.state_dict()[INPUT], origin.state_dict()[INPUT])
 
 
 def test_tensors_whose_sizes_do_not_fit_are_named(pair) -> None:
     model, origin = pair("linear", "linear", layers=4, feed_forward=24, head="mixture")
     before = copy_of(model)
-    moved = take_over(model, origin)
-    assert {"embedding.values", "norm.weight", INPUT, "blocks.2.feed_forward.output.bias"} <= set(moved.taken)
+    moved = transfer_weights(model, origin)
+    assert {"embedding.values", "norm.weight", INPUT, "blocks.2.feed_forward.output.bias"} <= set(moved.copied)
     assert {"blocks.3.attention.input.weight", "blocks.0.feed_forward.input.weight", "head.projection.bias"} <= set(
         moved.new
     )
@@ -144,15 +144,15 @@ def test_tensors_whose_sizes_do_not_fit_are_named(pair) -> None:
         if name.startswith(("blocks.1.", "blocks.3.")) and ".output." in name:
             continue  # in new blocks, these are zero
         assert torch.equal(model.state_dict()[name], before[name])
-    assert len(moved.taken) + len(moved.new) == len(before)
-    assert len(moved.taken) + len(moved.left) == len(origin.state_dict())
+    assert len(moved.copied) + len(moved.new) == len(before)
+    assert len(moved.copied) + len(moved.left) == len(origin.state_dict())
 
 
 @pytest.mark.parametrize("attention", ["linear", "gau", "lstm"])
 def test_a_deeper_model_starts_with_the_output_of_its_source(pair, attention) -> None:
     model, origin = pair(attention, attention, layers=5)
-    moved = take_over(model, origin)
-    assert {name.split(".")[1] for name in moved.taken if name.startswith("blocks.")} == {"0", "2"}
+    moved = transfer_weights(model, origin)
+    assert {name.split(".")[1] for name in moved.copied if name.startswith("blocks.")} == {"0", "2"}
     assert {name.split(".")[1] for name in moved.new} == {"1", "3", "4"} and moved.left == ()
     tokens = torch.randint(0, 16, (2, 64))
     with torch.no_grad():
@@ -165,24 +165,24 @@ def test_a_deeper_model_starts_with_the_output_of_its_source(pair, attention) ->
 
 def test_a_deeper_model_copies_projections_in_parts(pair) -> None:
     model, origin = pair("shared", "linear", layers=4)
-    take_over(model, origin)
+    transfer_weights(model, origin)
     ours, theirs = (one.state_dict()[f"blocks.{i}.attention.input.weight"] for one, i in ((model, 2), (origin, 1)))
     assert torch.equal(ours, torch.cat([theirs[:ROWS], theirs[:ROWS], theirs[ROWS : 2 * ROWS]]))
 
 
 def test_a_shallower_model_copies_the_first_blocks(pair) -> None:
     model, origin = pair("linear", "linear", layers=1)
-    moved = take_over(model, origin)
+    moved = transfer_weights(model, origin)
     assert torch.equal(model.state_dict()[INPUT], origin.state_dict()[INPUT]) and moved.new == ()
     assert moved.left and all(name.startswith("blocks.1.") for name in moved.left)
 
 
 def test_a_projection_without_a_fitting_part_is_not_split(pair) -> None:
     model, origin = pair("linear", "shared", width=24)
-    moved = take_over(model, origin)
+    moved = transfer_weights(model, origin)
     assert INPUT in moved.new and INPUT in moved.left
     # The bias does not depend on the width.
-    assert "blocks.0.attention.input.bias[qk]" in moved.taken
+    assert "blocks.0.attention.input.bias[qk]" in moved.copied
 
 
 def test_a_source_without_fitting_tensors_gives_a_one_line_error(pair, raises_one_line) -> None:
@@ -190,7 +190,7 @@ def test_a_source_without_fitting_tensors_gives_a_one_line_error(pair, raises_on
     model, origin = pair("linear", "linear", **changes)
     before = copy_of(model)
     with raises_one_line(CheckpointError, "none of the", "tensors", "fits"):
-        take_over(model, origin)
+        transfer_weights(model, origin)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from linformer_cli.config import TrainConfig
-from linformer_cli.training.schedule import learning_rate_at, measure_progress
+from linformer_cli.training.task import learning_rate_at, measure_progress
 
 
 def test_progress_in_steps_is_the_fraction_of_steps() -> None:

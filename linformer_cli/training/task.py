@@ -1,0 +1,98 @@
+"""What a `Trainer` trains: a model with its batches and its loss, and its learning rate at every step."""
+
+import math
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from linformer_cli.checkpoint_files import CheckpointInfo
+from linformer_cli.config import TrainConfig
+from linformer_cli.evaluation.bits import Bits
+from linformer_cli.system.signals import Check
+from linformer_cli.units import IMAGES
+
+from .progress import Progress
+
+# With the `trapezoid` schedule, the learning rate falls over this last share of a run.
+FALL = 0.25
+
+Batch = TypeVar("Batch")
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Task(ABC, Generic[Model, Batch]):
+    """A model, its optimizer, and the settings of its training.
+
+    Every task defines `load_batch` and `measure_loss`. The other methods are for tasks that are validated, draw samples
+    or are saved in a run folder.
+    """
+
+    words = IMAGES
+    # The number of training items, which is the length of an epoch.
+    items = 1
+    # Whether the model starts from trained weights. They are validated before the first step.
+    pretrained = False
+
+    def __init__(self, model: Model, optimizer: Optimizer, settings: TrainConfig, device: str = "cpu") -> None:
+        self.model, self.optimizer, self.settings, self.device = model.train(), optimizer, settings, device
+
+    @abstractmethod
+    def load_batch(self, number: int, rows: range) -> Batch:
+        """Load the `rows` of batch `number`, counted from 0. They depend only on the settings and the number."""
+
+    @abstractmethod
+    def measure_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the mean loss, whose gradient trains the model, and the mean nats, which are reported."""
+
+    def learning_rate_at(self, step: int, share: float) -> float:
+        """Return the learning rate after `step` steps, when the finished share of the run is `share`."""
+        return learning_rate_at(self.settings, step, share)
+
+    def describe_batch(self, step: int) -> str:
+        """Describe the batches of step number `step` for an error message."""
+        return f"batch {step + 1}"
+
+    def validate(self, model: Model, check: Check) -> Bits | None:
+        """Measure bits/dim of `model`. `check` is called between batches and may raise to stop."""
+
+    def draw(self, model: Model, path: Path, progress: Progress, check: Check) -> Path | None:
+        """Write samples of `model` to `path` with an ending of its own. Return the name of the file."""
+
+    def describe(self, progress: Progress) -> CheckpointInfo:
+        """Describe the model, its data and its training for a checkpoint."""
+        raise NotImplementedError
+
+
+AnyTask = TypeVar("AnyTask", bound=Task[Any, Any])
+
+
+def measure_progress(config: TrainConfig, step: int, elapsed_seconds: float, train_items: int) -> float:
+    """Return the finished share of a run in [0, 1], measured in steps, images or time."""
+    if config.max_time is not None:
+        done = elapsed_seconds / config.max_time
+    elif config.steps is not None:
+        done = step / config.steps
+    else:
+        assert config.epochs is not None
+        done = step * config.batch * config.accumulation / (config.epochs * train_items)
+    return min(done, 1.0)
+
+
+def learning_rate_at(config: TrainConfig, step: int, share: float) -> float:
+    """Return the learning rate after `step` steps, when the finished share of the run is `share` in [0, 1].
+
+    After a linear warm-up, the rate follows half a `cosine`, or a `trapezoid` (constant, then linear over the last
+    quarter), or is `constant`. Before the last quarter, the rate of a trapezoid does not depend on the length of the
+    run, so the run can be extended.
+    """
+    falling = {
+        "cosine": (1 + math.cos(math.pi * share)) / 2,
+        "trapezoid": min(1.0, (1 - share) / FALL),
+        "constant": 1.0,
+    }[config.schedule]
+    floor = config.final_learning_rate_fraction
+    warm = min(1.0, (step + 1) / (config.warmup_steps + 1))
+    return config.learning_rate * warm * (floor + (1 - floor) * falling)
