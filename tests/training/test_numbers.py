@@ -44,6 +44,26 @@ def test_the_error_for_a_nan_loss_names_the_step_and_keeps_the_last_checkpoint(
     assert again.progress.step == STEPS
 
 
+def test_a_save_whose_loss_is_nan_is_replaced_by_the_save_before_it(configure, tmp_path, raises_one_line) -> None:
+    trainer = begin(configure(sample_every=6, keep_last=2), tmp_path / "run")
+    good = f"the last good checkpoint is '{trainer.folder.last}'"
+    with raises_one_line(TrainingError, "NaN or infinite at step 6", good):
+        train(trainer, Watcher().at("sample", 6, poison(trainer)))  # before the save of step 6
+    assert read_checkpoint(trainer.folder.last).info.training.step == 3
+    assert [path.name for path in trainer.folder.kept.iterdir()] == ["step-0000003"]
+    again = begin(configure(), tmp_path / "run")
+    again.resume()
+    train(again)
+    assert again.progress.step == STEPS
+
+
+def test_the_error_does_not_name_a_good_checkpoint_if_there_is_none(configure, tmp_path, raises_one_line) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    poison(trainer)()
+    with raises_one_line(TrainingError, "NaN or infinite at step 0", "there is no good checkpoint"):
+        train(trainer)
+
+
 def test_a_nan_gradient_is_noticed_before_the_weights_change(configure, tmp_path, monkeypatch) -> None:
     trainer = begin(configure(), tmp_path / "run")
     measure_loss = trainer.measure_loss
