@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,59 +70,57 @@ class Operation:
     reals: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class Signature:
-    """The names of an operation's arguments, in order. Those in `optional` may be left out."""
+class Argument(NamedTuple):
+    """The name of an argument; its kind, `buffer`, `integer` or `real`; and whether it may be left out."""
 
-    buffers: tuple[str, ...] = ()
-    integers: tuple[str, ...] = ()
-    reals: tuple[str, ...] = ()
-    optional: frozenset[str] = frozenset()
-
-    def bind(self, name: str, arguments: dict[str, float]) -> Operation:
-        """Operation `name` with these arguments. Raises `TypeError` if one is missing or unknown."""
-        names = {*self.buffers, *self.integers, *self.reals}
-        missing, unknown = names - self.optional - arguments.keys(), arguments.keys() - names
-        if missing or unknown:
-            raise TypeError(f"operation {name}: missing {sorted(missing)}, unknown {sorted(unknown)}")
-        buffers = (int(arguments.get(one, NO_BUFFER)) for one in _until_last(self.buffers, arguments))
-        integers = (int(arguments[one]) for one in self.integers)
-        reals = (arguments.get(one, 0.0) for one in _until_last(self.reals, arguments))
-        return Operation(name, tuple(buffers), tuple(integers), tuple(reals))
+    name: str
+    kind: str
+    optional: bool
 
 
-def _until_last(names: tuple[str, ...], arguments: dict[str, float]) -> tuple[str, ...]:
-    """`names` up to the last one that is in `arguments`."""
-    return names[: max((place + 1 for place, name in enumerate(names) if name in arguments), default=0)]
-
-
-# What `signatures` reads: a struct and its base, an argument of this struct, and the name of the struct's operation.
+# What `read_signatures` reads: a struct and its base, an argument of the struct, and the operation of a struct.
 _DECLARATION = re.compile(
     r'^struct (\w+) : (\w+)|(\w+) = (buffer|integer|real)(_or_none)?\(\)|^OPERATION\("([\w.]+)", (\w+)', re.MULTILINE
 )
 
 
 @functools.cache
-def signatures() -> dict[str, Signature]:
-    """The signature of every operation, read from the C++ that declares it; operation.h explains the declarations.
+def read_signatures() -> dict[str, tuple[Argument, ...]]:
+    """The arguments of every operation, read from the C++ that declares them; operation.h explains the declarations.
 
     So a program can be written without a compiled library. A library is loaded only if it was built from this C++.
     """
-    structs, found, struct = {"Arguments": Signature()}, {}, ""
+    structs: dict[str, tuple[Argument, ...]] = {"Arguments": ()}
+    found, struct = {}, ""
     for file in (_FOLDER / "operation.h", *sorted((_FOLDER / "ops").glob("*.h"))):
         code = re.sub("//.*", "", file.read_text("utf-8"))
         for new, base, argument, kind, optional, operation, implementation in _DECLARATION.findall(code):
             if new:
-                struct = new
-                structs[new] = structs[base]
+                struct, structs[new] = new, structs[base]
             elif argument:
-                old = structs[struct]
-                names = {f"{kind}s": (*getattr(old, f"{kind}s"), argument)}
-                may_miss = old.optional | ({argument} if optional else set())
-                structs[struct] = replace(old, **names, optional=may_miss)
+                structs[struct] += (Argument(argument, kind, bool(optional)),)
             else:
                 found[operation] = structs[implementation]
     return found
+
+
+def bind(operation: str, arguments: dict[str, float]) -> Operation:
+    """The operation with these arguments. Raises `TypeError` if one is missing or unknown."""
+    signature = read_signatures()[operation]
+    missing = {one.name for one in signature if not one.optional} - arguments.keys()
+    unknown = arguments.keys() - {one.name for one in signature}
+    if missing or unknown:
+        raise TypeError(f"operation {operation}: missing {sorted(missing)}, unknown {sorted(unknown)}")
+    parts: dict[str, list[float | None]] = {"buffer": [], "integer": [], "real": []}
+    for one in signature:
+        parts[one.kind].append(arguments.get(one.name))
+    for part in parts.values():
+        while part and part[-1] is None:
+            part.pop()
+    buffers, integers = (
+        tuple(NO_BUFFER if x is None else int(x) for x in parts[kind]) for kind in ("buffer", "integer")
+    )
+    return Operation(operation, buffers, integers, tuple(x or 0.0 for x in parts["real"]))
 
 
 @dataclass(frozen=True)
@@ -221,7 +220,7 @@ class Builder:
 
     def emit(self, name: str, /, **arguments: float) -> None:
         """Append operation `name`. Its struct in `ops/` names and explains the arguments."""
-        self.operations.append(signatures()[name].bind(name, arguments))
+        self.operations.append(bind(name, arguments))
 
     def project(
         self, linear: nn.Linear, source: int, name: str, activation: str = "none", sensitive: bool = False

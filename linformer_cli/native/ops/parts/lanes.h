@@ -3,8 +3,8 @@
 
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <utility>
+#include <vector>
 
 #include "../../numbers.h"
 
@@ -209,17 +209,13 @@ inline void prefetch(int64_t count, const Number* from) {
     for (int64_t i = 0; i < count; i += 64 / sizeof(Number)) __builtin_prefetch(from + i);
 }
 
-// Uninitialised memory of this thread for `count` numbers, valid until the thread's next call with the same `Tag`.
+// Memory of this thread for `count` numbers, valid until the thread's next call with the same `Tag`.
 template <class Tag, class Number = float>
 inline Number* workspace(int64_t count) {
-    static thread_local std::unique_ptr<char[]> memory;
-    static thread_local int64_t room = 0;
-    const int64_t bytes = count * static_cast<int64_t>(sizeof(Number));
-    if (bytes > room) {
-        memory.reset(new char[bytes]);
-        room = bytes;
-    }
-    return reinterpret_cast<Number*>(memory.get());
+    static thread_local std::vector<char> memory;
+    const size_t bytes = static_cast<size_t>(count) * sizeof(Number);
+    if (memory.size() < bytes) memory.resize(bytes);
+    return reinterpret_cast<Number*>(memory.data());
 }
 
 }  // namespace
