@@ -1,5 +1,6 @@
 """`lintx bench approximation`: how well random features approximate softmax."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,42 +9,49 @@ import typer
 from linformer_cli.config import LARGEST_SIZE
 
 from . import options
+from .config_options import with_fields
 from .output import print_json, print_records, write_plot
 
 
-def approximation(
+@dataclass(frozen=True, kw_only=True)
+class ApproximationOptions:
+    """The options of the command."""
+
     features: Annotated[
         str, typer.Option("--features", help="Numbers of features m, separated by commas.", metavar="LIST")
-    ] = "16,32,64,128,256",
+    ] = "16,32,64,128,256"
     norms: Annotated[
         str,
         typer.Option(
             "--norms", help="Lengths of queries and keys in units of sqrt(K), separated by commas.", metavar="LIST"
         ),
-    ] = "0.25,0.5,1,2",
+    ] = "0.25,0.5,1,2"
     maps: Annotated[
         str,
         typer.Option("--maps", help="Feature maps, separated by commas: positive, hyperbolic, trig.", metavar="LIST"),
-    ] = "positive,hyperbolic,trig",
+    ] = "positive,hyperbolic,trig"
     draws: Annotated[
         int,
         typer.Option(
             "--draws", min=1, max=options.LARGEST_COUNT, help="Number of draws of random inputs and directions."
         ),
-    ] = 20,
-    positions: Annotated[int, typer.Option("--positions", min=2, max=LARGEST_SIZE, help="Sequence length T.")] = 128,
-    head_width: Annotated[int, typer.Option("--head-width", min=2, max=LARGEST_SIZE, help="Width K of a head.")] = 32,
-    seed: options.Seed = 0,
+    ] = 20
+    positions: Annotated[int, typer.Option("--positions", min=2, max=LARGEST_SIZE, help="Sequence length T.")] = 128
+    head_width: Annotated[int, typer.Option("--head-width", min=2, max=LARGEST_SIZE, help="Width K of a head.")] = 32
+    seed: options.Seed = 0
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Also plot medians and quartiles to a .png or .svg file.")
-    ] = None,
+    ] = None
     error: Annotated[
         Literal["output", "bounded-output", "kernel", "small-kernel"],
         typer.Option("--error", help="The error that the table and the plot show."),
-    ] = "output",
-    style: options.Style = "table",
-    json: options.Json = False,
-) -> None:
+    ] = "output"
+    style: options.Style = "table"
+    json: options.Json = False
+
+
+@with_fields
+def approximation(asked: ApproximationOptions) -> None:
     """Measure the errors of random features.
 
     Reports mean squared errors of performer attention relative to causal softmax attention in float64, by number of
@@ -62,25 +70,28 @@ def approximation(
     - `lintx bench approximation --features 32,64,128 --norms 1,2 --plot errors.svg`
     - `lintx bench approximation --maps positive --draws 100 --format csv`
     """
-    counts = options.parse_sizes(features, "--features", "64,128")
-    sizes = options.parse_numbers(norms, "--norms", "0.5,1,2")
-    options.require_plots(plot)
+    counts = options.parse_sizes(asked.features, "--features", "64,128")
+    sizes = options.parse_numbers(asked.norms, "--norms", "0.5,1,2")
+    options.require_plots(asked.plot)
 
     from linformer_cli.bench import approximation as bench
     from linformer_cli.system.environment import describe_environment
     from linformer_cli.system.signals import catch_signals
 
-    names, settings = [name.strip() for name in maps.split(",")], bench.Draws(positions, head_width, draws, seed)
+    names, settings = (
+        [name.strip() for name in asked.maps.split(",")],
+        bench.Draws(asked.positions, asked.head_width, asked.draws, asked.seed),
+    )
     with catch_signals() as stop:
         rows = bench.measure_approximation(counts, sizes, names, draws=settings, check=stop.raise_if_set)
     done = rows[0].draws if rows else 0
     if not done:
         stop.raise_if_set("Stopped before anything was measured")
-    if json:
-        report = {"rows": rows, "ended": "finished" if done == draws else "interrupted", "settings": settings}
-        print_json({**report, "plot": plot, "environment": describe_environment()})
+    if asked.json:
+        report = {"rows": rows, "ended": "finished" if done == asked.draws else "interrupted", "settings": settings}
+        print_json({**report, "plot": asked.plot, "environment": describe_environment()})
     else:
-        columns = bench.CSV_COLUMNS if style == "csv" else bench.list_error_columns(error)
-        print_records(bench.flatten_rows(rows, error), columns, style)
-    write_plot(plot, lambda kind: bench.render_approximation(rows, error, kind))
-    stop.raise_if_set(f"Stopped after {done:,} of {draws:,} draws; their results are shown")
+        columns = bench.CSV_COLUMNS if asked.style == "csv" else bench.list_error_columns(asked.error)
+        print_records(bench.flatten_rows(rows, asked.error), columns, asked.style)
+    write_plot(asked.plot, lambda kind: bench.render_approximation(rows, asked.error, kind))
+    stop.raise_if_set(f"Stopped after {done:,} of {asked.draws:,} draws; their results are shown")

@@ -1,6 +1,7 @@
 """`lintx bench copy`: how fast models with different attentions learn to copy a string."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from linformer_cli.config import LARGEST_SIZE
 from linformer_cli.report.tables import TableStyle
 
 from . import options
+from .config_options import with_fields
 from .output import info, print_json, print_records, write_plot
 
 if TYPE_CHECKING:
@@ -21,7 +23,10 @@ _TALK_SECONDS = 10.0
 _ENDINGS = {"budget": "the budget was spent", "interrupted": "interrupted", "failed": "every model failed"}
 
 
-def copy(
+@dataclass(frozen=True, kw_only=True)
+class CopyOptions:
+    """The options of the command."""
+
     names: Annotated[
         str,
         typer.Option(
@@ -30,13 +35,13 @@ def copy(
             "lstm.",
             metavar="LIST",
         ),
-    ] = "softmax,linear,lsh:rounds=4",
+    ] = "softmax,linear,lsh:rounds=4"
     budget: Annotated[
         str, typer.Option("--budget", help="Total time. If it is below 1h, the default length and width are smaller.")
-    ] = "10m",
+    ] = "10m"
     updates: Annotated[
         int, typer.Option("--updates", min=1, max=options.LARGEST_COUNT, help="Number of updates of each model.")
-    ] = 10_000,
+    ] = 10_000
     length: Annotated[
         int | None,
         typer.Option(
@@ -45,7 +50,7 @@ def copy(
             max=LARGEST_SIZE,
             help="Length of the sequences; default 128, or 32 if --budget is below 1h.",
         ),
-    ] = None,
+    ] = None
     width: Annotated[
         int | None,
         typer.Option(
@@ -54,16 +59,19 @@ def copy(
             max=_LARGEST_WIDTH,
             help="Width of the models; default 256, or 128 if --budget is below 1h.",
         ),
-    ] = None,
+    ] = None
     every: Annotated[
         int, typer.Option("--every", min=1, max=options.LARGEST_COUNT, help="Updates averaged per point of the curve.")
-    ] = 25,
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    plot: Annotated[Path | None, typer.Option("--plot", help="Write the curves to a .png or .svg file.")] = None,
-    style: options.Style = "table",
-    json: options.Json = False,
-) -> None:
+    ] = 25
+    seed: options.Seed = 0
+    device: options.Device = "auto"
+    plot: Annotated[Path | None, typer.Option("--plot", help="Write the curves to a .png or .svg file.")] = None
+    style: options.Style = "table"
+    json: options.Json = False
+
+
+@with_fields
+def copy(asked: CopyOptions) -> None:
     """Measure how fast models learn to copy.
 
     Runs the copy task of Katharopoulos 2020, section 4.1: a string of random symbols from an alphabet of 10, a
@@ -81,8 +89,8 @@ def copy(
     - `lintx bench copy --attention softmax,linear,lstm --budget 30m --json`
     - `lintx bench copy --budget 24h --device cuda`
     """
-    seconds = options.parse_duration(budget)
-    options.require_plots(plot)
+    seconds = options.parse_duration(asked.budget)
+    options.require_plots(asked.plot)
 
     from linformer_cli.bench.copy import run_copy_task
     from linformer_cli.bench.copy_report import render_copy
@@ -94,20 +102,22 @@ def copy(
 
     from .bench_output import choose_place, show_machine
 
-    variants = parse_variants(names.split(","), baselines=True)
-    place = choose_place(device)
-    settings = CopySettings(*choose_size(seconds, length, width), updates, every, seed, place)
+    variants = parse_variants(asked.names.split(","), baselines=True)
+    place = choose_place(asked.device)
+    settings = CopySettings(
+        *choose_size(seconds, asked.length, asked.width), asked.updates, asked.every, asked.seed, place
+    )
     info(settings.title)
     with catch_signals() as stop:
         report = run_copy_task(variants, settings, Ceilings(place), seconds, stop, _Reporter())
     has_points = any(row.points for row in report.rows)
-    if json:
-        print_json({**vars(report), "plot": plot if has_points else None})
+    if asked.json:
+        print_json({**vars(report), "plot": asked.plot if has_points else None})
     else:
-        _print(report, style)
+        _print(report, asked.style)
     if has_points:
-        write_plot(plot, lambda kind: render_copy(report.rows, report.settings.task, kind))
-    done = f"{report.settings.updates:,} of {updates:,} updates"
+        write_plot(asked.plot, lambda kind: render_copy(report.rows, report.settings.task, kind))
+    done = f"{report.settings.updates:,} of {asked.updates:,} updates"
     if report.ended != "finished":
         info(f"{done}: {_ENDINGS[report.ended]}")
     show_machine(report.environment, report.ceilings)

@@ -1,5 +1,6 @@
 """`lintx bench quality`: how close samples are to the images of a data set."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ from linformer_cli.report.tables import list_columns
 from linformer_cli.units import WINDOWS, format_percent
 
 from . import options
+from .config_options import with_fields
 from .display import Bar
 from .output import info, print_json, print_records, warn_smaller_batch
 from .session import Session, load_images_to_fit, open_session
@@ -23,34 +25,40 @@ if TYPE_CHECKING:
 _SHOWN = 24
 
 
-def quality(
-    checkpoint: options.CheckpointArgument = None,
+@dataclass(frozen=True, kw_only=True)
+class QualityOptions:
+    """The options of the command."""
+
+    checkpoint: options.CheckpointArgument = None
     data: Annotated[
         str | None,
         typer.Option("--data", help="Data set with labels. Default: the model's training data set.", metavar="NAME"),
-    ] = None,
-    data_dir: options.DataDir = None,
+    ] = None
+    data_dir: options.DataDir = None
     count: Annotated[
         int,
         typer.Option(
             "-n", "--count", min=1, max=100_000, help="Number of samples, divided equally among the model's classes."
         ),
-    ] = 1000,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images drawn at once.")] = 64,
-    guidance: options.Guidance = 1.0,
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    seed: options.Seed = 0,
-    precision: options.SamplingPrecision = "auto",
-    engine: options.Engine = "auto",
+    ] = 1000
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images drawn at once.")] = 64
+    guidance: options.Guidance = 1.0
+    temperature: options.Temperature = 1.0
+    top_k: options.TopK = None
+    top_p: options.TopP = None
+    seed: options.Seed = 0
+    precision: options.SamplingPrecision = "auto"
+    engine: options.Engine = "auto"
     image: Annotated[
         Path | None,
         typer.Option("--image", help="Also draw samples to a .png file, each above its nearest training image."),
-    ] = None,
-    style: options.Style = "table",
-    json: options.Json = False,
-) -> None:
+    ] = None
+    style: options.Style = "table"
+    json: options.Json = False
+
+
+@with_fields
+def quality(asked: QualityOptions) -> None:
     """Compare samples with test images.
 
     Samples, test images and training images are compared in the same way. A judge, which is a small classifier of the
@@ -71,8 +79,8 @@ def quality(
     - `lintx bench quality fashion-wide --temperature 0.9 --image nearest.png`
     - `lintx bench quality runs/first --data mnist -n 5000 --json`
     """
-    options.require_output("--image", image, ".png")
-    session = open_session(checkpoint, "cpu", precision, engine)
+    options.require_output("--image", asked.image, ".png")
+    session = open_session(asked.checkpoint, "cpu", asked.precision, asked.engine)
     if session.checkpoint.info.data.words is WINDOWS:
         raise UsageError("bench quality is for models of images; 'lintx eval' measures a model of bytes")
 
@@ -84,18 +92,18 @@ def quality(
     from linformer_cli.sampling.decode import Sampler
     from linformer_cli.system.signals import catch_signals
 
-    check_guidance(session.model, guidance, session.model.config.classes > 0)
+    check_guidance(session.model, asked.guidance, session.model.config.classes > 0)
     record, model = session.checkpoint.info, session.model
-    filters = Filters(temperature, top_k, top_p, guidance)
-    name = data or record.data.name
-    train, test = (load_images_to_fit(name, split, data_dir, model.config.image) for split in ("train", "test"))
+    filters = Filters(asked.temperature, asked.top_k, asked.top_p, asked.guidance)
+    name = asked.data or record.data.name
+    train, test = (load_images_to_fit(name, split, asked.data_dir, model.config.image) for split in ("train", "test"))
     classes, own = max(train.classes, test.classes), model.config.classes
     labels, _ = (images.require_labels(classes, "the judge") for images in (train, test))
     if own not in (0, classes):
         raise UsageError(f"the model has {own} classes, and '{name}' has {classes}; name its own data set with --data")
-    asked = np.arange(own).repeat(count // own) if own else None
-    count = count if asked is None else len(asked)
-    _require_enough(RECIPE.features, count, train, test)
+    given = np.arange(own).repeat(asked.count // own) if own else None
+    total = asked.count if given is None else len(given)
+    _require_enough(RECIPE.features, total, train, test)
     with catch_signals() as stop:
         with Bar("training the judge", RECIPE.updates, "updates") as bar:
 
@@ -104,18 +112,18 @@ def quality(
                 bar.show(update)
 
             judge = load_judge(train.images[:], labels, classes, RECIPE, on_update)
-        sampler = Sampler(model, seed, filters, session.engine, session.products)
-        samples = _draw(sampler, count, batch, asked, stop)
+        sampler = Sampler(model, asked.seed, filters, session.engine, session.products)
+        samples = _draw(sampler, total, asked.batch, given, stop)
         info("comparing the samples with the test and training images")
         bits = record.training.validation_bits_per_dim if name == record.data.name else None
-        report = measure_quality(judge, samples, asked, train, test, bits, stop.raise_if_set)
-    if json:
-        drawn = {"count": count, "seed": seed, "batch": batch, **vars(filters)}
-        print_json({**session.record, "data": name, **drawn, "image": image, **vars(report)})
+        report = measure_quality(judge, samples, given, train, test, bits, stop.raise_if_set)
+    if asked.json:
+        drawn = {"count": total, "seed": asked.seed, "batch": asked.batch, **vars(filters)}
+        print_json({**session.record, "data": name, **drawn, "image": asked.image, **vars(report)})
     else:
-        _print(report, style)
-    if image is not None:
-        _write_image(image, samples, train.images[:], session)
+        _print(report, asked.style)
+    if asked.image is not None:
+        _write_image(asked.image, samples, train.images[:], session)
 
 
 def _require_enough(features: int, count: int, train: "ImageSet", test: "ImageSet") -> None:

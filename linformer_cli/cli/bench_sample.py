@@ -1,5 +1,6 @@
 """`lintx bench sample`: images per second of sampling."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +9,7 @@ import typer
 from linformer_cli.errors import UsageError
 
 from . import options
+from .config_options import with_fields
 from .output import info
 
 if TYPE_CHECKING:
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from linformer_cli.bench.rounds import BenchReport
     from linformer_cli.bench.rows import SamplingRow
     from linformer_cli.model.variants import Variant
-    from linformer_cli.system.device import SamplingPrecision
 
     from .bench_output import Plots
 
@@ -49,26 +50,32 @@ BitsPlot = Annotated[
 ]
 
 
-def sample(
-    checkpoint: options.CheckpointOption = None,
-    names: options.BenchVariants = None,
-    presets: options.Presets = None,
-    image_sizes: ImageSizes = None,
-    batch: options.Batches = "1,64",
-    engine: Engines = "auto",
-    look_ahead: LookAhead = True,
-    repeats: options.Repeats = 3,
-    rerun: Rerun = True,
-    limit: options.RowLimit = "60s",
-    memory: Memory = True,
-    runs: options.Runs = None,
-    plot: options.SpeedPlot = None,
-    bits_plot: BitsPlot = None,
-    device: options.Device = "auto",
-    precision: options.SamplingPrecision = "auto",
-    style: options.Style = "table",
-    json: options.Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """The options of the command."""
+
+    checkpoint: options.CheckpointOption = None
+    names: options.BenchVariants = None
+    presets: options.Presets = None
+    image_sizes: ImageSizes = None
+    batch: options.Batches = "1,64"
+    engine: Engines = "auto"
+    look_ahead: LookAhead = True
+    repeats: options.Repeats = 3
+    rerun: Rerun = True
+    limit: options.RowLimit = "60s"
+    memory: Memory = True
+    runs: options.Runs = None
+    plot: options.SpeedPlot = None
+    bits_plot: BitsPlot = None
+    device: options.Device = "auto"
+    precision: options.SamplingPrecision = "auto"
+    style: options.Style = "table"
+    json: options.Json = False
+
+
+@with_fields
+def sample(asked: SampleOptions) -> None:
     """Measure images/s of sampling.
 
     By default, times the checkpoint's model and a softmax model of the same size. With --runs alone, times the models
@@ -92,17 +99,11 @@ def sample(
     - `lintx bench sample --preset mnist-small --image-size 16,32,64,128 --batch 1 --no-rerun`
     - `lintx bench sample --batch 256 --format md --no-rerun --no-memory`
     """
-    batches = options.parse_sizes(batch, "--batch", "1,64")
-    seconds = options.parse_duration(limit)
-    if presets is not None and checkpoint is not None:
-        raise UsageError("--preset and --checkpoint both name a network; give one of them")
-    if presets is None and image_sizes is not None:
-        raise UsageError("--image-size is for --preset: a trained model has the image size it was trained on")
-    sides = None if image_sizes is None else options.parse_sizes(image_sizes, "--image-size", "16,32,64")
-    options.require_plots(plot, bits_plot)
-    if bits_plot is not None and not runs:
-        raise UsageError("--bits-plot plots the bits/dim of trained runs; name them with --runs")
-    variants = None if names is None else options.choose_variants(names, True)
+    _check_options(asked)
+    batches = options.parse_sizes(asked.batch, "--batch", "1,64")
+    seconds = options.parse_duration(asked.limit)
+    sides = None if asked.image_sizes is None else options.parse_sizes(asked.image_sizes, "--image-size", "16,32,64")
+    variants = None if asked.names is None else options.choose_variants(asked.names, True)
 
     from linformer_cli.bench.columns import SAMPLING
     from linformer_cli.bench.measure.ceilings import Ceilings
@@ -113,37 +114,47 @@ def sample(
 
     from .bench_output import print_position_times, print_speeds, run_and_show
 
-    engines = options.parse_names(engine, "engine", [AUTO, *ENGINES])
-    trained = read_trained_runs(runs or [])
-    models, source = _choose_models(checkpoint, presets, sides, variants, trained, device, precision)
-    if bits_plot is not None and all(timed.find_quality(trained).bits_per_dim is None for timed in models):
+    engines = options.parse_names(asked.engine, "engine", [AUTO, *ENGINES])
+    trained = read_trained_runs(asked.runs or [])
+    models, source = _choose_models(asked, sides, variants, trained)
+    if asked.bits_plot is not None and all(timed.find_quality(trained).bits_per_dim is None for timed in models):
         raise UsageError("--bits-plot has nothing to plot: no run in --runs has a model that would be timed")
-    kind, formats = choose_formats(precision, models[0].model)
+    kind, formats = choose_formats(asked.precision, models[0].model)
     place = str(models[0].model.device)
     info(f"device {place}, precision {kind.value} ({kind.reason})")
     settings = SamplingSettings(
         batches,
-        repeats,
+        asked.repeats,
         engines,
-        look_ahead=look_ahead,
-        rerun=rerun,
+        look_ahead=asked.look_ahead,
+        rerun=asked.rerun,
         limit_seconds=seconds,
-        memory=memory,
+        memory=asked.memory,
         runs=trained,
         formats=formats,
     )
 
     def show(report: "BenchReport[SamplingRow]") -> None:
-        print_speeds(report.rows, SAMPLING, style)
-        if sides is not None and style == "table":
+        print_speeds(report.rows, SAMPLING, asked.style)
+        if sides is not None and asked.style == "table":
             print_position_times(report.rows)
 
     run_and_show(
         lambda *given: run_sampling_bench(models, settings, Ceilings(place), *given),
         show,
-        lambda report: _list_plots(report, plot, bits_plot),
-        source if json else None,
+        lambda report: _list_plots(report, asked.plot, asked.bits_plot),
+        source if asked.json else None,
     )
+
+
+def _check_options(asked: SampleOptions) -> None:
+    if asked.presets is not None and asked.checkpoint is not None:
+        raise UsageError("--preset and --checkpoint both name a network; give one of them")
+    if asked.presets is None and asked.image_sizes is not None:
+        raise UsageError("--image-size is for --preset: a trained model has the image size it was trained on")
+    options.require_plots(asked.plot, asked.bits_plot)
+    if asked.bits_plot is not None and not asked.runs:
+        raise UsageError("--bits-plot plots the bits/dim of trained runs; name them with --runs")
 
 
 def _list_plots(report: "BenchReport[SamplingRow]", plot: Path | None, bits_plot: Path | None) -> "Plots":
@@ -159,13 +170,7 @@ def _list_plots(report: "BenchReport[SamplingRow]", plot: Path | None, bits_plot
 
 
 def _choose_models(
-    checkpoint: str | None,
-    presets: str | None,
-    sides: list[int] | None,
-    variants: "list[Variant] | None",
-    trained: "list[TrainedRun]",
-    device: str,
-    precision: "SamplingPrecision",
+    asked: SampleOptions, sides: list[int] | None, variants: "list[Variant] | None", trained: "list[TrainedRun]"
 ) -> "tuple[list[BenchModel], dict[str, str]]":
     """Return the models to time, and the checkpoint's path for the JSON document if there is one.
 
@@ -176,16 +181,16 @@ def _choose_models(
     from linformer_cli.checkpoint import load_weights, read_checkpoint
     from linformer_cli.system.device import choose_device, torch_dtype
 
-    place = choose_device(device).value
-    if presets is not None:
-        networks = [preset_network(name.strip()) for name in presets.split(",")]
+    place, precision = choose_device(asked.device).value, asked.precision
+    if asked.presets is not None:
+        networks = [preset_network(name.strip()) for name in asked.presets.split(",")]
         if sides is not None:
             networks = [resize_network(*network, side) for network in networks for side in sides]
         variants = variants or options.choose_variants(options.PRESET_VARIANTS, True)
         return build_models(variants, networks, place, precision), {}
-    if checkpoint is None and variants is None and trained:
+    if asked.checkpoint is None and variants is None and trained:
         return load_models(trained, place, precision), {}
-    found = read_checkpoint(checkpoint)
+    found = read_checkpoint(asked.checkpoint)
     source = {"checkpoint": found.name}
     if variants is not None:
         return build_models(variants, [(None, found.info.model)], place, precision), source

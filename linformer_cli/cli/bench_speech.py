@@ -1,6 +1,7 @@
 """`lintx bench speech`: speech recognition with different attentions, and transcribing with a trained model."""
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +12,7 @@ from linformer_cli.files import require_writable
 from linformer_cli.report.tables import TableStyle
 
 from . import options
+from .config_options import with_fields
 from .output import info, print_json, print_records, warn, write_plot
 
 if TYPE_CHECKING:
@@ -21,8 +23,10 @@ _MODELS = "models"
 _FOR_TRANSCRIBING = ("names", "out", "transcribe", "plot", "json")
 
 
-def speech(
-    context: typer.Context,
+@dataclass(frozen=True, kw_only=True)
+class SpeechOptions:
+    """The options of the command."""
+
     names: Annotated[
         str | None,
         typer.Option(
@@ -32,7 +36,7 @@ def speech(
             "default: the one with the lowest error rate.",
             metavar="LIST",
         ),
-    ] = None,
+    ] = None
     data: Annotated[
         str,
         typer.Option(
@@ -40,15 +44,15 @@ def speech(
             help="fsdd (spoken digits, in the data folder) or speech:DIR, a folder with WAV files and transcripts.tsv "
             "(file, speaker, symbols).",
         ),
-    ] = "fsdd",
-    data_dir: options.DataDir = None,
-    budget: Annotated[str, typer.Option("--budget", help="Time for the whole benchmark.")] = "20m",
+    ] = "fsdd"
+    data_dir: options.DataDir = None
+    budget: Annotated[str, typer.Option("--budget", help="Time for the whole benchmark.")] = "20m"
     preset: Annotated[
         Literal["small", "paper"], typer.Option("--preset", help="Size of the encoders; paper is for a GPU.")
-    ] = "small",
+    ] = "small"
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, max=100, help="Trainings of each encoder; each holds out other speakers.")
-    ] = 3,
+    ] = 3
     epochs: Annotated[
         int | None,
         typer.Option(
@@ -57,10 +61,10 @@ def speech(
             max=options.LARGEST_COUNT,
             help="Epochs of each training. Default: as many as the budget allows.",
         ),
-    ] = None,
+    ] = None
     strings: Annotated[
         int, typer.Option("--strings", min=1, max=options.LARGEST_COUNT, help="Strings of digits in an epoch.")
-    ] = 128,
+    ] = 128
     lengths: Annotated[
         str,
         typer.Option(
@@ -68,10 +72,10 @@ def speech(
             help="Lengths, in frames of 10 ms, at which training steps are timed, separated by commas; or none.",
             metavar="LIST",
         ),
-    ] = "400,800,1600,3200,6400",
+    ] = "400,800,1600,3200,6400"
     out: Annotated[
         Path, typer.Option("--out", help="Folder for speech.json, speech.md, the figures and the trained encoders.")
-    ] = Path("bench-speech"),
+    ] = Path("bench-speech")
     transcribe: Annotated[
         Path | None,
         typer.Option(
@@ -79,7 +83,7 @@ def speech(
             help="Measure nothing. Print the symbols of this WAV file with their times, using an encoder in --out.",
             metavar="FILE",
         ),
-    ] = None,
+    ] = None
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -87,11 +91,14 @@ def speech(
             help="Write the curves to a .png or .svg file. With --transcribe: the spectrogram with the symbols; "
             "default: FILE.png in --out.",
         ),
-    ] = None,
-    device: options.Device = "auto",
-    style: options.Style = "table",
-    json: options.Json = False,
-) -> None:
+    ] = None
+    device: options.Device = "auto"
+    style: options.Style = "table"
+    json: options.Json = False
+
+
+@with_fields
+def speech(context: typer.Context, asked: SpeechOptions) -> None:
     """Compare attentions in speech recognition.
 
     Repeats table 3 of Katharopoulos 2020: the phoneme error rate (PER) and the time of an epoch of a bidirectional
@@ -111,15 +118,15 @@ def speech(
     - `lintx bench speech --data speech:recordings --epochs 30`
     - `lintx bench speech --transcribe call.wav`
     """
-    if transcribe is not None:
+    if asked.transcribe is not None:
         _refuse_unused(context)
-    seconds = options.parse_duration(budget)
-    frames = [] if lengths == "none" else options.parse_sizes(lengths, "--lengths", "400,800")
-    options.require_plots(plot)
-    if transcribe is not None:
-        _transcribe(transcribe, out, names, plot, json)
+    seconds = options.parse_duration(asked.budget)
+    frames = [] if asked.lengths == "none" else options.parse_sizes(asked.lengths, "--lengths", "400,800")
+    options.require_plots(asked.plot)
+    if asked.transcribe is not None:
+        _transcribe(asked, asked.transcribe)
         return
-    require_writable(out / "speech.json")
+    require_writable(asked.out / "speech.json")
 
     from linformer_cli.bench import speech_report
     from linformer_cli.bench.speech import METHODS, SpeechBench, parse_methods
@@ -131,31 +138,33 @@ def speech(
     from .bench_output import choose_place, write_report
 
     def write(report: SpeechReport) -> None:
-        write_report(out, "speech", report, speech_report.render_page(report), speech_report.render_figures(report))
+        page, figures = speech_report.render_page(report), speech_report.render_figures(report)
+        write_report(asked.out, "speech", report, page, figures)
 
-    variants = parse_methods(METHODS if names is None else names.split(","))
+    variants = parse_methods(METHODS if asked.names is None else asked.names.split(","))
     for package in ("soundfile", "jiwer"):
         import_extra(package, "speech")
-    corpus = load_corpus(data, data_dir)
-    place = choose_place(device, f", about {budget}")
+    corpus = load_corpus(asked.data, asked.data_dir)
+    place = choose_place(asked.device, f", about {asked.budget}")
     info(corpus.title)
     for note in corpus.notes:
         info(note)
-    settings = SpeechSettings(seconds, preset, seeds, epochs, strings, lengths=frames, device=place)
+    sizes = asked.preset, asked.seeds, asked.epochs, asked.strings
+    settings = SpeechSettings(seconds, *sizes, lengths=frames, device=place)
     with catch_signals() as stop:
         bench = SpeechBench(
             corpus, variants, settings, lambda rows: info(speech_report.describe_progress(rows)), write, stop
         )
         report = bench.run()
-        bench.save_models(out / _MODELS)
+        bench.save_models(asked.out / _MODELS)
     if report.rows:
-        info(f"wrote {out}")
+        info(f"wrote {asked.out}")
     if any(row.seeds for row in report.rows):
-        write_plot(plot, lambda kind: speech_report.render_curves(report, kind))
-    if json:
+        write_plot(asked.plot, lambda kind: speech_report.render_curves(report, kind))
+    if asked.json:
         print_json(report)
     else:
-        _print(report, style)
+        _print(report, asked.style)
     stop.raise_if_set("Stopped; the results so far are kept")
     if report.rows and all(row.failed for row in report.rows):
         raise LintxError("every encoder failed; the table says why")
@@ -188,8 +197,8 @@ def _refuse_unused(context: typer.Context) -> None:
             raise UsageError(f"{flag} is for measuring, and --transcribe measures nothing; drop {flag}")
 
 
-def _transcribe(file: Path, out: Path, name: str | None, plot: Path | None, json: bool) -> None:
-    picture = plot or out / f"{file.stem}.png"
+def _transcribe(asked: SpeechOptions, file: Path) -> None:
+    picture, name = asked.plot or asked.out / f"{file.stem}.png", asked.names
     require_writable(picture)
 
     from linformer_cli.bench import speech_report
@@ -197,12 +206,12 @@ def _transcribe(file: Path, out: Path, name: str | None, plot: Path | None, json
     from linformer_cli.speech.saved import choose_recogniser, transcribe
     from linformer_cli.speech.waves import read_wave
 
-    if plot is None and file.stem in speech_report.FIGURES:
+    if asked.plot is None and file.stem in speech_report.FIGURES:
         raise UsageError(f"'{picture}' is a figure of the report; name another file with --plot")
     if name is not None:
         with contextlib.suppress(UsageError):  # of a name that was given with NAME=lsh:rounds=1
             name = parse_methods([name])[0].label
-    recogniser = choose_recogniser(out / _MODELS, name)
+    recogniser = choose_recogniser(asked.out / _MODELS, name)
     wave = read_wave(file, recogniser.rate)
     if wave.file_rate != wave.rate:
         info(f"resampled from {wave.file_rate:,} to {wave.rate:,} Hz, the rate of the training data")
@@ -212,7 +221,7 @@ def _transcribe(file: Path, out: Path, name: str | None, plot: Path | None, json
     if wave.is_silent:
         warn(f"'{file}' is silent, so it has no symbols")
     text = " ".join(one.symbol for one in transcript.symbols)
-    if json:
+    if asked.json:
         print_json({"file": file, "text": text, "model": described, "symbols": transcript.symbols, "plot": picture})
     else:
         print(text)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +10,6 @@ import typer
 
 from linformer_cli.config import LARGEST_STEP, TrainConfig
 from linformer_cli.errors import Interrupted, LintxError, UsageError
-from linformer_cli.report.tables import TableStyle
-from linformer_cli.units import Words
 
 from . import options
 from .config_options import Fields, with_fields
@@ -22,6 +20,7 @@ from .session import load_training_images
 if TYPE_CHECKING:
     from linformer_cli.comparison.entries import Conditions, Entry, Plan
     from linformer_cli.comparison.rows import ComparisonRow
+    from linformer_cli.config import RunConfig
     from linformer_cli.data.images import ImageSet
     from linformer_cli.system.signals import StopRequest
 
@@ -30,71 +29,75 @@ if TYPE_CHECKING:
 _IMAGES = 16_000
 
 
-@with_fields
-def compare(
-    *,
-    names: options.Variants = None,
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """The options of the command."""
+
+    names: options.Variants = None
     runs: Annotated[
         Path, typer.Option("--runs", help="Folder that holds one run for each mechanism.", metavar="FOLDER")
-    ] = Path("runs/comparison"),
+    ] = Path("runs/comparison")
     images: Annotated[
         int | None,
         typer.Option(
             "--images", min=1, max=LARGEST_STEP, help=f"Training images for each mechanism; default {_IMAGES}."
         ),
-    ] = None,
+    ] = None
     match_parameters: Annotated[
         bool,
         typer.Option(
             "--match-parameters",
             help="Change feed-forward widths so that all models have as many parameters as the first.",
         ),
-    ] = False,
-    data: Annotated[str | None, typer.Option("--data", help="Data set, as for lintx train.", metavar="NAME")] = None,
-    data_dir: options.DataDir = None,
-    image_size: options.ImageSize = None,
-    window_length: options.WindowLength = None,
+    ] = False
+    data: Annotated[str | None, typer.Option("--data", help="Data set, as for lintx train.", metavar="NAME")] = None
+    data_dir: options.DataDir = None
+    image_size: options.ImageSize = None
+    window_length: options.WindowLength = None
     preset: Annotated[
         str | None, typer.Option("--preset", help="The network; default mnist-small, or bytes-small for bytes.")
-    ] = None,
+    ] = None
     config: Annotated[
         Path | None,
         typer.Option("--config", help="TOML file with [model], [data], [train] for all runs.", metavar="FILE"),
-    ] = None,
+    ] = None
     evaluate_images: Annotated[
         int | None,
         typer.Option(
             "--evaluate-images", min=1, max=options.LARGEST_COUNT, help="Number of validation images; default 2000."
         ),
-    ] = None,
+    ] = None
     batch: Annotated[
         int,
         typer.Option(
             "--batch", min=1, max=options.LARGEST_COUNT, help="Images sampled at once when sampling is timed."
         ),
-    ] = 64,
+    ] = 64
     repeats: Annotated[
         int,
         typer.Option(
             "--repeats", min=0, max=options.LARGEST_COUNT, help="Timed repeats after one warm-up; 0 measures no speeds."
         ),
-    ] = 3,
+    ] = 3
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Train and time, or only show existing results.")
-    ] = True,
-    retime: Annotated[bool, typer.Option("--retime", help="Discard earlier times and measure them again.")] = False,
-    style: options.Style = "table",
-    json: options.Json = False,
+    ] = True
+    retime: Annotated[bool, typer.Option("--retime", help="Discard earlier times and measure them again.")] = False
+    style: options.Style = "table"
+    json: options.Json = False
     plot: Annotated[
         Path | None,
         typer.Option(
             "--plot", help="Also plot bits/dim against images/s and state bytes in FILE (PNG or SVG).", metavar="FILE"
         ),
-    ] = None,
+    ] = None
     training: Annotated[
         dict[str, Any], Fields(TrainConfig, "Training", only=("max_time", "seed", "device", "precision"))
-    ],
-) -> None:
+    ]
+
+
+@with_fields
+def compare(asked: CompareOptions) -> None:
     """Train and compare mechanisms.
 
     All runs have the same network except for the attention, the same images in the same order, and the same settings.
@@ -115,83 +118,83 @@ def compare(
     - `lintx compare --runs runs/comparison --no-train --format md --plot comparison.png`
     - `lintx compare --runs runs/comparison --retime --repeats 5`
     """
-    if retime and not (train and repeats):
-        raise UsageError(f"--retime measures and {'--repeats 0' if train else '--no-train'} does not; drop one of them")
-    max_time = training.pop("max_time", None)
-    if images is not None and max_time is not None:
-        raise UsageError("--images and --max-time both set the length of training; drop one of them")
-    options.require_plots(plot)
+    _check_options(asked)
 
-    from linformer_cli.comparison.entries import Plan, choose_training, plan_entries
+    from linformer_cli.comparison.entries import plan_entries
     from linformer_cli.comparison.rows import describe_entry
     from linformer_cli.comparison.speed import forget_speeds
     from linformer_cli.system.signals import StopRequest
 
-    if evaluate_images is not None:
-        training["evaluate_images"] = evaluate_images
-    chosen = choose_training(config, training, info)
-    of_data = {"name": data, "data_dir": data_dir, "image_size": image_size, "length": window_length}
-    plan = Plan(
-        runs,
-        _IMAGES if images is None and max_time is None else images,
-        max_time,
-        match_parameters,
-        config,
-        preset,
-        options.without_none(of_data),
-    )
-    conditions = _choose_conditions(plan, chosen, batch, repeats)
-    settings = chosen.model_dump(include={"evaluate_images", "seed", "device"}) | {"precision": conditions.precision}
+    plan, conditions = _plan(asked)
     entries, sets = plan_entries(
-        options.choose_variants(names, baselines=True),
-        replace(plan, train=settings),
-        lambda settings: load_training_images(settings.data),
+        options.choose_variants(asked.names, baselines=True), plan, lambda settings: load_training_images(settings.data)
     )
     failures: dict[str, str] = {}
-    for entry in entries if retime else []:
+    for entry in entries if asked.retime else []:
         forget_speeds(entry)
-    stop = _work(entries, sets, conditions, failures) if train else StopRequest()
+    stop = _work(entries, sets, conditions, failures) if asked.train else StopRequest()
     rows = [describe_entry(entry, conditions, failures) for entry in entries]
     if (failures or stop.signal_number is not None) and all(row.bits_per_dim is None for row in rows):
-        plot = None
-    first = entries[0].config
-    lengths = {"images": plan.images, "max_time": plan.max_time, "batch": batch, "repeats": repeats}
-    _show(rows, {**lengths, "data": first.data, "train": first.train}, plot, first.data.words, style, json)
+        asked = replace(asked, plot=None)
+    _show(asked, plan, rows, entries[0].config)
     stop.raise_if_set("Stopped and saved; repeat the command to continue")
     if failures:
         raise LintxError(f"{len(failures)} of {len(entries)} failed: {', '.join(failures)}; the table says why")
 
 
-def _choose_conditions(plan: "Plan", chosen: TrainConfig, batch: int, repeats: int) -> "Conditions":
-    """Choose the device and the precision of training, and print them."""
-    from linformer_cli.comparison.entries import DEFAULT_PRESET, Conditions
+def _check_options(asked: CompareOptions) -> None:
+    if asked.retime and not (asked.train and asked.repeats):
+        other = "--repeats 0" if asked.train else "--no-train"
+        raise UsageError(f"--retime measures and {other} does not; drop one of them")
+    if asked.images is not None and "max_time" in asked.training:
+        raise UsageError("--images and --max-time both set the length of training; drop one of them")
+    options.require_plots(asked.plot)
+
+
+def _plan(asked: CompareOptions) -> "tuple[Plan, Conditions]":
+    """Choose the settings of all runs, the device and the precision. Prints the latter."""
+    from linformer_cli.comparison.entries import DEFAULT_PRESET, Conditions, Plan, choose_training
     from linformer_cli.probe import choose_precision
     from linformer_cli.system.device import choose_device
     from linformer_cli.training.settings import Given, merge_settings
 
+    training = dict(asked.training)
+    max_time = training.pop("max_time", None)
+    chosen = choose_training(
+        asked.config, training | options.without_none({"evaluate_images": asked.evaluate_images}), info
+    )
+    of_data = {"name": asked.data, "data_dir": asked.data_dir, "image_size": asked.image_size}
+    data = options.without_none({**of_data, "length": asked.window_length})
     place = choose_device(chosen.device)
-    network = merge_settings(Given(plan.preset, data=plan.data), plan.file, images_preset=DEFAULT_PRESET).network
+    network = merge_settings(Given(asked.preset, data=data), asked.config, images_preset=DEFAULT_PRESET).network
     kind = choose_precision(chosen.precision, place.value, network.width, network.feed_forward)
     info(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
-    return Conditions(place.value, kind.value, batch, repeats)
+    plan = Plan(
+        asked.runs,
+        _IMAGES if asked.images is None and max_time is None else asked.images,
+        max_time,
+        asked.match_parameters,
+        asked.config,
+        asked.preset,
+        data,
+        chosen.model_dump(include={"evaluate_images", "seed", "device"}) | {"precision": kind.value},
+    )
+    return plan, Conditions(place.value, kind.value, asked.batch, asked.repeats)
 
 
-def _show(
-    rows: "list[ComparisonRow]",
-    settings: dict[str, Any],
-    plot: Path | None,
-    words: Words,
-    style: TableStyle,
-    json: bool,
-) -> None:
+def _show(asked: CompareOptions, plan: "Plan", rows: "list[ComparisonRow]", first: "RunConfig") -> None:
+    """Print the table or the JSON document, with the settings of the `first` run, and write the plot."""
     from linformer_cli.comparison.rows import CSV_COLUMNS, list_table_columns, render_comparison
     from linformer_cli.system.environment import describe_environment
 
-    if json:
-        print_json({"rows": rows, "settings": settings, "environment": describe_environment(), "plot": plot})
+    words = first.data.words
+    if asked.json:
+        lengths = {"images": plan.images, "max_time": plan.max_time, "batch": asked.batch, "repeats": asked.repeats}
+        settings = {**lengths, "data": first.data, "train": first.train}
+        print_json({"rows": rows, "settings": settings, "environment": describe_environment(), "plot": asked.plot})
     else:
-        print_records(rows, CSV_COLUMNS if style == "csv" else list_table_columns(rows, words), style)
-    write_plot(plot, lambda kind: render_comparison(rows, kind, words))
+        print_records(rows, CSV_COLUMNS if asked.style == "csv" else list_table_columns(rows, words), asked.style)
+    write_plot(asked.plot, lambda kind: render_comparison(rows, kind, words))
 
 
 def _work(
