@@ -296,8 +296,11 @@ def test_steps_with_triton_match_the_model(
         assert_agree(engine.step(token).float(), textbook.step(token).float(), tolerance)
 
 
-@pytest.mark.parametrize("triton", [False, True])
-@pytest.mark.parametrize("attention", ["linear", "softmax"])
+@pytest.mark.parametrize(
+    ("attention", "triton"),
+    [("linear", True), ("softmax", False)]
+    + [pytest.param(*slow, marks=pytest.mark.slow) for slow in (("linear", False), ("softmax", True))],
+)
 def test_a_restarted_engine_reuses_its_memory(build_tiny_model, with_triton, attention, triton) -> None:
     """CUDA graphs keep reading and writing the tensors that they were recorded with."""
     if triton:

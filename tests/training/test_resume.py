@@ -1,6 +1,7 @@
 """Tests that a resumed run equals an uninterrupted run, and that a stopped run is saved."""
 
 import dataclasses
+import itertools
 import shutil
 import signal
 import sys
@@ -105,16 +106,21 @@ def check_same(resumed: RunFolder, whole: RunFolder) -> None:
         assert (resumed.samples / name).read_bytes() == (whole.samples / name).read_bytes()
 
 
-@pytest.mark.parametrize(("settings", "precision"), SETTINGS)
+STOPS = [
+    # The stop is noticed after the next step, at which nothing else is logged, evaluated or saved.
+    ("save", 6, 7),
+    # At step 10 an evaluation and a grid are due, so the resumed run begins with them.
+    ("save", 9, 10),
+    # The stop is noticed immediately after a row of metrics was written.
+    ("log", 8, 8),
+]
+
+
 @pytest.mark.parametrize(
-    ("event", "step", "stopped_at"),
+    ("settings", "precision", "event", "step", "stopped_at"),
     [
-        # The stop is noticed after the next step, at which nothing else is logged, evaluated or saved.
-        ("save", 6, 7),
-        # At step 10 an evaluation and a grid are due, so the resumed run begins with them.
-        ("save", 9, 10),
-        # The stop is noticed immediately after a row of metrics was written.
-        ("log", 8, 8),
+        pytest.param(*given.values, *stop, id=f"{given.id}-{stop[2]}", marks=() if n % 3 == m else pytest.mark.slow)
+        for (n, given), (m, stop) in itertools.product(enumerate(SETTINGS), enumerate(STOPS))
     ],
 )
 def test_a_stopped_and_resumed_run_equals_the_uninterrupted_run_bit_for_bit(
