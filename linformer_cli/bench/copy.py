@@ -7,112 +7,28 @@ task, see `copy_task.py`.
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
 
 from linformer_cli.errors import TrainingError
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.variants import Variant
-from linformer_cli.report.tables import Shown
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.system.timing import time_work
 from linformer_cli.training.loop import Trainer
-from linformer_cli.units import format_milliseconds, format_percent
 
+from .copy_report import CopyConditions, CopyEnding, CopyPoint, CopyReport, CopyRow
 from .copy_task import (
     BATCH,
     HEADS,
-    LAYERS,
-    LEARNING_RATE,
-    LOWER_AFTER_UPDATES,
-    LOWER_LEARNING_RATE,
-    SYMBOLS,
     CopySettings,
     CopyTask,
     learning_rate_at,
 )
 from .measure.attention_pass import PassSetup, build_checked_model
-from .measure.ceilings import Ceilings, CeilingsReport
+from .measure.ceilings import Ceilings
 from .measure.costs import TRAINING_FACTOR, count_product_flops, list_products
-
-Ending = Literal["finished", "budget", "interrupted", "failed"]
-
-
-@dataclass(frozen=True)
-class CopyPoint:
-    """A point of a learning curve: the mean loss and accuracy over the `points_every` updates up to `update`.
-
-    `loss` is in nats per copied symbol. `accuracy` is the share of correct predictions.
-    """
-
-    update: int
-    loss: float
-    accuracy: float
-    learning_rate: float
-
-
-@dataclass(frozen=True)
-class CopyRow:
-    """The results of one mechanism: the last point of its curve, its speed, and all points.
-
-    `product_gigaflops` is the rate of the matrix products of an update in GFLOP/s. `product_share` is this rate as a
-    share of the machine's highest rate. `failed` says why the model's training ended early.
-    """
-
-    task: str
-    reduced: bool
-    name: Annotated[str, Shown("attention")]
-    attention: str
-    attention_options: Mapping[str, object]
-    device: str
-    parameters: int
-    updates: Annotated[int, Shown("updates", ",")]
-    loss: Annotated[float | None, Shown("loss, nats per symbol", ".4f")]
-    accuracy: Annotated[float | None, Shown("accuracy", ".1%")]
-    seconds_per_update: Annotated[float | None, Shown("time per update", format_milliseconds)]
-    product_gigaflops: float | None
-    product_share: Annotated[float | None, Shown("products", format_percent)]
-    failed: Annotated[str | None, Shown("failed")]
-    points: tuple[CopyPoint, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CopyConditions:
-    """All settings that the figures of a report depend on, except the machine."""
-
-    task: str
-    reduced: bool
-    length: int
-    symbols: int = SYMBOLS
-    layers: int = LAYERS
-    heads: int = HEADS
-    width: int
-    feed_forward: int
-    batch: int = BATCH
-    optimizer: str = "radam"
-    learning_rate: float = LEARNING_RATE
-    learning_rate_later: float = LOWER_LEARNING_RATE
-    learning_rate_later_from_update: int = LOWER_AFTER_UPDATES
-    updates_wanted: int
-    updates: int
-    points_every: int
-    budget_seconds: float | None
-    interleaved: bool = True
-    precision: str = "fp32"
-    seed: int
-
-
-@dataclass(frozen=True)
-class CopyReport:
-    """One row for each mechanism, and how the benchmark ended."""
-
-    rows: tuple[CopyRow, ...]
-    ended: Ending
-    settings: CopyConditions
-    environment: dict[str, Any]
-    ceilings: CeilingsReport
 
 
 @dataclass(frozen=True)
@@ -241,7 +157,7 @@ def run_copy_task(
             report_points(done)
     if done % settings.points_every:
         report_points(done)
-    ended: Ending = "finished"
+    ended: CopyEnding = "finished"
     if done < settings.updates:
         failed = all(run.failed is not None for run in runs)
         ended = "interrupted" if stop.signal_number is not None else "failed" if failed else "budget"

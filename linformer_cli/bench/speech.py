@@ -10,7 +10,7 @@ from pathlib import Path
 from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.model.variants import Variant, parse_variants
 from linformer_cli.speech.corpus import Corpus
-from linformer_cli.speech.ctc_task import TrainingSettings
+from linformer_cli.speech.ctc_task import CtcSettings
 from linformer_cli.speech.encoder import BI_LSTM, PRESETS, build_encoder
 from linformer_cli.speech.saved import save_recogniser
 from linformer_cli.speech.utterances import Fold
@@ -138,7 +138,7 @@ class SpeechBench(BudgetBench[SpeechReport]):
             self._corpus.notes,
             settings.preset,
             self._encoder,
-            TrainingSettings(),
+            CtcSettings(),
             "radam",
             settings.seeds,
             settings.epochs,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from linformer_cli.errors import TrainingError
-from linformer_cli.speech.ctc_task import CtcTask, TrainingSettings
+from linformer_cli.speech.ctc_task import CtcSettings, CtcTask
 from linformer_cli.speech.encoder import EncoderSettings, build_encoder
 from linformer_cli.speech.features import BANDS
 from linformer_cli.speech.utterances import Batch
@@ -110,7 +110,7 @@ def build_learner(setup: StepSetup, batch: Batch) -> Learner[CtcTask]:
     """Return an untrained encoder that learns from `batch` again and again."""
     with seeded(0):
         encoder = build_encoder(setup.attention, setup.options, setup.settings, setup.symbols)
-    task = CtcTask(encoder.to(setup.device), TrainingSettings(), 0, setup.device)
+    task = CtcTask(encoder.to(setup.device), CtcSettings(), 0, setup.device)
     task.begin_epoch([batch])
     return Learner(task)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from linformer_cli.report.tables import Shown
-from linformer_cli.speech.ctc_task import TrainingSettings
+from linformer_cli.speech.ctc_task import CtcSettings
 from linformer_cli.speech.encoder import EncoderSettings
 from linformer_cli.system.timing import Timing
 from linformer_cli.units import format_bytes
@@ -145,7 +145,7 @@ class SpeechConditions:
     notes: Sequence[str]
     preset: str
     encoder: EncoderSettings
-    training: TrainingSettings
+    training: CtcSettings
     optimizer: str
     seeds: int
     epochs_wanted: int | None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from linformer_cli.errors import TrainingError
 from linformer_cli.model.variants import Variant
-from linformer_cli.speech.ctc_task import CtcTask, TrainingSettings, measure_errors
+from linformer_cli.speech.ctc_task import CtcSettings, CtcTask, measure_errors
 from linformer_cli.speech.decoding import Errors
 from linformer_cli.speech.encoder import EncoderSettings, build_encoder
 from linformer_cli.speech.saved import Recogniser
@@ -61,7 +61,7 @@ class Trainee:
             encoder = build_encoder(variant.attention, variant.options, settings, len(self._alphabet))
         self.parameters = sum(parameter.numel() for parameter in encoder.parameters())
         self.encoder, self._device = encoder.to(device), device
-        self._trainer = Trainer(CtcTask(self.encoder, TrainingSettings(), seed, device))
+        self._trainer = Trainer(CtcTask(self.encoder, CtcSettings(), seed, device))
         self._steps = self._trainer.steps()
 
     def train(self, epoch: Epoch, progress: Callable[[float], float], check: Check) -> None:

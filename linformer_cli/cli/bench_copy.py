@@ -15,7 +15,7 @@ from .config_options import with_fields
 from .output import info, print_json, print_records, write_plot
 
 if TYPE_CHECKING:
-    from linformer_cli.bench.copy import CopyPoint, CopyReport
+    from linformer_cli.bench.copy_report import CopyPoint, CopyReport
 
 # This is 16 times the paper's width.
 _LARGEST_WIDTH = 4_096

@@ -15,7 +15,7 @@ from .utterances import Batch
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class CtcSettings:
     """RAdam with a linear warm-up, cosine decay to 0 over the whole training, and gradient clipping."""
 
     learning_rate: float = 4e-3
@@ -27,7 +27,7 @@ class TrainingSettings:
 class CtcTask(Task[Encoder, Batch]):
     """The training of an encoder on the batches of the newest epoch, which are repeated if there are too few."""
 
-    def __init__(self, encoder: Encoder, settings: TrainingSettings, seed: int, device: str = "cpu") -> None:
+    def __init__(self, encoder: Encoder, settings: CtcSettings, seed: int, device: str = "cpu") -> None:
         rate, decay = settings.learning_rate, settings.weight_decay
         optimizer = torch.optim.RAdam(encoder.parameters(), rate, weight_decay=decay, decoupled_weight_decay=True)
         config = TrainConfig(

@@ -8,7 +8,7 @@ import torch
 
 from linformer_cli.errors import TrainingError, UsageError
 from linformer_cli.speech import ctc_task
-from linformer_cli.speech.ctc_task import CtcTask, TrainingSettings, measure_errors, recognise
+from linformer_cli.speech.ctc_task import CtcSettings, CtcTask, measure_errors, recognise
 from linformer_cli.speech.encoder import BI_LSTM, PRESETS, EncoderSettings, build_encoder
 from linformer_cli.speech.features import BANDS
 from linformer_cli.speech.utterances import Batch
@@ -75,7 +75,7 @@ def make_batch() -> Batch:
 def test_training_learns_a_batch_by_heart(attention: str) -> None:
     torch.manual_seed(0)
     encoder = build_encoder(attention, {}, TINY, 4)
-    task = CtcTask(encoder, TrainingSettings(learning_rate=2e-2), seed=0)
+    task = CtcTask(encoder, CtcSettings(learning_rate=2e-2), seed=0)
     learner, before = Learner(task), measure_errors(encoder, [make_batch()]).rate
     task.begin_epoch([make_batch()], progress=lambda share: 0.3)
     for _ in range(100):
@@ -85,14 +85,14 @@ def test_training_learns_a_batch_by_heart(attention: str) -> None:
 
 
 def test_training_stops_at_a_loss_that_is_not_a_number() -> None:
-    task = CtcTask(build_encoder("linear", {}, TINY, 4), TrainingSettings(), seed=0)
+    task = CtcTask(build_encoder("linear", {}, TINY, 4), CtcSettings(), seed=0)
     task.begin_epoch([dataclasses.replace(make_batch(), features=torch.full((2, 30, BANDS), math.nan))])
     with pytest.raises(TrainingError, match="NaN or infinite at step 0"):
         Learner(task).train_step()
 
 
 def test_the_learning_rate_rises_and_falls_to_0(record_rates) -> None:
-    settings = TrainingSettings(learning_rate=1.0, warm_up_updates=10)
+    settings = CtcSettings(learning_rate=1.0, warm_up_updates=10)
     task = CtcTask(build_encoder("linear", {}, TINY, 4), settings, seed=0)
 
     def rate_at(step: int, done: float) -> float:
