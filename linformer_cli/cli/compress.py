@@ -115,7 +115,7 @@ def compress(asked: CompressOptions) -> None:
 
     from linformer_cli.codec.coder import Coder
     from linformer_cli.codec.header import Header
-    from linformer_cli.codec.pack import choose_block
+    from linformer_cli.codec.pack import choose_block, write_packed
     from linformer_cli.codec.predictor import identify_program
 
     coder, is_bytes = Coder(session.model), session.words is WINDOWS
@@ -132,7 +132,8 @@ def compress(asked: CompressOptions) -> None:
         info(f"{items} of {source.contents.values:,} values, in blocks of {size:,}")
         began = time.perf_counter()
         with _open_output(asked.out) as file:
-            packed = _pack(file, header, source, coder, asked.batch)
+            with Bar("compressing", source.contents.sequences, source.contents.unit) as bar:
+                packed = write_packed(file, header, source, coder, asked.batch, bar.show)
             seconds = time.perf_counter() - began
             if asked.verify:
                 _verify(file, packed, coder, asked.batch)
@@ -242,13 +243,6 @@ def _open_output(out: str) -> Iterator[BinaryIO]:
     else:
         with open_atomically(Path(out)) as file:
             yield file
-
-
-def _pack(file: BinaryIO, header: "Header", source: "Source", coder: "Coder", batch: int) -> "Packed":
-    from linformer_cli.codec.pack import write_packed
-
-    with Bar("compressing", source.contents.sequences, source.contents.unit) as bar:
-        return write_packed(file, header, source, coder, batch, bar.show)
 
 
 def _verify(file: BinaryIO, packed: "Packed", coder: "Coder", batch: int) -> None:

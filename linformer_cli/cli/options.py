@@ -155,11 +155,6 @@ STOPPED = "Stopped; the results so far are shown"
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}
 
 
-def complete_preset() -> list[str]:
-    """Return the presets, for shell completion."""
-    return list(PRESETS)
-
-
 def parse_duration(text: str) -> float:
     """Parse `90`, `90s`, `10m`, `1.5h` or `1h30m` as seconds.
 

@@ -1,5 +1,6 @@
 """`lintx sample`: draw images from a model."""
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from . import options
 from .config_options import with_fields
 from .output import info, print_json, show_preview, warn, warn_smaller_batch
 from .session import DrawingOptions, Session
-from .text import print_text, read_prompt, refuse_options
+from .text import print_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,13 +131,17 @@ def sample(asked: SampleOptions) -> None:
 
 
 def _sample_text(asked: SampleOptions, session: Session, sampler: "Sampler", team: Team) -> None:
-    of_images = {"-o": asked.out, "--class": asked.class_name, "--files": asked.files, "--columns": asked.columns}
-    refuse_options({**of_images, "--scale": asked.scale, "--gif": asked.gif, "--guidance": asked.drawing.guidance})
+    of_images: dict[str, object] = {"-o": asked.out, "--class": asked.class_name, "--files": asked.files}
+    of_images |= {"--columns": asked.columns, "--scale": asked.scale, "--gif": asked.gif}
+    of_images["--guidance"] = asked.drawing.guidance
+    if given := [flag for flag, value in of_images.items() if value is not None]:
+        raise UsageError(f"{given[0]} is for images, and the model draws bytes; drop it")
     if team.count > 1:
         raise UsageError("several processes draw images only; start one process to draw text")
     filters = {key: value for key, value in vars(sampler.filters).items() if key != "guidance"}
     record = {**session.record, "seed": sampler.seed, **filters, "first": asked.first} if asked.json else None
-    print_text(sampler, read_prompt(asked.prompt), asked.count, asked.first, record)
+    prompt = sys.stdin.buffer.read() if asked.prompt == STREAM else os.fsencode(asked.prompt or "")
+    print_text(sampler, prompt, asked.count, asked.first, record)
 
 
 def _sample_images(asked: SampleOptions, session: Session, sampler: "Sampler", team: Team) -> None:

@@ -1,32 +1,16 @@
 """Text drawn by a model of bytes, on stdout as it is drawn."""
 
-import os
 import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from linformer_cli.errors import UsageError
-from linformer_cli.files import STREAM
 
 from .output import info, print_json
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from linformer_cli.sampling.decode import Sampler
-
-
-def refuse_options(of_images: Mapping[str, object]) -> None:
-    """Raise `UsageError` if one of these options is given, that is, not None."""
-    for flag, value in of_images.items():
-        if value is not None:
-            raise UsageError(f"{flag} is for images, and the model draws bytes; drop it")
-
-
-def read_prompt(prompt: str | None) -> bytes:
-    """The bytes of `--prompt`: of the text, or of stdin for `-`."""
-    return sys.stdin.buffer.read() if prompt == STREAM else os.fsencode(prompt or "")
 
 
 def print_text(
@@ -38,6 +22,8 @@ def print_text(
     terminal gets safe text, and a pipe or a file the bytes themselves. With `record`, the text is printed at the end as
     part of a JSON document that begins with `record`. Raises `UsageError` if such a text had no end.
     """
+    import torch
+
     from linformer_cli.report.terminal import SafeText
     from linformer_cli.sampling.stream import Stream
     from linformer_cli.units import format_bytes, format_duration
@@ -45,7 +31,7 @@ def print_text(
     model = sampler.model
     if count is None and model.find_bound() is not None:
         count = max(0, model.config.image.positions - len(prompt))
-    stream = Stream(sampler, _to_values(prompt), count)
+    stream = Stream(sampler, torch.tensor(list(prompt), dtype=torch.int64), count)
     if count is None and record is not None:
         raise UsageError("--json prints the text at its end, and this text has none; limit the bytes with -n")
     if count is None:
@@ -92,9 +78,3 @@ def print_text(
         finish()
         raise
     finish()
-
-
-def _to_values(data: bytes) -> "Tensor":
-    import torch
-
-    return torch.tensor(list(data), dtype=torch.int64)

@@ -95,7 +95,7 @@ class TrainOptions:
             "--preset",
             help=f"Network and training settings: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}, "
             f"{CIFAR10_PRESET} for cifar10, or {BYTES_PRESET} for bytes.",
-            autocompletion=options.complete_preset,
+            autocompletion=lambda: list(PRESETS),
             rich_help_panel="Model",
         ),
     ] = None

@@ -184,15 +184,13 @@ def draw_images(
 
 
 def _add_up(parts: Sequence[Drawn]) -> Drawn:
-    total = Drawn()
-    for part in parts:
-        total.drawn += part.drawn
-        total.found += part.found
-        total.shown += part.shown
-        total.images |= part.images
-        total.state_bytes = max(total.state_bytes, part.state_bytes)
-        total.passes += part.passes
-        total.seconds = max(total.seconds, part.seconds)
-        total.stopped = total.stopped or part.stopped
-    total.shown.sort()
-    return total
+    return Drawn(
+        sum(part.drawn for part in parts),
+        sum(part.found for part in parts),
+        sorted(index for part in parts for index in part.shown),
+        {index: image for part in parts for index, image in part.images.items()},
+        max(part.state_bytes for part in parts),
+        sum(part.passes for part in parts),
+        max(part.seconds for part in parts),
+        any(part.stopped for part in parts),
+    )
