@@ -61,9 +61,9 @@ class Command:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
-    def wait(self) -> int:
-        """Return the exit code."""
-        self.process.join(SECONDS)
+    def wait(self, seconds: float | None = SECONDS) -> int:
+        """Return the exit code; `seconds` is a limit, because a hanging command never ends."""
+        self.process.join(seconds)
         assert self.process.exitcode is not None, "the command does not end"
         self.returncode = self.process.exitcode
         return self.returncode

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.conftest import run_main
-from faults.runs import NoCapture
+from cli.conftest import NoCapture, run_main
 
 SETTINGS = """
 [train]

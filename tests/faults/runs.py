@@ -3,7 +3,6 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli.conftest import Outcome, run_main
@@ -11,13 +10,6 @@ from cli.conftest import Outcome, run_main
 from linformer_cli.checkpoint_files import CONFIG, TRAINING, WEIGHTS
 
 DIGESTS = {WEIGHTS: "weights_sha256", TRAINING: "training_sha256"}
-
-
-class NoCapture:
-    """Replaces pytest's `capsys`, which a module-scoped fixture cannot use."""
-
-    def readouterr(self) -> Any:
-        return type("Captured", (), {"out": "", "err": ""})
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
