@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic
@@ -16,8 +15,8 @@ from torch import Tensor, nn
 from linformer_cli.attention.base import Attention
 from linformer_cli.checkpoint import TrainingState
 from linformer_cli.errors import TrainingError, UsageError
-from linformer_cli.system.device import synchronize
 from linformer_cli.system.distributed import ALONE, Team, keep_own
+from linformer_cli.system.timing import time_work
 
 from .optimizer import build_average, load_optimizer_tensors, optimizer_tensors, strip_prefix
 from .progress import Progress
@@ -106,11 +105,7 @@ class Learner(Generic[AnyTask]):
     def time_one_step(self) -> float:
         """Return the seconds of one training step, after a warm-up step. Changes the weights."""
         self.train_step()
-        synchronize(self.task.device)
-        began = time.perf_counter()
-        self.train_step()
-        synchronize(self.task.device)
-        return time.perf_counter() - began
+        return time_work(self.train_step, self.task.device)
 
     def collect_state(self) -> TrainingState:
         """Collect everything that the next step needs besides the saved weights.

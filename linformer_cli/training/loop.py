@@ -69,7 +69,10 @@ class Trainer(Learner[AnyTask]):
                     self.folder.drop_previous()
                 return
             began = time.perf_counter()
-            step = self._train(share)
+            try:
+                step = self.train_step(share)
+            except TrainingError as error:
+                raise self._diverged(str(error)) from None
             # Only training steps are timed: the speed should not depend on validation, samples or saves.
             timed_steps, timed_seconds = timed_steps + 1, timed_seconds + time.perf_counter() - began
             self._watch_loss(step.nats, reporter)
@@ -128,12 +131,6 @@ class Trainer(Learner[AnyTask]):
         if self.folder is None or self.progress.marks == self._saved:
             return False
         return ending or self.progress.step % self.task.settings.save_every == 0
-
-    def _train(self, share: float) -> Step:
-        try:
-            return self.train_step(share)
-        except TrainingError as error:
-            raise self._diverged(str(error)) from None
 
     def _diverged(self, what: str) -> TrainingError:
         """Return the error for weights whose loss is NaN. If they were saved, the save before them is put back."""

@@ -96,19 +96,10 @@ class Progress:
 
 
 class Reporter:
-    """Receives the events of the training loop. The command line's reporter shows a progress line."""
+    """Receives the events of the training loop, and ignores them. The command line's reporter shows a progress line."""
 
-    def on_step(self, row: MetricsRow, finished_share: float) -> None:
-        """A row of training figures was logged."""
-
-    def on_evaluate(self, progress: Progress, bits: "Bits", is_best: bool) -> None:
-        """The validation images were measured."""
-
-    def on_sample(self, path: Path) -> None:
-        """Samples were written."""
-
-    def on_save(self, path: Path, progress: Progress) -> None:
-        """The newest checkpoint was replaced."""
-
-    def on_spike(self, message: str) -> None:
-        """The loss has jumped."""
+    def on_step(self, row: MetricsRow, finished_share: float) -> None: ...
+    def on_evaluate(self, progress: Progress, bits: "Bits", is_best: bool) -> None: ...
+    def on_sample(self, path: Path) -> None: ...
+    def on_save(self, path: Path, progress: Progress) -> None: ...
+    def on_spike(self, message: str) -> None: ...

@@ -20,8 +20,8 @@ from linformer_cli.errors import Interrupted
 from linformer_cli.evaluation.bits import Bits, measure_nats
 from linformer_cli.report.grids import read_png_metadata, render_grid
 from linformer_cli.sampling.decode import sample_images
+from linformer_cli.system import timing
 from linformer_cli.system.signals import StopRequest
-from linformer_cli.training import learner as learner_module
 from linformer_cli.training import loop as loop_module
 from linformer_cli.training import pixel_task as pixel_module
 from linformer_cli.training.learner import Step
@@ -284,7 +284,7 @@ def test_the_speed_of_a_resumed_run_counts_only_the_steps_since_it_was_resumed(
 def test_a_dry_run_times_a_step(configure, tmp_path, monkeypatch) -> None:
     trainer = begin(configure(), tmp_path / "run")
     readings = iter([10.0, 12.5])
-    monkeypatch.setattr(learner_module, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
     assert trainer.time_one_step() == 2.5
 
 

@@ -1,7 +1,6 @@
 """Tests of NaN, infinity and jumping losses: what is reported and which saves are kept."""
 
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -165,19 +164,6 @@ def test_a_spike_is_reported_once_and_the_save_before_it_kept(configure, tmp_pat
     assert str(kept) in message
     assert read_checkpoint(kept).info.training.step == 60
     assert load_training_state(read_checkpoint(kept)).values["step"] == 60
-
-
-def test_timed_steps_redraw_features_only_at_the_interval(configure, tmp_path) -> None:
-    """Steps advance the step count. Otherwise, features could be redrawn at every timed step."""
-    model = {"attention": "performer", "attention_options": {"redraw_every": 3}}
-    trainer = begin(configure(model=model), tmp_path / "run")
-    attention = trainer.task.model.blocks[0].inner
-    drawn = []
-    for _ in range(7):
-        trainer.train_step()
-        drawn.append(attention.directions.clone())
-    changed = [not torch.equal(one, other) for one, other in itertools.pairwise(drawn)]
-    assert changed == [False, False, True, False, False, True]
 
 
 def test_a_trend_distinguishes_noise_from_a_jump() -> None:
