@@ -17,7 +17,7 @@ from machine import HAS_LIBRARY, NO_LIBRARY
 from PIL import Image
 
 from linformer_cli.checkpoint import load_model, save_checkpoint
-from linformer_cli.codec import rivals
+from linformer_cli.codec import baselines
 from linformer_cli.codec.coder import Coder
 from linformer_cli.codec.header import encode_header
 from linformer_cli.codec.items import Contents, Tiling
@@ -330,9 +330,9 @@ def test_a_compressor_that_fails_has_no_size(monkeypatch, tmp_path) -> None:
     failing = tmp_path / "zstd"
     failing.write_text("#!/bin/sh\nexit 1\n")
     failing.chmod(0o700)
-    monkeypatch.setattr(rivals.importlib, "import_module", find)
+    monkeypatch.setattr(baselines.importlib, "import_module", find)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert rivals.measure_zstd(lambda: [bytes(2**20)] * 2) is None
+    assert baselines.measure_zstd(lambda: [bytes(2**20)] * 2) is None
 
 
 @pytest.mark.parametrize("lost", [False, True])
