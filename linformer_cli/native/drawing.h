@@ -22,7 +22,9 @@ inline void exponentiate(int64_t count, double* numbers, double temperature) {
 //     sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)).
 //
 // The product loses no digits. The first bin has no lower edge, and the last has no upper edge. The edges of a logistic
-// are equally far apart, so their exponentials are those of every sixteenth edge times powers of one number.
+// are equally far apart, so the odds exp(b) of every sixteenth edge give those of all others. Results below TINY may be
+// wrong, because edges above LARGEST_EDGE are moved there to keep all odds finite.
+constexpr double LARGEST_EDGE = 580, TINY = 1e-250;
 inline void find_mixture_shares(const Head& head, const float* parameters, double* shares) {
     constexpr int64_t GROUP = 16;
     const int64_t K = head.mixtures, last = head.levels - 1;
@@ -35,11 +37,11 @@ inline void find_mixture_shares(const Head& head, const float* parameters, doubl
         const double width = bin * inverse, weight = exponential(static_cast<double>(parameters[n] - most));
         double powers[GROUP];
         for (int32_t j = 0; j < GROUP; j++) powers[j] = exponential(j * width);
-        // The powers of a large number would overflow. Then, each edge has a group of its own.
+        // Powers of a large number would overflow, so a group then has one edge.
         const int64_t step = width < 8 ? GROUP : 1;
         for (int64_t first = 0; first < last; first += step) {
             const double edge = (static_cast<double>(first) * bin - 1 + bin / 2 - mean) * inverse;
-            const double start = exponential(edge < 580 ? edge : 580);
+            const double start = exponential(edge < LARGEST_EDGE ? edge : LARGEST_EDGE);
             for (int64_t j = 0; j < GROUP; j++) {
                 const double odds = start * powers[j], rest = 1 / (1 + odds);
                 below[first + j] = odds * rest;
@@ -54,39 +56,51 @@ inline void find_mixture_shares(const Head& head, const float* parameters, doubl
     }
 }
 
-inline double log_sigmoid(double x) { return (x < 0 ? x : 0) - logarithm(1 + exponential(-std::fabs(x))); }
-
-// The logarithm of the probability of a value of a mixture, up to the same constant, however small it is.
-inline double find_log_mass(const Head& head, const float* parameters, int64_t value) {
-    const int64_t K = head.mixtures;
-    const float largest = *std::max_element(parameters, parameters + K);
-    const double bin = 2.0 / static_cast<double>(head.levels - 1), centre = static_cast<double>(value) * bin - 1;
-    double logs[MOST_LEVELS], most = -HUGE_VAL, sum = 0;
-    for (int64_t n = 0; n < K; n++) {
+// The logarithms of the probabilities [levels] of all values of a mixture, up to a constant, however small they are.
+// The mass of a logistic, with A = exp(-|a|) and B = exp(-|b|), is
+//
+//     exp(min(b, 0) + min(-a, 0)) (1 - exp(a - b)) / ((1 + A) (1 + B)),
+//
+// and the sum over the logistics is taken relative to the largest exponent.
+inline void find_mixture_logs(const Head& head, const float* parameters, double* logs) {
+    const int64_t K = head.mixtures, last = head.levels - 1;
+    const double bin = 2.0 / static_cast<double>(last), infinite = 1e300;
+    double lower[MOST_LEVELS + 1], tails[MOST_LEVELS + 1], sums[MOST_LEVELS];
+    // Finds the lower edges of all values for a logistic, and the logarithm of (1 - exp(a - b)).
+    const auto find_edges = [&](int64_t n) {
         const double mean = parameters[K + n], inverse = exponential(-head.bound(parameters[2 * K + n]));
         const double width = bin * inverse;
-        const bool first = value == 0, last = value == head.levels - 1;
-        logs[n] = static_cast<double>(parameters[n] - largest);
-        if (!last) logs[n] += log_sigmoid((centre + bin / 2 - mean) * inverse);
-        if (!first) logs[n] += log_sigmoid((mean - centre + bin / 2) * inverse);
-        if (!first && !last) logs[n] += logarithm(width < 1e-5 ? width * (1 - width / 2) : 1 - exponential(-width));
-        most = std::max(most, logs[n]);
+        for (int32_t v = 1; v <= last; v++) lower[v] = (v * bin - 1 - bin / 2 - mean) * inverse;
+        lower[0] = -infinite, lower[last + 1] = infinite;
+        return logarithm(width < 1e-5 ? width * (1 - width / 2) : 1 - exponential(-width));
+    };
+    const auto exponent = [&](int64_t n, int64_t v, double inside) {
+        const double upper = lower[v + 1], edge = -lower[v];
+        return parameters[n] + (v == 0 || v == last ? 0 : inside) + (upper < 0 ? upper : 0) + (edge < 0 ? edge : 0);
+    };
+    std::fill_n(logs, head.levels, -infinite);
+    std::fill_n(sums, head.levels, 0.0);
+    for (int64_t n = 0; n < K; n++) {
+        const double inside = find_edges(n);
+        for (int64_t v = 0; v <= last; v++) logs[v] = std::max(logs[v], exponent(n, v, inside));
     }
-    for (int64_t n = 0; n < K; n++) sum += exponential(logs[n] - most);
-    return most + logarithm(sum);
+    for (int64_t n = 0; n < K; n++) {
+        const double inside = find_edges(n);
+        for (int64_t v = 0; v <= last + 1; v++) tails[v] = 1 + exponential(-std::fabs(lower[v]));
+        for (int64_t v = 0; v <= last; v++)
+            sums[v] += exponential(exponent(n, v, inside) - logs[v]) / (tails[v] * tails[v + 1]);
+    }
+    for (int64_t v = 0; v <= last; v++) logs[v] += logarithm(sums[v]);
 }
 
 // The logarithms of the probabilities [levels] of all values, up to a constant.
 inline void find_logs(const Head& head, const float* parameters, double* logs) {
     if (!head.mixtures) return void(std::copy_n(parameters, head.levels, logs));
-    const double tiny = 1e-250;
-    double shares[MOST_LEVELS];
-    find_mixture_shares(head, parameters, shares);
-    for (int64_t value = 0; value < head.levels; value++)
-        logs[value] = logarithm(shares[value] < tiny ? tiny : shares[value]);
+    find_mixture_shares(head, parameters, logs);
     // Only guidance or a high temperature can make up for such a small probability.
-    for (int64_t value = 0; value < head.levels && (head.is_guided() || head.temperature > 8); value++)
-        if (shares[value] < tiny) logs[value] = find_log_mass(head, parameters, value);
+    const bool small = *std::min_element(logs, logs + head.levels) < TINY;
+    if (small && (head.is_guided() || head.temperature > 8)) return find_mixture_logs(head, parameters, logs);
+    for (int64_t value = 0; value < head.levels; value++) logs[value] = logarithm(std::max(logs[value], TINY));
 }
 
 // Replaces the logarithms [levels] of an image with its class by others + guidance (logs - others), where `others` are

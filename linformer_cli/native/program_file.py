@@ -16,6 +16,8 @@ from .program import Buffer, Kind, Operation, Program
 
 SUFFIX = ".lintx"
 MAGIC = b"LINTXPRG"
+# The bytes of a buffer in the header.
+_BUFFER_BYTES = 40
 # The checksum is the word before these bytes.
 _CHECKED = 32
 _CHECKSUM = _CHECKED - 8
@@ -47,18 +49,20 @@ def encode_program(program: Program, images: Images) -> bytes:
 
 def lay_out_program(program: Program, images: Images) -> NDArray[np.uint8]:
     """Return a program file without its checksum, in memory that begins at a multiple of `ALIGNMENT`."""
-    # The size of the header does not depend on the offsets in it.
-    header = _CHECKED + len(_encode_header(program, images, [0] * len(program.buffers)))
-    offsets, end = [], header
+    before, after = _encode_facts(program, images), b"".join(map(_encode_operation, program.operations))
+    end = _CHECKED + len(before) + len(program.buffers) * _BUFFER_BYTES + 8 + len(after)
+    buffers, offsets = b"", []
     for buffer in program.buffers:
         end += -end % ALIGNMENT if buffer.tensor is not None else 0
-        offsets.append(end if buffer.tensor is not None else 0)
-        end += _count_numbers(buffer) * _stored_type(buffer).itemsize if buffer.tensor is not None else 0
+        offsets.append(end)
+        buffers += _encode_buffer(buffer, 0 if buffer.tensor is None else end)
+        end += 0 if buffer.tensor is None else _count_numbers(buffer) * _stored_type(buffer).itemsize
+    # Format 2 has one more word. Programs without it keep format 1, so that compressed files still name their program.
+    start = MAGIC + _integers(2 if program.blocks else 1, end, 0)
+    header = start + before + buffers + _integers(len(program.operations)) + after
     memory = np.zeros(end + ALIGNMENT, np.uint8)
     data = memory[-memory.ctypes.data % ALIGNMENT :][:end]
-    # Format 2 has one more word. Programs without it keep format 1, so that compressed files still name their program.
-    start = MAGIC + _integers(2 if program.blocks else 1, end, 0) + _encode_header(program, images, offsets)
-    data[:header] = np.frombuffer(start, np.uint8)
+    data[: len(header)] = np.frombuffer(header, np.uint8)
     for buffer, offset in zip(program.buffers, offsets, strict=True):
         if buffer.tensor is not None:
             tensor = pack(buffer.tensor, buffer.dtype) if buffer.kind == Kind.WEIGHTS else buffer.tensor.cpu()
@@ -77,7 +81,8 @@ def _count_numbers(buffer: Buffer) -> int:
     return count_words(buffer.tensor, buffer.dtype)
 
 
-def _encode_header(program: Program, images: Images, offsets: list[int]) -> bytes:
+def _encode_facts(program: Program, images: Images) -> bytes:
+    """The header up to the number of buffers, without the first words."""
     order = 0  # raster order, with the channels of a pixel adjacent
     parts = [
         _integers(images.channels, images.height, images.width, images.levels, order, images.mixtures),
@@ -87,9 +92,6 @@ def _encode_header(program: Program, images: Images, offsets: list[int]) -> byte
         _integers(len(program.states)),
         *(_integers(len(layer), *layer) for layer in program.states),
         _integers(len(program.buffers)),
-        *(_encode_buffer(buffer, offset) for buffer, offset in zip(program.buffers, offsets, strict=True)),
-        _integers(len(program.operations)),
-        *(_encode_operation(operation) for operation in program.operations),
     ]
     return b"".join(parts)
 
