@@ -9,7 +9,7 @@ from linformer_cli.native.library import NoLibrary, try_library
 HAS_LIBRARY = not isinstance(try_library(), NoLibrary)
 NO_LIBRARY = "there is no compiled library"
 # The engine that `--engine auto` selects for linear attention in float32.
-FASTEST_ENGINE = "native" if HAS_LIBRARY else "textbook"
+FASTEST_ENGINE = "native" if HAS_LIBRARY else "reference"
 # Triton kernels run on a GPU if there is one, otherwise on the CPU in Triton's interpreter.
 TRITON_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NO_TRITON = "Triton is not installed"

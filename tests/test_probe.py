@@ -11,7 +11,7 @@ import torch
 from linformer_cli import probe
 from linformer_cli.probe import choose_precision, measure_bf16_gain, measure_gain, remember
 from linformer_cli.sampling import precision as sampling_precision
-from linformer_cli.sampling.engines import ENGINES, NATIVE, TEXTBOOK
+from linformer_cli.sampling.engines import ENGINES, NATIVE, REFERENCE
 from linformer_cli.sampling.precision import choose_formats, choose_sampling_precision
 
 
@@ -85,7 +85,7 @@ def test_auto_samples_in_int8_unless_fp32_is_clearly_faster(monkeypatch, build_t
     model = build_tiny_model()
     choice = choose_sampling_precision(model, NATIVE)
     assert (choice.value, choice.reason) == (chosen, f"int8 is {gain:.2g} times as fast as fp32 here")
-    assert choose_sampling_precision(model, TEXTBOOK).value == "fp32"
+    assert choose_sampling_precision(model, REFERENCE).value == "fp32"
 
 
 def test_the_sampling_measurement_steps_the_model_in_both_formats(monkeypatch, build_tiny_model) -> None:

@@ -22,9 +22,9 @@ from linformer_cli.errors import Interrupted
 from linformer_cli.evaluation.agreement import AgreementRow
 from linformer_cli.model.variants import parse_variants
 from linformer_cli.native.gpu import triton_refusal
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 from linformer_cli.sampling.decode import SampledBatch, Sampler
-from linformer_cli.sampling.engines import AUTO, TEXTBOOK, choose_engine
+from linformer_cli.sampling.engines import AUTO, REFERENCE, choose_engine
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_peak_memory
 from linformer_cli.system.signals import Check, never_stop
@@ -192,7 +192,7 @@ class GpuBench:
     def measure_sampling(self) -> None:
         """Time linear attention and softmax, each in the engine for this device and in plain torch."""
         sizes = self._sizes
-        engines = (AUTO, TEXTBOOK)
+        engines = (AUTO, REFERENCE)
         settings = SamplingSettings(
             sizes.sampling_batches, sizes.repeats, engines, rerun=False, limit_seconds=sizes.limit_seconds
         )
@@ -273,7 +273,7 @@ class GpuBench:
 
 
 def _differentiate_plainly(attention: LinearAttention, inputs: Sequence[Tensor]) -> None:
-    with textbook_only():
+    with reference_only():
         differentiate(attention, inputs)
 
 

@@ -14,9 +14,9 @@ from linformer_cli.config import ModelConfig
 from linformer_cli.evaluation.agreement import AgreementRow, build_row, follow, relative_error
 from linformer_cli.model.mixers import MIXERS
 from linformer_cli.model.variants import parse_variants
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 from linformer_cli.sampling.decode import Sampler
-from linformer_cli.sampling.engines import AUTO, TEXTBOOK, TextbookEngine, build_engine, choose_engine
+from linformer_cli.sampling.engines import AUTO, REFERENCE, ReferenceEngine, build_engine, choose_engine
 from linformer_cli.system.device import torch_dtype
 
 from .measure.attention_pass import PassSetup, build_checked_model
@@ -41,7 +41,7 @@ def check_attention(device: str, lengths: Sequence[int]) -> Iterator[AgreementRo
                 for precision, tolerance in KERNEL_TOLERANCES.items():
                     inputs = draw_inputs(2, 2, length, width, device, torch_dtype(precision))
                     found = differentiate(attention, inputs)
-                    with textbook_only():
+                    with reference_only():
                         expected = differentiate(attention, [part.double() for part in inputs])
                     kind = "compiled" if attention.is_compiled(inputs[0].device, inputs[0].dtype) else "torch"
                     name = f"linear, {feature_map}, {kind}, {precision}, heads of {width}, T = {length}"
@@ -49,15 +49,15 @@ def check_attention(device: str, lengths: Sequence[int]) -> Iterator[AgreementRo
 
 
 def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]]) -> Iterator[AgreementRow]:
-    """Compare the measured engine with the textbook engine: their images, and their predictions at every position."""
+    """Compare the measured engine with the reference engine: their images, and their predictions at every position."""
     for subject in build_models(parse_variants(COMPARED), networks, device, "fp32"):
         model, images = subject.model, range(COMPARED_IMAGES)
         name = choose_engine(AUTO, model).value
         where = f"engine {name}, {subject.preset or 'tiny'}, {subject.name}"
-        drawn, expected = (Sampler(model, engine=engine).sample(images).values for engine in (name, TEXTBOOK))
+        drawn, expected = (Sampler(model, engine=engine).sample(images).values for engine in (name, REFERENCE))
         others = 1 - float((drawn == expected).all(dim=1).float().mean())
-        yield build_row(f"{where}: share of images that differ from the textbook engine's", others, OTHER_IMAGES)
-        engines = build_engine(name, model, len(images)), TextbookEngine(model, len(images))
+        yield build_row(f"{where}: share of images that differ from the reference engine's", others, OTHER_IMAGES)
+        engines = build_engine(name, model, len(images)), ReferenceEngine(model, len(images))
         tokens = model.shift_values(expected.long().to(device))
         steps = ((engine.step(token) for engine in engines) for token in tokens.unbind(dim=1))
         yield build_row(f"{where}: predictions", max(relative_error(*step) for step in steps), MODEL_TOLERANCE)

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 from linformer_cli.config import OptionValue
 from linformer_cli.model.variants import SOFTMAX
 from linformer_cli.report.tables import Shown
-from linformer_cli.sampling.engines import TEXTBOOK
+from linformer_cli.sampling.engines import REFERENCE
 from linformer_cli.system.timing import compare_turns
 from linformer_cli.units import IMAGES, format_bytes, format_microseconds, format_milliseconds, format_percent
 
@@ -279,7 +279,7 @@ def _compare(row: AnyRow, network: object, rows: Sequence[AnyRow], networks: Seq
     )
 
     def distance(other: AnyRow) -> tuple[bool, bool, bool]:
-        both_plain = (other.engine == TEXTBOOK) == (row.engine == TEXTBOOK)
+        both_plain = (other.engine == REFERENCE) == (row.engine == REFERENCE)
         return other.engine != row.engine, not both_plain, other.precision != row.precision
 
     softmax = min(candidates, key=distance, default=None)

@@ -12,7 +12,7 @@ import torch
 from linformer_cli.config import ImageShape
 from linformer_cli.evaluation.agreement import CHECKED_POSITIONS
 from linformer_cli.model.variants import SOFTMAX
-from linformer_cli.sampling.engines import AUTO, ENGINES, TEXTBOOK, choose_engine
+from linformer_cli.sampling.engines import AUTO, ENGINES, REFERENCE, choose_engine
 from linformer_cli.sampling.whole_images import WARM_UP_STEPS, WholeImages
 from linformer_cli.system.memory import measure_free_memory, measure_peak_memory
 from linformer_cli.system.signals import Check, never_stop
@@ -52,7 +52,7 @@ class SamplingSettings:
     `rerun_patience` times the limit. Without a limit, whole images are timed. Untrained models are always sampled
     without `look_ahead`, because its speed depends on the weights. `formats` gives the type of the matrix
     products for each engine; the default is the model's type. With `rerun`, softmax is also timed as a re-run, unless
-    `formats` has a type for the engine `textbook`.
+    `formats` has a type for the engine `reference`.
     """
 
     batches: Sequence[int]
@@ -151,7 +151,7 @@ def prepare(
 
 def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
     """Return the requested engines and the re-run of softmax. An engine that `auto` chooses is not listed twice."""
-    plain = settings.formats.get(TEXTBOOK)
+    plain = settings.formats.get(REFERENCE)
     engines = [choose_engine(AUTO, timed.model, plain).value if name == AUTO else name for name in settings.engines]
     if settings.rerun and plain is None and timed.model.config.attention == SOFTMAX:
         engines.append(RERUN)

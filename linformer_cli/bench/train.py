@@ -8,9 +8,9 @@ import numpy as np
 
 from linformer_cli.config import ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.images import ImageSet
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 from linformer_cli.presets import RECIPES, complete_recipe
-from linformer_cli.sampling.engines import AUTO, NATIVE, TEXTBOOK
+from linformer_cli.sampling.engines import AUTO, NATIVE, REFERENCE
 from linformer_cli.system.device import torch_dtype
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, time_work
@@ -25,8 +25,8 @@ from .models import BenchModel, TrainedRun, group_by_preset
 from .rounds import BenchReport, Measurement, measure_groups
 from .rows import TrainingRow
 
-# `textbook` is plain torch. `auto` computes as a training run does.
-ENGINES = (TEXTBOOK, AUTO)
+# `reference` is plain torch. `auto` computes as a training run does.
+ENGINES = (REFERENCE, AUTO)
 _FEWEST_IMAGES = 16
 
 
@@ -107,7 +107,7 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer[PixelTask]]):
     ) -> None:
         super().__init__(settings.repeats, ceilings, check, timed.network)
         self._timed, self._batch, self._settings = timed, batch, settings
-        self._plain, self._precision = engine[0] == TEXTBOOK, engine[1]
+        self._plain, self._precision = engine[0] == REFERENCE, engine[1]
         self._device = str(timed.model.device)
 
     def prepare(self) -> Trainer[PixelTask]:
@@ -151,13 +151,13 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer[PixelTask]]):
 
     def _time_step(self, trainer: Trainer[PixelTask]) -> float:
         self.check()
-        with textbook_only() if self._plain else contextlib.nullcontext():
+        with reference_only() if self._plain else contextlib.nullcontext():
             return time_work(trainer.train_step, self._device)
 
     def _name_engine(self) -> str:
-        """Return `textbook`, or what `auto` uses: `native` with compiled kernels, `parallel` without."""
+        """Return `reference`, or what `auto` uses: `native` with compiled kernels, `parallel` without."""
         if self._plain:
-            return TEXTBOOK
+            return REFERENCE
         return NATIVE if self._timed.model.is_compiled(torch_dtype(self._precision)) else "parallel"
 
 

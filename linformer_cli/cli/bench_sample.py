@@ -42,7 +42,7 @@ ImageSizes = Annotated[
     ),
 ]
 Engines = Annotated[
-    str, typer.Option("--engine", help="Engines, separated by commas: auto, native, cuda, textbook.", metavar="LIST")
+    str, typer.Option("--engine", help="Engines, separated by commas: auto, native, cuda, reference.", metavar="LIST")
 ]
 BitsPlot = Annotated[
     Path | None,
@@ -95,7 +95,7 @@ def sample(asked: SampleOptions) -> None:
     - `lintx bench sample --checkpoint runs/first --batch 1,64 --json`
     - `lintx bench sample --attention softmax,linear,lsh:rounds=1 --preset mnist-paper,cifar10-paper --batch 1,16,256`
     - `lintx bench sample --runs runs/comparison --batch 1,64 --no-rerun --bits-plot bits-per-dim.png`
-    - `lintx bench sample --engine textbook,auto --no-rerun`
+    - `lintx bench sample --engine reference,auto --no-rerun`
     - `lintx bench sample --preset mnist-small --image-size 16,32,64,128 --batch 1 --no-rerun`
     - `lintx bench sample --batch 256 --format md --no-rerun --no-memory`
     """

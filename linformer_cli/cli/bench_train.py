@@ -14,7 +14,7 @@ TrainingPrecisions = Annotated[
     typer.Option(
         "--precision",
         help="Precisions of matrix products, separated by commas: auto, fp32, bf16. 'auto' means the faster one with "
-        "engine auto, and fp32 with engine textbook.",
+        "engine auto, and fp32 with engine reference.",
         metavar="LIST",
     ),
 ]
@@ -26,7 +26,7 @@ TrainingEngines = Annotated[
     typer.Option(
         "--engine",
         help="Engines, separated by commas. 'auto' computes as lintx train does, with compiled kernels where the "
-        "attention has them. 'textbook' is plain torch.",
+        "attention has them. 'reference' is plain torch.",
         metavar="LIST",
     ),
 ]
@@ -58,8 +58,8 @@ def train(
 
     - `lintx bench train`
     - `lintx bench train --attention softmax,linear,lsh:rounds=1 --preset mnist-paper --batch 4,16`
-    - `lintx bench train --attention linear --preset mnist-small,mnist-paper --engine textbook,auto`
-    - `lintx bench train --attention linear --engine textbook,auto --precision fp32,bf16`
+    - `lintx bench train --attention linear --preset mnist-small,mnist-paper --engine reference,auto`
+    - `lintx bench train --attention linear --engine reference,auto --precision fp32,bf16`
     - `lintx bench train --preset mnist-paper,cifar10-paper --batch 1 --format md`
     """
     batches = options.parse_sizes(batch, "--batch", "4,16")
@@ -73,7 +73,7 @@ def train(
     from linformer_cli.bench.models import build_models, preset_network, read_trained_runs
     from linformer_cli.bench.train import ENGINES, TrainingSettings, run_training_bench
     from linformer_cli.probe import choose_precision
-    from linformer_cli.sampling.engines import TEXTBOOK
+    from linformer_cli.sampling.engines import REFERENCE
     from linformer_cli.system.device import choose_device
 
     from .bench_output import print_speeds, run_and_show
@@ -87,7 +87,7 @@ def train(
     kinds = {name: choose_precision(cast(Precision, name), place, *sizes) for name in wanted}
     info(f"device {place}, precision {', '.join(f'{kind.value} ({kind.reason})' for kind in kinds.values())}")
     pairs = [
-        (name, "fp32" if name == TEXTBOOK and kind == "auto" else kinds[kind].value)
+        (name, "fp32" if name == REFERENCE and kind == "auto" else kinds[kind].value)
         for name in engines
         for kind in kinds
     ]

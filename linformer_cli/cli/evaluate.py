@@ -55,7 +55,7 @@ class EvaluateOptions:
         str | None,
         typer.Option(
             "--engine",
-            help="Predict step by step with this sampling engine (auto, native, cuda, textbook) instead of in "
+            help="Predict step by step with this sampling engine (auto, native, cuda, reference) instead of in "
             "parallel, to measure the effect of its precision.",
             metavar="NAME",
         ),

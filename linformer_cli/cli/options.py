@@ -39,7 +39,7 @@ Engine = Annotated[
     typer.Option(
         "--engine",
         help="How to step the model: auto (the fastest engine that supports it), native (compiled kernels, on a "
-        "CPU), cuda (CUDA graphs, for linear attention and softmax) or textbook (plain torch, supports every model).",
+        "CPU), cuda (CUDA graphs, for linear attention and softmax) or reference (plain torch, supports every model).",
         metavar="NAME",
     ),
 ]
@@ -172,7 +172,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_names(text: str, kind: str, known: Sequence[str]) -> list[str]:
-    """Return the names in a text such as `textbook,auto`. Raises `UsageError` for a name that is not in `known`."""
+    """Return the names in a text such as `reference,auto`. Raises `UsageError` for a name that is not in `known`."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:

@@ -34,7 +34,7 @@ class Library:
 
 
 @contextlib.contextmanager
-def textbook_only() -> Iterator[None]:
+def reference_only() -> Iterator[None]:
     """A context in which only plain torch forms are used, never compiled forms."""
     token = _allowed.set(False)
     try:
@@ -44,7 +44,7 @@ def textbook_only() -> Iterator[None]:
 
 
 def compiled_allowed() -> bool:
-    """Whether compiled forms may be used here: false inside `textbook_only`."""
+    """Whether compiled forms may be used here: false inside `reference_only`."""
     return _allowed.get()
 
 

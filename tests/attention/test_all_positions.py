@@ -17,7 +17,7 @@ from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.config import NetworkConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.model.attention_layer import AttentionLayer
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 BOTH_WAYS = {key: case for key, case in CASES.items() if case.oracle_all}
 every_case = pytest.mark.parametrize("case", mark_variants(BOTH_WAYS, lambda case: case.attention))
@@ -62,7 +62,7 @@ def test_outputs_and_gradients_match_the_definition(case: Case, length: int) -> 
 def test_plain_torch_matches_the_definition(case: Case) -> None:
     mechanism = build(case)
     inputs = draw(mechanism, seed=3)
-    with textbook_only():
+    with reference_only():
         found = attend_all(mechanism, inputs)
     assert_agree(found, run_oracle(case, mechanism, inputs, case.oracle_all), FLOAT64)
 

@@ -1,4 +1,4 @@
-"""Compares the step of softmax attention over a cache of fixed size with its textbook form, with and without Triton."""
+"""Compares the step of softmax attention over a cache with its reference form, with and without Triton."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def step_through(inputs: list[Tensor], state: KeyValueCache) -> Tensor:
 
 @loop_over(("key_width", "value_width"), [(16, 16), (16, 32), (32, 16)])
 @loop_over("known", [0, 6])
-def test_outputs_match_the_textbook_form(key_width: int, value_width: int, known: int) -> None:
+def test_outputs_match_the_reference_form(key_width: int, value_width: int, known: int) -> None:
     inputs = draw_inputs(key_width, value_width)
     state = build_cache(inputs, known)
     assert_agree(step_through(inputs, state), attend(inputs)[:, :, known:], FLOAT32)

@@ -1,4 +1,4 @@
-"""Compares whole mechanisms with compiled kernels to their textbook forms, including one sequence on many threads."""
+"""Compares whole mechanisms with compiled kernels to their reference forms, including one sequence on many threads."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from linformer_cli.attention.base import Attention, AttentionShape, state_tensors
 from linformer_cli.attention.kernels.registry import SCALED_OUTPUTS, kernel_for
 from linformer_cli.model.mixers import build_attention
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
@@ -66,11 +66,11 @@ def threads() -> Iterator[None]:
 
 
 @every_mechanism
-def test_results_match_the_textbook(name: str, options: dict[str, Any]) -> None:
+def test_results_match_the_reference(name: str, options: dict[str, Any]) -> None:
     attention = build(name, options, heads=3)
     inputs = draw(attention, 2, 75)
     found = differentiate(attention, inputs, 40)
-    with textbook_only():
+    with reference_only():
         expected = differentiate(attention, inputs, 40)
     assert not torch.equal(found[0], expected[0]), "both results come from the same form"
     for ours, theirs in zip(found, expected, strict=True):

@@ -29,7 +29,7 @@ from linformer_cli.attention.base import (
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import build_attention, parse_options
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 CPU = torch.device("cpu")
 every_case = pytest.mark.parametrize("case", mark_variants(CASES, lambda case: case.attention))
@@ -227,7 +227,7 @@ def test_nan_and_infinity_reach_no_earlier_output_or_other_image(case: Case, val
     mechanism = build(case)
     inputs = draw(mechanism, 40)
     names = [name for name, part in inputs._asdict().items() if part is not None]
-    with textbook_only(), torch.no_grad():
+    with reference_only(), torch.no_grad():
         expected, _ = attend(mechanism, inputs)
         for name in names[mechanism.shared_query_key :]:
             bad = share(mechanism, put(inputs, name, value))
@@ -241,7 +241,7 @@ def test_nan_and_infinity_reach_no_earlier_output_or_other_image(case: Case, val
 def test_a_nan_reaches_no_earlier_gradient(case: Case) -> None:
     mechanism = build(case)
     inputs = draw(mechanism, 40)
-    with textbook_only():
+    with reference_only():
         found, expected = (
             gradients(mechanism, x, lambda x: attend(mechanism, x)[0][:, :, :20])
             for x in (put(inputs, "k" if mechanism.shared_key_value else "v", math.nan), inputs)
@@ -257,7 +257,7 @@ def test_a_nan_after_a_state_passes_no_gradient_to_the_state(key: str, place: in
     first, second = draw(mechanism, 20), draw(mechanism, 20, seed=1)
     first = share(mechanism, first.map(lambda part: part.requires_grad_()))
     second.v[:, :, place:] = math.nan
-    with textbook_only():
+    with reference_only():
         before, state = attend(mechanism, first)
         after, _ = attend(mechanism, second, state)
         outputs = torch.cat([before, after], dim=2)
@@ -274,7 +274,7 @@ def test_images_with_nan_keep_their_place_in_the_batch(key: str) -> None:
     places = [12, 20, 5, 12]
     for image, place in enumerate(places):
         bad.v[image, :, place:] = math.nan
-    with textbook_only(), torch.no_grad():
+    with reference_only(), torch.no_grad():
         (expected, expected_state), (found, state) = (attend(mechanism, x) for x in (inputs, bad))
     for image, place in enumerate(places):
         assert_agree(found[image, :, :place], expected[image, :, :place], FLOAT64)

@@ -16,7 +16,7 @@ from linformer_cli.attention.deltanet import DeltanetAttention, DeltanetState
 from linformer_cli.attention.parts.delta_rule import Updates, delta_sums
 from linformer_cli.model.blocks import AttentionLayer
 from linformer_cli.model.mixers import build_attention
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 CPU = torch.device("cpu")
 with_and_without_gate = pytest.mark.parametrize("gate", [True, False])
@@ -219,7 +219,7 @@ def test_a_half_open_gate_forgets() -> None:
 def test_the_result_does_not_depend_on_the_chunk(gate: bool, chunk: int) -> None:
     inputs = draw(40, gate)
     expected, expected_state = build(gate=gate, chunk=16).attend(*inputs)
-    with textbook_only():  # the compiled form has no chunks
+    with reference_only():  # the compiled form has no chunks
         y, state = build(gate=gate, chunk=chunk).attend(*inputs)
     assert_agree(y, expected, FLOAT64)
     assert_agree(state.s, expected_state.s, FLOAT64)
@@ -234,7 +234,7 @@ def test_almost_closed_gates_lose_no_precision() -> None:
     log_alpha[:, :, :24] = -100
     inputs = (q, k, v, beta, log_alpha)
     expected, _ = delta_sums(q, Updates(k, v, beta, log_alpha), None, 1)
-    for context in (contextlib.nullcontext(), textbook_only()):
+    for context in (contextlib.nullcontext(), reference_only()):
         with context:
             q, *updates = (part.float() for part in inputs)
             y, _ = delta_sums(q, Updates(*updates), None, 64)

@@ -1,4 +1,4 @@
-"""Compares the fused step of linear attention with its textbook form, on a GPU or in Triton's interpreter."""
+"""Compares the fused step of linear attention with its reference form, on a GPU or in Triton's interpreter."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def draw_state(key_width: int, value_width: int) -> LinearState:
 def step_through(
     attention: LinearAttention, inputs: list[Tensor], state: LinearState, fold: int | None, first: int = 0
 ) -> Tensor:
-    """Return the outputs [B, H, T, V]. Steps are counted from `first` and use the textbook form if `fold` is None."""
+    """Return the outputs [B, H, T, V]. Steps are counted from `first` and use the reference form if `fold` is None."""
     steps = torch.tensor(first, device=TRITON_DEVICE)
     summed = LinearState(*(part.clone() for part in state))
     folded = None if fold is None else build_folded_state(*summed, steps, inputs[0].dtype, fold)
@@ -57,7 +57,7 @@ def step_through(
 @loop_over("feature_map", ["elu", "relu"])
 @loop_over("fold", [1, 2, 4])
 @loop_over(("key_width", "value_width"), [(16, 16), (16, 32)])
-def test_outputs_match_the_textbook_form_for_any_number_of_pending_pairs(
+def test_outputs_match_the_reference_form_for_any_number_of_pending_pairs(
     feature_map, fold, key_width, value_width
 ) -> None:
     attention, state = build(feature_map, key_width, value_width), draw_state(key_width, value_width)

@@ -11,7 +11,7 @@ from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.gdn2 import Gdn2Attention
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import build_attention, parse_options
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(heads=2, key_width=4, value_width=5, positions=784, row=28)
@@ -111,7 +111,7 @@ def test_the_result_does_not_depend_on_the_chunk(options: dict[str, Any], chunk:
     attention = build(chunk=16, **options)
     inputs = draw(attention.extra_per_head)
     expected, expected_state = attention.attend(*inputs)
-    with textbook_only():  # the compiled form has no chunks
+    with reference_only():  # the compiled form has no chunks
         y, state = build(chunk=chunk, **options).attend(*inputs)
     assert_agree(y, expected, FLOAT64)
     assert_agree(state.s, expected_state.s, FLOAT64)
@@ -124,7 +124,7 @@ def test_open_and_closed_gates_give_finite_results(dtype: torch.dtype, shift: fl
     q, k, v, state, extra = (None if part is None else part.to(dtype) for part in draw(13))
     for sign in (1, -1):
         leaves = [part.detach().requires_grad_() for part in (q, k, v, extra + sign * shift)]
-        with textbook_only():
+        with reference_only():
             expected, _ = attention.attend(*leaves[:3], state, leaves[3])
             gradients = torch.autograd.grad(expected.sum(), leaves)
         y, _ = attention.attend(*leaves[:3], state, leaves[3])

@@ -13,7 +13,7 @@ from linformer_cli.attention.gla import GlaAttention
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import AttentionLayer
 from linformer_cli.model.mixers import build_attention, parse_options
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(heads=2, key_width=4, value_width=5, positions=784, row=28)
@@ -136,7 +136,7 @@ def test_the_result_does_not_depend_on_the_chunk(gate: str, chunk: int) -> None:
     attention = build(gate, chunk=16)
     inputs = draw(attention)
     expected, expected_state = attention.attend(*inputs)
-    with textbook_only():  # the compiled form has no chunks
+    with reference_only():  # the compiled form has no chunks
         y, state = build(gate, chunk=chunk).attend(*inputs)
     assert_agree(y, expected, FLOAT64)
     assert_agree(state.s, expected_state.s, FLOAT64)

@@ -16,7 +16,7 @@ from linformer_cli.attention.linear import LinearAttention, LinearOptions, Linea
 from linformer_cli.attention.parts.feature_maps import FEATURE_MAPS
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import build_attention, parse_options
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 CPU = torch.device("cpu")
 
@@ -92,7 +92,7 @@ def test_the_default_map_is_elu() -> None:
 def test_the_result_does_not_depend_on_the_chunk(chunk: int) -> None:
     inputs = draw(40)
     expected, expected_state = build(chunk=16).attend(*inputs)
-    with textbook_only():  # the compiled form has no chunks
+    with reference_only():  # the compiled form has no chunks
         y, state = build(chunk=chunk).attend(*inputs)
     assert_agree(y, expected, FLOAT64)
     for found, other in zip(state, expected_state, strict=True):

@@ -1,4 +1,4 @@
-"""Compares the compiled form of linear attention with its textbook form."""
+"""Compares the compiled form of linear attention with its reference form."""
 
 import itertools
 
@@ -15,7 +15,7 @@ from linformer_cli.attention.kernels import cpu_linear as kernels
 from linformer_cli.attention.kernels.registry import LINEAR_ATTENTION, find_kernel
 from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
 from linformer_cli.native.constants import COMPILED_MAPS
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
@@ -66,7 +66,7 @@ def test_nan_stays_nan(feature_map: str, dtype: torch.dtype) -> None:
         *((130, *widths) for widths in ((1, 1), (8, 8), (7, 16), (17, 3), (32, 32))),
     ],
 )
-def test_results_match_the_textbook_form(
+def test_results_match_the_reference_form(
     length: int, key_width: int, value_width: int, carry: bool, feature_map: str
 ) -> None:
     attention = build(key_width, value_width, feature_map)
@@ -78,7 +78,7 @@ def test_results_match_the_textbook_form(
     gradients = [draw(2, 3, *size, seed=seed).detach() for seed, size in enumerate(sizes, 5)]
     assert attention.is_compiled(CPU, torch.float64)
     found = differentiate(attention, inputs, gradients)
-    with textbook_only():
+    with reference_only():
         assert not attention.is_compiled(CPU, torch.float64)
         expected = differentiate(attention, inputs, gradients)
     for ours, theirs in zip(found, expected, strict=True):
@@ -95,7 +95,7 @@ def test_unused_outputs_have_no_gradient(used: str) -> None:
         return torch.autograd.grad({"output": y, **state._asdict()}[used].square().sum(), inputs, allow_unused=True)
 
     found = gradients()
-    with textbook_only():
+    with reference_only():
         expected = gradients()
     for ours, theirs in zip(found, expected, strict=True):
         assert ours is not None
@@ -166,7 +166,7 @@ def test_results_match_if_the_reciprocal_of_a_denominator_overflows() -> None:
 
 @loop_over("feature_map", COMPILED_MAPS)
 @loop_over(("length", "threads"), [(1, 1), (37, 1), (600, 5)])
-def test_the_bidirectional_form_matches_its_textbook_form(feature_map: str, length: int, threads: int) -> None:
+def test_the_bidirectional_form_matches_its_reference_form(feature_map: str, length: int, threads: int) -> None:
     """With more threads than heads, a sequence is cut into parts."""
     attention = build(6, 5, feature_map)
     inputs = [draw(2, 3, length, width, seed=seed) for seed, width in enumerate((6, 6, 5))]
@@ -182,12 +182,12 @@ def test_the_bidirectional_form_matches_its_textbook_form(feature_map: str, leng
         found = run()
     finally:
         torch.set_num_threads(before)
-    with textbook_only():
+    with reference_only():
         expected = run()
     for one, other in zip(found, expected, strict=True):
         assert_agree(one, other, FLOAT64)
     saved = [measure_saved_bytes(attention.attend_all, *inputs)]
-    with textbook_only():
+    with reference_only():
         saved.append(measure_saved_bytes(attention.attend_all, *inputs))
     assert saved[0] < saved[1], "no compiled kernel was used"
 
@@ -234,7 +234,7 @@ def test_unsupported_maps_devices_and_types_are_not_compiled() -> None:
     assert not build(6, 5).is_compiled(torch.device("cuda"), torch.float32)
 
 
-def test_mixed_types_use_the_textbook_form() -> None:
+def test_mixed_types_use_the_reference_form() -> None:
     attention = build(8, 8)
     q, k, v = (draw(2, 3, 40, 8, seed=seed).detach() for seed in range(3))
     expected, _ = attention.attend(q, k, v)

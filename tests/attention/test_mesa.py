@@ -16,7 +16,7 @@ from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.kernels import cpu_mesa as kernels
 from linformer_cli.attention.mesa import MesaAttention
 from linformer_cli.model.mixers import build_attention
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 CPU = torch.device("cpu")
 
@@ -139,14 +139,14 @@ compiled = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 @compiled
 @loop_over(("width", "iterations"), [(1, 1), (17, 5), (32, 20), (40, 33)])
 @loop_over("dtype", [torch.float32, torch.float64])
-def test_the_compiled_solver_matches_the_textbook(width: int, iterations: int, dtype: torch.dtype) -> None:
+def test_the_compiled_solver_matches_the_reference(width: int, iterations: int, dtype: torch.dtype) -> None:
     """Widths and iterations fill a part of a vector, or several vectors. The second half continues from a state."""
     generator = torch.Generator().manual_seed(0)
     shape = AttentionShape(heads=3, key_width=width, value_width=5, positions=784, row=28)
     attention = build_attention("mesa", {"iterations": iterations}, shape).to(dtype)
     inputs = [torch.randn(2, 3, 70, n, generator=generator, dtype=dtype) for n in (width, width, 5, 2)]
     results = []
-    for context in (contextlib.nullcontext(), textbook_only()):
+    for context in (contextlib.nullcontext(), reference_only()):
         with context:
             outputs, state = [], None
             for piece in (slice(0, 37), slice(37, None)):

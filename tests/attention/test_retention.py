@@ -14,7 +14,7 @@ from linformer_cli.attention.retention import RetentionAttention
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import AttentionLayer
 from linformer_cli.model.mixers import build_attention, parse_options
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 CPU = torch.device("cpu")
 ROW, LENGTH = 6, 24
@@ -173,7 +173,7 @@ def test_an_output_gate_without_its_scalars_is_refused() -> None:
 def test_the_result_does_not_depend_on_the_chunk(distance: str, chunk: int) -> None:
     inputs = draw()
     expected, expected_state = build(distance=distance, chunk=16).attend(*inputs)
-    with textbook_only():  # the compiled form has no chunks
+    with reference_only():  # the compiled form has no chunks
         y, state = build(distance=distance, chunk=chunk).attend(*inputs)
     assert_agree(y, expected, FLOAT64)
     assert_agree(state.s, expected_state.s, FLOAT64)

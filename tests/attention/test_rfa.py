@@ -11,7 +11,7 @@ from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.rfa import RfaAttention
 from linformer_cli.model.blocks import AttentionLayer
 from linformer_cli.model.mixers import build_attention
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 CPU = torch.device("cpu")
 with_and_without_gate = pytest.mark.parametrize("gate", [True, False])
@@ -171,7 +171,7 @@ def test_the_denominator_is_at_least_a_tenth_of_the_weight(gate: bool) -> None:
 def test_the_result_does_not_depend_on_the_chunk(gate: bool, chunk: int) -> None:
     inputs = draw(40, gate)
     expected, expected_state = build(gate=gate, chunk=16).attend(*inputs)
-    with textbook_only():  # the compiled form has no chunks
+    with reference_only():  # the compiled form has no chunks
         y, state = build(gate=gate, chunk=chunk).attend(*inputs)
     assert_agree(y, expected, FLOAT64)
     for found, other in zip(state, expected_state, strict=True):

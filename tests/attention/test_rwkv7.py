@@ -11,7 +11,7 @@ from torch.nn import functional
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.rwkv7 import Rwkv7Attention
 from linformer_cli.model.mixers import build_attention
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 # The sigmoid of this scalar is 1 in every type, and the sigmoid of its negative is 0.
 CERTAIN = 2000.0
@@ -97,7 +97,7 @@ def test_the_bonus_adds_the_value_of_the_position_itself() -> None:
 def test_the_result_does_not_depend_on_the_chunk(chunk: int) -> None:
     inputs = draw()
     expected, expected_state = build(chunk=8).attend(*inputs)
-    with textbook_only():  # the compiled form has no chunks
+    with reference_only():  # the compiled form has no chunks
         y, state = build(chunk=chunk).attend(*inputs)
     assert_agree(y, expected, FLOAT64)
     assert_agree(state.s, expected_state.s, FLOAT64)

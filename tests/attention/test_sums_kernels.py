@@ -1,4 +1,4 @@
-"""Compares the compiled sums and the compiled delta rule with their textbook forms, which have their own tests."""
+"""Compares the compiled sums and the compiled delta rule with their reference forms, which have their own tests."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.parts.causal_sums import causal_sums, decayed_causal_sums, featurewise_decayed_causal_sums
 from linformer_cli.attention.parts.delta_rule import Updates, delta_sums
 from linformer_cli.model.mixers import build_attention
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
@@ -83,10 +83,12 @@ SIZES = [
 @every_form
 @loop_over("carry", [False, True])
 @loop_over(("length", "key_width", "value_width"), SIZES)
-def test_results_match_the_textbook_form(form: str, length: int, key_width: int, value_width: int, carry: bool) -> None:
+def test_results_match_the_reference_form(
+    form: str, length: int, key_width: int, value_width: int, carry: bool
+) -> None:
     inputs = draw(form, length, key_width, value_width, carry)
     found = differentiate(form, inputs)
-    with textbook_only():
+    with reference_only():
         expected = differentiate(form, inputs)
     assert not torch.equal(found[0], expected[0]) or length == 1, "both results come from the same form"
     for ours, theirs in zip(found, expected, strict=True):
@@ -104,7 +106,7 @@ def test_float32_does_not_drift(instruction_set, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "no decay"])
-def test_closed_and_fully_open_gates_match_the_textbook_form(form: str) -> None:
+def test_closed_and_fully_open_gates_match_the_reference_form(form: str) -> None:
     """Some decays are 1, one is exp(-90), and one is exp(-800), which underflows to 0."""
     inputs = draw(form, 70, 6, 5)
     logs = inputs[-2]
@@ -113,7 +115,7 @@ def test_closed_and_fully_open_gates_match_the_textbook_form(form: str) -> None:
     logs[:, :, 30] = -90
     logs[:, :, 50] = -800
     found = differentiate(form, inputs)
-    with textbook_only():
+    with reference_only():
         expected = differentiate(form, inputs)
     for ours, theirs in zip(found, expected, strict=True):
         assert_agree(ours, theirs, FLOAT64)
@@ -128,7 +130,7 @@ def test_unused_results_have_no_gradient(form: str, used: str) -> None:
         return torch.autograd.grad(FORMS[form](*inputs)[used == "last sum"].sum(), inputs, allow_unused=True)
 
     found = gradients()
-    with textbook_only():
+    with reference_only():
         expected = gradients()
     for ours, theirs in zip(found, expected, strict=True):
         assert ours is not None
@@ -214,7 +216,7 @@ def test_mechanisms_report_that_they_are_compiled_on_the_cpu(attention: str, opt
     mechanism = build_attention(attention, options, AttentionShape(3, 6, 5, positions=784, row=28))
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         assert mechanism.is_compiled(CPU, dtype)
-        with textbook_only():
+        with reference_only():
             assert not mechanism.is_compiled(CPU, dtype)
     assert not mechanism.is_compiled(torch.device("meta"), torch.float32)
 

@@ -1,4 +1,4 @@
-"""Compares linear attention in Triton with its textbook form, on a GPU or in Triton's interpreter."""
+"""Compares linear attention in Triton with its reference form, on a GPU or in Triton's interpreter."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
 from linformer_cli.native import gpu
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 pytest.importorskip("triton", reason=NO_TRITON)
 from linformer_cli.attention.kernels import triton_linear as kernels
@@ -41,11 +41,11 @@ def draw_inputs(length: int, key_width: int, value_width: int, carry: bool) -> l
     return inputs
 
 
-def textbook(feature_map: str, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def plain(feature_map: str, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, *carried = inputs
     shape = AttentionShape(heads=2, key_width=q.shape[3], value_width=v.shape[3], positions=784, row=28)
     attention = LinearAttention(LinearOptions.model_validate({"feature_map": feature_map}), shape)
-    with textbook_only():
+    with reference_only():
         y, state = attention.attend(q, k, v, LinearState(*carried) if carried else None)
     return y, *state
 
@@ -71,7 +71,7 @@ def compiled(feature_map: str, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Te
         (65, 64, 64, True),
     ],
 )
-def test_results_match_the_textbook_form(
+def test_results_match_the_reference_form(
     length: int, key_width: int, value_width: int, carry: bool, feature_map: str
 ) -> None:
     inputs = draw_inputs(length, key_width, value_width, carry)
@@ -79,7 +79,7 @@ def test_results_match_the_textbook_form(
     gradients = [draw(2, 2, *size, seed=seed).detach() for seed, size in enumerate(sizes, 5)]
     found, expected = (
         [*outputs, *torch.autograd.grad(outputs, inputs, gradients)]
-        for outputs in (compiled(feature_map, inputs), textbook(feature_map, inputs))
+        for outputs in (compiled(feature_map, inputs), plain(feature_map, inputs))
     )
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
@@ -92,7 +92,7 @@ def test_unused_outputs_have_no_gradient(used: int) -> None:
     inputs = draw_inputs(130, 16, 16, carry=True)
     found, expected = (
         torch.autograd.grad(form("elu", inputs)[used].square().sum(), inputs, allow_unused=True)
-        for form in (compiled, textbook)
+        for form in (compiled, plain)
     )
     for ours, theirs in zip(found, expected, strict=True):
         assert ours is not None
@@ -164,7 +164,7 @@ def test_hard_inputs_give_finite_results(scale: float) -> None:
     for inputs in ([q, scale * k, v], [scale * q, scale * k, v], [-q.abs(), -scale * k.abs(), v]):
         leaves = [part.clone().requires_grad_() for part in inputs]
         y = compiled("elu", leaves)[0]
-        assert_agree(y, textbook("elu", leaves)[0], 1e-4)
+        assert_agree(y, plain("elu", leaves)[0], 1e-4)
         assert all(bool(torch.isfinite(part).all()) for part in torch.autograd.grad(y.sum(), leaves))
 
 
@@ -203,7 +203,7 @@ def test_supported_inputs_use_the_compiled_form(feature_map, key_width, value_wi
     on_card = torch.device("cuda")
     if torch.version.cuda is not None:
         assert attention.is_compiled(on_card, dtype) == serves
-    with textbook_only():
+    with reference_only():
         assert not attention.is_compiled(on_card, dtype)
 
 

@@ -36,8 +36,8 @@ def test_every_part_gives_its_checks_and_rows(found) -> None:
     )
     assert all(0 <= check.error <= check.tolerance for check in report.checks)
     assert {(row.engine, row.precision) for row in report.sampling} >= {
-        ("textbook", "fp32"),
-        ("textbook", "bf16"),
+        ("reference", "fp32"),
+        ("reference", "bf16"),
     }
     assert {row.attention for row in report.sampling} == {"linear", "softmax"}
     assert all(row.times_softmax or row.times_softmax_of_other_engine for row in report.sampling if row.speed)

@@ -49,8 +49,8 @@ def test_no_row_is_compared_with_a_rerun_or_another_precision_or_network() -> No
 
 
 def test_a_row_is_compared_with_softmax_in_its_own_engine() -> None:
-    plain, fast = build_row("softmax", 4.0, engine="textbook"), build_row("softmax", 2.0)
-    linear = [build_row("linear", 1.0, engine="textbook"), build_row("linear", 1.0)]
+    plain, fast = build_row("softmax", 4.0, engine="reference"), build_row("softmax", 2.0)
+    linear = [build_row("linear", 1.0, engine="reference"), build_row("linear", 1.0)]
     assert compare(plain, fast, *linear) == [1, 1, 4, 2]
 
 
@@ -65,7 +65,7 @@ def test_softmax_in_another_engine_is_compared_in_the_same_precision() -> None:
 
 
 def test_a_ratio_across_engines_has_its_own_field() -> None:
-    rows = [build_row("softmax", 4.0, engine="textbook"), build_row("linear", 1.0)]
+    rows = [build_row("softmax", 4.0, engine="reference"), build_row("linear", 1.0)]
     rows.append(build_row("softmax", 8.0, engine="rerun"))
     found = compare_with_softmax(rows, [None] * 3)
     assert [row.times_softmax for row in found] == [1, None, None]

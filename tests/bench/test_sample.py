@@ -129,8 +129,8 @@ def test_look_ahead_is_used_only_for_whole_single_images_of_trained_models(
 
 
 def test_every_engine_has_one_row(models, clock) -> None:
-    rows = bench(models[1:2], [1], engines=["textbook", "auto", FASTEST_ENGINE]).rows
-    assert [row.engine for row in rows] == list(dict.fromkeys(["textbook", FASTEST_ENGINE]))
+    rows = bench(models[1:2], [1], engines=["reference", "auto", FASTEST_ENGINE]).rows
+    assert [row.engine for row in rows] == list(dict.fromkeys(["reference", FASTEST_ENGINE]))
     (row,) = bench(models[:1], [1], engines=["cuda"], rerun=False).rows
     assert row.engine == "cuda" and row.left_out.startswith("cuda: ")
 
@@ -200,12 +200,12 @@ def test_every_row_has_its_own_memory(models, clock, monkeypatch) -> None:
         return 77
 
     monkeypatch.setattr(sample, "measure_sampling_memory", measure)
-    rows = bench(models[:2], [1, 2], 2, memory=True, engines=["textbook", "cuda"]).rows
+    rows = bench(models[:2], [1, 2], 2, memory=True, engines=["reference", "cuda"]).rows
     assert [(row.engine, row.peak_memory_bytes) for row in rows] == [
-        *(("textbook", 77), ("cuda", None), ("rerun", None), ("textbook", 77), ("cuda", None)),
+        *(("reference", 77), ("cuda", None), ("rerun", None), ("reference", 77), ("cuda", None)),
     ] * 2
     assert asked == [
-        (engine, batch, 60.0, 6 * batch) for batch in (1, 2) for engine in ("textbook", "rerun", "textbook")
+        (engine, batch, 60.0, 6 * batch) for batch in (1, 2) for engine in ("reference", "rerun", "reference")
     ]
 
 

@@ -10,7 +10,7 @@ from linformer_cli.bench.measure.sampling_memory import SamplingSetup, build_las
 from linformer_cli.model.pixel_model import PixelModel
 
 
-def setup(model: PixelModel, batch: int, engine: str = "textbook", precision: str = "fp32") -> SamplingSetup:
+def setup(model: PixelModel, batch: int, engine: str = "reference", precision: str = "fp32") -> SamplingSetup:
     return SamplingSetup(model.config.model_dump(), batch, engine, precision)
 
 
@@ -33,7 +33,7 @@ def test_reusing_freed_memory_does_not_hide_the_state(build_tiny_model, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("engine", "attention"), [("textbook", "linear"), ("textbook", "softmax"), ("rerun", "softmax")]
+    ("engine", "attention"), [("reference", "linear"), ("reference", "softmax"), ("rerun", "softmax")]
 )
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_last_steps_use_the_whole_batch(build_tiny_model, monkeypatch, engine, attention, precision) -> None:

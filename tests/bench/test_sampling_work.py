@@ -37,7 +37,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 def test_whole_images_are_drawn_after_a_few_steps(build_tiny_model, steps, clock) -> None:
-    work = WholeImages(build_tiny_model(), 3, "textbook")
+    work = WholeImages(build_tiny_model(), 3, "reference")
     assert work.time_sample() == 2.0 and work.steps == 64
     whole = [(position, 3) for position in range(64)]
     assert steps == whole[: WARM_UP_STEPS // 2] * 2 + whole
@@ -66,7 +66,7 @@ def test_a_sample_says_whether_it_looked_ahead(build_tiny_model, clock, batch, a
 
 
 def test_timed_steps_lie_around_the_middle(build_tiny_model, steps, clock) -> None:
-    work = MiddleSteps(build_tiny_model(attention="softmax"), 3, "textbook", 5)
+    work = MiddleSteps(build_tiny_model(attention="softmax"), 3, "reference", 5)
     for _ in range(2):
         work.time_sample()
     # Four untimed steps lead to five timed steps in the middle. Every sample starts from the same state.
@@ -99,7 +99,7 @@ def test_no_graph_is_recorded_in_the_timed_steps(build_tiny_model, monkeypatch) 
 
 
 def test_timing_59_of_64_positions_leaves_room_for_the_untimed_steps(build_tiny_model, steps, clock) -> None:
-    MiddleSteps(build_tiny_model(), 1, "textbook", 59).time_sample()
+    MiddleSteps(build_tiny_model(), 1, "reference", 59).time_sample()
     assert steps[0] == (1, 1) and steps[-1] == (63, 1)
 
 

@@ -87,7 +87,7 @@ def test_running_out_of_memory_affects_no_other_row(models, clock, monkeypatch) 
     assert rows[3].images_per_second > 0 and rows[2].images_per_second is None
 
 
-def test_the_textbook_engine_is_plain_torch_in_both_precisions(models, monkeypatch) -> None:
+def test_the_reference_engine_is_plain_torch_in_both_precisions(models, monkeypatch) -> None:
     """The engines of a mechanism take turns, and a row names its engine and precision."""
     seen: list[tuple[str, bool, bool]] = []
 
@@ -97,15 +97,15 @@ def test_the_textbook_engine_is_plain_torch_in_both_precisions(models, monkeypat
         seen.append((trainer.task.config.model.attention, trainer.task.autocast, compiled))
 
     monkeypatch.setattr(Trainer, "train_step", take_step)
-    engines = [("textbook", "fp32"), ("textbook", "bf16"), ("auto", "bf16")]
+    engines = [("reference", "fp32"), ("reference", "bf16"), ("auto", "bf16")]
     rows = bench(models, [2], 2, engines=engines).rows
     kernels = "native" if HAS_LIBRARY else "parallel"
     assert [(row.name, row.engine, row.precision) for row in rows] == [
-        ("softmax", "textbook", "fp32"),
-        ("softmax", "textbook", "bf16"),
+        ("softmax", "reference", "fp32"),
+        ("softmax", "reference", "bf16"),
         ("softmax", "parallel", "bf16"),
-        ("linear-16", "textbook", "fp32"),
-        ("linear-16", "textbook", "bf16"),
+        ("linear-16", "reference", "fp32"),
+        ("linear-16", "reference", "bf16"),
         ("linear-16", kernels, "bf16"),
     ]
     one_turn = [

@@ -130,13 +130,13 @@ def test_bench_train_times_steps(lintx, run_folder):
 
 @pytest.mark.parametrize("auto", ["fp32", "bf16"])
 def test_bench_train_times_every_engine_in_every_precision(lintx, monkeypatch, auto):
-    """auto is fp32 for the textbook engine. Nothing is measured twice."""
+    """auto is fp32 for the reference engine. Nothing is measured twice."""
     monkeypatch.setattr(probe, "choose_precision", lambda wanted, *_: Choice(auto if wanted == "auto" else wanted, ""))
     base = ["bench", "train", "--preset", "tiny", "--attention", "linear", "--batch", 1, "--repeats", 1]
-    outcome = lintx(*base, "--engine", "textbook,auto", "--precision", "auto,bf16", "--json")
-    found = [(row["engine"] == "textbook", row["precision"]) for row in outcome.document["rows"]]
+    outcome = lintx(*base, "--engine", "reference,auto", "--precision", "auto,bf16", "--json")
+    found = [(row["engine"] == "reference", row["precision"]) for row in outcome.document["rows"]]
     assert found == [(True, "fp32"), (True, "bf16"), *((False, kind) for kind in dict.fromkeys([auto, "bf16"]))]
-    assert "linear (textbook, bf16), batch 1: " in outcome.stderr
+    assert "linear (reference, bf16), batch 1: " in outcome.stderr
 
 
 @pytest.fixture

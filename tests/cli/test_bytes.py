@@ -55,7 +55,7 @@ def test_longer_windows_are_evaluated_by_position(lintx, run, tmp_path) -> None:
     parts = document["by_position"]
     total = sum((part["last"] - part["first"] + 1) * part["bits_per_dim"] for part in parts)
     assert total == pytest.approx(4 * LENGTH * document["bits_per_dim"])
-    stepped = lintx("eval", run, "--length", 4 * LENGTH, "--engine", "textbook", "--json").document
+    stepped = lintx("eval", run, "--length", 4 * LENGTH, "--engine", "reference", "--json").document
     assert stepped["bits_per_dim"] == pytest.approx(document["bits_per_dim"], abs=1e-4)
 
 
@@ -103,7 +103,7 @@ def test_text_is_safe_in_a_terminal(raw_lintx, run, monkeypatch) -> None:
 
 
 def test_text_without_end_stops_when_the_pipe_is_closed(run) -> None:
-    with Command("sample", run, "--engine", "textbook", "--precision", "fp32", "-q") as command:
+    with Command("sample", run, "--engine", "reference", "--precision", "fp32", "-q") as command:
         assert len(command.stdout.read(3 * LENGTH)) == 3 * LENGTH
         command.stdout.close()
         assert command.stderr.read() == b""

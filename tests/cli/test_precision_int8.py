@@ -42,25 +42,25 @@ def test_complete_and_eval_accept_int8(lintx, run_folder, tmp_path) -> None:
 @needs_library
 def test_bench_sample_times_int8_in_the_native_engine_only(lintx, run_folder) -> None:
     """Softmax has no re-run in int8. Rows of other engines say that int8 is not supported."""
-    given = ("bench", "sample", "--checkpoint", run_folder, "--batch", 3, "--repeats", 1, "--engine", "auto,textbook")
+    given = ("bench", "sample", "--checkpoint", run_folder, "--batch", 3, "--repeats", 1, "--engine", "auto,reference")
     rows = lintx(*given, *INT8, "--json").document["rows"]
     assert {row["precision"] for row in rows} == {"int8"}
     speeds = {(row["attention"], row["engine"]): row["images_per_second"] for row in rows}
     assert speeds.keys() == {
         ("linear", "native"),
         ("softmax", "native"),
-        *((name, "textbook") for name in ("linear", "softmax")),
+        *((name, "reference") for name in ("linear", "softmax")),
     }
-    assert all((speed is None) == (engine == "textbook") for (_, engine), speed in speeds.items())
-    assert all(row["left_out"] == "textbook: it does not support int8" for row in rows if row["engine"] == "textbook")
+    assert all((speed is None) == (engine == "reference") for (_, engine), speed in speeds.items())
+    assert all(row["left_out"] == "reference: it does not support int8" for row in rows if row["engine"] == "reference")
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
         (
-            ("sample", "--engine", "textbook"),
-            "engine 'textbook' does not support this model here: it does not support int8",
+            ("sample", "--engine", "reference"),
+            "engine 'reference' does not support this model here: it does not support int8",
         ),
         (("eval",), "--precision int8 is a format of the sampling engine; add --engine native"),
         (("train",), "'--precision': 'int8' is not one of 'auto', 'fp32', 'bf16'"),

@@ -182,7 +182,7 @@ def test_eval_adds_the_bits_of_the_class(conditional_run, lintx, tmp_path):
     )
     found = lintx("eval", plain, *arguments[2:], "--against", run, "--json").document
     assert found["against"]["difference"] == pytest.approx(found["bits_per_dim"] - document["bits_per_dim_with_class"])
-    stepped = lintx(*arguments, "--engine", "textbook", "--json").document
+    stepped = lintx(*arguments, "--engine", "reference", "--json").document
     assert stepped["bits_per_dim"] == pytest.approx(document["bits_per_dim"], abs=1e-4)
     shown = lintx(*arguments).stdout
     assert "(every value, given the class)" in shown

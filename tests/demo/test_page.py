@@ -149,7 +149,7 @@ def test_samples_are_those_of_the_command_line(open_view, temperature) -> None:
     command = page.evaluate("document.getElementById('sample-speed').textContent")
     assert command.endswith("--precision int8" if temperature == 1 else "--temperature 0.8")
     found = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
-    engine, filters = NATIVE if HAS_LIBRARY else "textbook", Filters(temperature)
+    engine, filters = NATIVE if HAS_LIBRARY else "reference", Filters(temperature)
     sampler = Sampler(load_model("mnist-deep"), 7, filters, engine=engine, products=torch.int8)
     assert found == [image.reshape(-1).tolist() for image in sampler.sample_images(len(found))]
 
@@ -304,7 +304,7 @@ def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny
         said = page.evaluate("document.getElementById('sample-speed').textContent")
         assert "--guidance" not in said
         found = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
-    engine, guided = NATIVE if HAS_LIBRARY else "textbook", Filters(guidance=3.0 if optional else 1.0)
+    engine, guided = NATIVE if HAS_LIBRARY else "reference", Filters(guidance=3.0 if optional else 1.0)
     for images, labels, filters in ((first, None, Filters()), (found, [2] * len(found), guided)):
         sampler = Sampler(model, 0, filters, engine=engine, products=torch.int8)
         expected = sampler.sample(range(len(images)), labels).values.long()
@@ -326,5 +326,5 @@ def test_a_model_of_bytes_shows_its_state_and_its_text(open_view, site, build_ti
         page.evaluate("document.getElementById('speed').value = 5")
         page.wait("document.body.dataset.known == 40")
         found = page.evaluate("document.getElementById('inside-text').textContent")
-    sampler = Sampler(model, 0, engine=NATIVE if HAS_LIBRARY else "textbook", products=torch.int8)
+    sampler = Sampler(model, 0, engine=NATIVE if HAS_LIBRARY else "reference", products=torch.int8)
     assert found == sampler.sample([0]).values.numpy().tobytes().decode(errors="replace")

@@ -9,7 +9,7 @@ from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.native.library import has_library, textbook_only
+from linformer_cli.native.library import has_library, reference_only
 
 BuildConfig = Callable[..., ModelConfig]
 BuildModel = Callable[..., PixelModel]
@@ -50,14 +50,14 @@ def build_model(build_config: BuildConfig) -> BuildModel:
     return build
 
 
-@pytest.fixture(params=["compiled", "textbook"])
+@pytest.fixture(params=["compiled", "reference"])
 def form(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run the test with the compiled form and with the textbook form."""
+    """Run the test with the compiled form and with the reference form."""
     if request.param == "compiled":
         if not HAS_LIBRARY:
             pytest.skip(NO_LIBRARY)
         assert has_library()
         yield
     else:
-        with textbook_only():
+        with reference_only():
             yield

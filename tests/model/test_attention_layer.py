@@ -19,7 +19,7 @@ from linformer_cli.model.attention_layer import AttentionLayer
 from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.mixers import build_blocks, default_state_bytes
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 ALL = {"short_convolution": 4, "normalise_keys": True, "norm_heads": True, "output_gate": True}
 PARTS = {
@@ -93,7 +93,7 @@ def test_no_output_depends_on_a_later_input(build_model, attention: str) -> None
 def test_gradients_of_the_projection_are_joined_in_order(build_model, attention: str, parts: dict[str, Any]) -> None:
     layer, x = build_layer(build_model, attention, **parts), draw(2, 12, 16)
     of_y = draw(2, 12, 16).flip(1)
-    with textbook_only():
+    with reference_only():
         expected = torch.autograd.grad(layer.attend(x, None)[0], layer.input.weight, of_y)[0]
     start = layer.input.weight.detach().clone()
     difference, step = draw(*start.shape), 1e-5
@@ -225,7 +225,7 @@ def test_on_a_gpu_every_image_of_a_projection_starts_at_a_multiple_of_16_bytes(b
     """torch's fused softmax needs this. The tensors have a device and strides but no contents."""
     layer, fake = build_layer(build_model, "long_short", dtype=torch.float32), FakeTensorMode()
     assert layer.input.weight.shape[0] % 4 != 0
-    with fake, torch.no_grad(), textbook_only():
+    with fake, torch.no_grad(), reference_only():
         for module in layer.modules():
             for tensors in (module._parameters, module._buffers):
                 tensors.update({name: fake.from_tensor(x).to("cuda") for name, x in tensors.items() if x is not None})

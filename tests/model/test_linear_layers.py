@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.model.linear_layers import Linear
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 ACTIVATIONS = {"none": lambda x: x, "relu": functional.relu, "gelu": functional.gelu}
 # More inputs than outputs, and the reverse; more rows than pieces, and a width that fills no vector.
@@ -57,7 +57,7 @@ def test_results_and_gradients_are_those_of_the_definition(form, activation: str
     x, of_y = draw(2, 50, sizes[0]).bfloat16(), draw(2, 50, sizes[1], seed=1).bfloat16().float()
     layer.weight.data, layer.bias.data = (part.data.bfloat16().float() for part in layer.parameters())
     found, expected = (function(layer, x, of_y, activation) for function in (differentiate, define))
-    with textbook_only():
+    with reference_only():
         plain = differentiate(layer, x, of_y, activation)
     for one, other, reference in zip(found, plain, expected, strict=True):
         assert_agree(one, reference, BFLOAT16)

@@ -15,7 +15,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.engines import EngineCache
 
 CLASSES, LEVELS, POSITIONS = 3, 3, 4
-ENGINES = ("textbook", "native") if HAS_LIBRARY else ("textbook",)
+ENGINES = ("reference", "native") if HAS_LIBRARY else ("reference",)
 # Every image of four values.
 IMAGES = torch.cartesian_prod(*[torch.arange(LEVELS)] * POSITIONS)
 # In class c, a value is c with probability 0.8, and each of the others with probability 0.1.

@@ -16,7 +16,7 @@ from linformer_cli.native.library import NoLibrary
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.sampling.engines.native import NativeEngine
-from linformer_cli.sampling.engines.textbook import TextbookEngine
+from linformer_cli.sampling.engines.reference import ReferenceEngine
 
 needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 EVERY, LIBRARIES = build.this_machine().instruction_sets, build.LIBRARIES
@@ -41,7 +41,7 @@ def test_the_requested_library_is_loaded(instruction_set) -> None:
 @loop_over("attention", ["linear", "softmax"])
 def test_every_library_steps_as_the_model_does(build_tiny_model, instruction_set, attention, products) -> None:
     model = build_tiny_model(attention=attention)
-    engines = [NativeEngine(model, 5, products=products), TextbookEngine(model, 5)]
+    engines = [NativeEngine(model, 5, products=products), ReferenceEngine(model, 5)]
     tolerance = 1e-4 if products == torch.float32 else 0.2
     for token in torch.randint(0, 16, (20, 5), generator=torch.Generator().manual_seed(1)):
         found, expected = (engine.step(token).clone() for engine in engines)
@@ -106,7 +106,7 @@ def test_a_library_of_other_cpp_is_not_loaded(folder, monkeypatch, raises_one_li
 
 def test_without_a_library_one_warning_says_what_is_slower_and_why(monkeypatch, caplog) -> None:
     monkeypatch.setattr(library, "try_library", lambda: NoLibrary("it was not built"))
-    with library.textbook_only():
+    with library.reference_only():
         assert not library.has_library()
     assert not caplog.records
     assert not library.has_library() and not library.has_library()

@@ -13,7 +13,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.complete import complete_values, parse_keep
 from linformer_cli.sampling.decode import Sampler
-from linformer_cli.sampling.engines import NATIVE, TextbookEngine
+from linformer_cli.sampling.engines import NATIVE, ReferenceEngine
 from linformer_cli.sampling.engines.native import NativeEngine
 
 GREY = ImageShape(height=28, width=28)
@@ -131,7 +131,7 @@ def complete_by_steps(model: PixelModel, original: torch.Tensor, known: int, cou
     parameters, state = model.step(model.start_tokens(count), model.init_state(count))
     for value in original[:known]:
         parameters, state = model.step(value.expand(count), state)
-    engine = TextbookEngine(model, count, state)
+    engine = ReferenceEngine(model, count, state)
     return engine.draw_values(parameters, UniformStreams(seed, range(count)), Filters(), 64 - known).long()
 
 
@@ -151,7 +151,7 @@ def test_the_known_values_are_read_once_for_all_completions(build_tiny_model, or
         return attend(self, tokens, state)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PixelModel, "attend", watched)
-    complete_values(Sampler(model, engine="textbook"), original, 24, 5)
+    complete_values(Sampler(model, engine="reference"), original, 24, 5)
     assert shapes[0] == (1, 25)
 
 
@@ -265,7 +265,7 @@ def test_a_completion_has_the_given_class(build_tiny_model) -> None:
         for token in (start, *original[:known].unsqueeze(1).expand(-1, 2)):
             parameters, state = model.step(token, state)
         streams = UniformStreams(6, range(2))
-        expected = TextbookEngine(model, 2, state).draw_values(parameters, streams, Filters(), 64 - known)
+        expected = ReferenceEngine(model, 2, state).draw_values(parameters, streams, Filters(), 64 - known)
         assert torch.equal(done.values[:, known:], expected.long())
         bits = model.nats(original.unsqueeze(0), torch.tensor([label])).detach()[0] / math.log(2)
         assert done.kept_bits_per_dim == pytest.approx(float(bits[:known].mean()))

@@ -23,9 +23,9 @@ from linformer_cli.attention.parts.folded_sums import FoldedState
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.engines import TextbookEngine, choose_engine
+from linformer_cli.sampling.engines import ReferenceEngine, choose_engine
 from linformer_cli.sampling.engines.cuda import CudaEngine, Graphs
 from linformer_cli.sampling.engines.native import NativeEngine
 
@@ -66,7 +66,7 @@ def build_tiny_model(build_tiny_model):
 @loop_over(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
 def test_steps_match_the_model(build_tiny_model, changes, dtype, tolerance) -> None:
     model = build_tiny_model(**changes).to(dtype)
-    engines = CudaEngine(model, 3), TextbookEngine(model, 3)
+    engines = CudaEngine(model, 3), ReferenceEngine(model, 3)
     for token in draw_tokens(model, 3).unbind(dim=1):
         ours, theirs = (engine.step(token) for engine in engines)
         assert ours.dtype == theirs.dtype
@@ -81,7 +81,7 @@ def test_the_engine_continues_from_a_state_of_attend(build_tiny_model, known, ch
     with torch.no_grad():
         expected, _ = model.attend(tokens[:1])
         _, state = model.attend(tokens[:1, :known])
-    engines = CudaEngine(model, 2, fork_state(state, 2)), TextbookEngine(model, 2, fork_state(state, 2))
+    engines = CudaEngine(model, 2, fork_state(state, 2)), ReferenceEngine(model, 2, fork_state(state, 2))
     for token in tokens[:, known:].unbind(dim=1):
         ours, theirs = (engine.step(token) for engine in engines)
         assert_agree(ours, theirs, FLOAT32)
@@ -91,12 +91,12 @@ def test_the_engine_continues_from_a_state_of_attend(build_tiny_model, known, ch
 
 @loop_over("head", ["categorical", "mixture"])
 @loop_over("filters", [Filters(), Filters(temperature=0.5), Filters(top_k=3, top_p=0.8)])
-def test_images_match_those_of_the_textbook_engine(build_tiny_model, head, filters) -> None:
+def test_images_match_those_of_the_reference_engine(build_tiny_model, head, filters) -> None:
     model = build_tiny_model(head=head)
-    textbook, engine = TextbookEngine(model, 20), CudaEngine(model, 20)
+    plain, engine = ReferenceEngine(model, 20), CudaEngine(model, 20)
     streams, again = UniformStreams(3, range(20)), UniformStreams(3, range(20))
-    parameters = [stepper.step(model.start_tokens(20)).clone() for stepper in (textbook, engine)]
-    expected = textbook.draw_values(parameters[0], streams, filters, 64)
+    parameters = [stepper.step(model.start_tokens(20)).clone() for stepper in (plain, engine)]
+    expected = plain.draw_values(parameters[0], streams, filters, 64)
     found = engine.draw_values(parameters[1], again, filters, 64)
     assert found.dtype == torch.uint8 and found.shape == (20, 64)
     assert len(torch.unique(found, dim=0)) == 20
@@ -105,13 +105,13 @@ def test_images_match_those_of_the_textbook_engine(build_tiny_model, head, filte
 
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
-def test_guided_images_match_those_of_the_textbook_engine(build_tiny_model, head) -> None:
+def test_guided_images_match_those_of_the_reference_engine(build_tiny_model, head) -> None:
     model = build_tiny_model(head=head, classes=3, optional_class=True)
     tokens, filters = torch.cat([torch.arange(20) % 3, torch.full((20,), 3)]).to(TRITON_DEVICE), Filters(guidance=3.0)
-    textbook, engine = TextbookEngine(model, 40), CudaEngine(model, 40)
+    plain, engine = ReferenceEngine(model, 40), CudaEngine(model, 40)
     expected, found = (
         each.draw_values(each.step(tokens).clone(), UniformStreams(3, range(20)), filters, 64)
-        for each in (textbook, engine)
+        for each in (plain, engine)
     )
     assert found.shape == (20, 64) and (found == expected).all(dim=1).sum() >= 19
 
@@ -198,7 +198,7 @@ class _OnlyOn(TorchDispatchMode):
 def test_drawing_an_image_never_waits_for_the_host(build_tiny_model, head, filters, changes) -> None:
     """The tensors have a device but no contents, so reading a number or mixing devices fails."""
     model, fake = build_tiny_model(head=head, **changes).cpu(), FakeTensorMode()
-    with fake, torch.no_grad(), textbook_only():
+    with fake, torch.no_grad(), reference_only():
         for module in model.modules():
             for tensors in (module._parameters, module._buffers):
                 moved = {name: fake.from_tensor(x).to("cuda") for name, x in tensors.items() if x is not None}
@@ -290,10 +290,10 @@ def test_steps_with_triton_match_the_model(
         state = model.init_state(2)
         for token in tokens[:, :known].unbind(dim=1):
             _, state = model.step(token, state)
-    engine, textbook = CudaEngine(model, 2, fork_state(state)), TextbookEngine(model, 2, state)
+    engine, plain = CudaEngine(model, 2, fork_state(state)), ReferenceEngine(model, 2, state)
     assert all(isinstance(layer, state_type) for layer in engine.states)
     for token in tokens[:, known : known + 12].unbind(dim=1):  # more than one fold
-        assert_agree(engine.step(token).float(), textbook.step(token).float(), tolerance)
+        assert_agree(engine.step(token).float(), plain.step(token).float(), tolerance)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import Sampler, sample_images
-from linformer_cli.sampling.engines import TextbookEngine
+from linformer_cli.sampling.engines import ReferenceEngine
 from linformer_cli.system.memory import work_in_batches
 
 KINDS = [("linear", "categorical"), ("softmax", "mixture")]
@@ -142,11 +142,11 @@ def test_every_value_takes_one_step(build_tiny_model, monkeypatch) -> None:
         return take_step(self, tokens_t, state)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PixelModel, "step", counted)
-    values = sample_values(model, range(2), engine="textbook").values
+    values = sample_values(model, range(2), engine="reference").values
     # Steps take the start token and every value but the last. No prediction needs the last value.
     assert steps == [[0, 0], *values[:, :-1].T.tolist()]
     parameters, state = take_step(model, model.start_tokens(2), model.init_state(2))
-    engine = TextbookEngine(model, 2, state)
+    engine = ReferenceEngine(model, 2, state)
     assert torch.equal(engine.draw_values(parameters, UniformStreams(0, range(2)), Filters(), 64), values)
 
 
@@ -154,7 +154,7 @@ def test_a_batch_reports_its_state_bytes(build_tiny_model) -> None:
     for attention in ("linear", "softmax"):
         model = build_tiny_model(attention=attention)
         for batch in (1, 3):
-            assert sample_values(model, range(batch), engine="textbook").state_bytes == model.state_bytes(batch)
+            assert sample_values(model, range(batch), engine="reference").state_bytes == model.state_bytes(batch)
 
 
 def test_sample_images_returns_uint8_images(build_tiny_model) -> None:
@@ -185,7 +185,7 @@ def test_a_model_that_predicts_nan_is_refused(build_tiny_model, raises_one_line,
 def test_nan_anywhere_in_an_image_is_noticed(build_tiny_model, raises_one_line, known) -> None:
     """NaN is noticed even at a position between two of the engine's checks."""
     model = build_tiny_model()
-    engine = TextbookEngine(model, 2, model.attend(torch.zeros(2, known, dtype=torch.int64))[1] if known else None)
+    engine = ReferenceEngine(model, 2, model.attend(torch.zeros(2, known, dtype=torch.int64))[1] if known else None)
     first = engine.step(model.start_tokens(2))
     steps = itertools.count(1)
     step = engine.step

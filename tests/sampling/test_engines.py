@@ -24,7 +24,7 @@ from linformer_cli.native import library
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.complete import complete_values
 from linformer_cli.sampling.decode import Sampler
-from linformer_cli.sampling.engines import ENGINES, EngineCache, TextbookEngine, build_engine, choose_engine
+from linformer_cli.sampling.engines import ENGINES, EngineCache, ReferenceEngine, build_engine, choose_engine
 from linformer_cli.sampling.engines.native import NativeEngine
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
@@ -62,11 +62,11 @@ def build_tiny_model(build_tiny_model: Callable[..., PixelModel]) -> Callable[..
 @loop_over(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
 def test_native_steps_match_the_model(build_tiny_model, changes, batch, threads, dtype, tolerance) -> None:
     reference = build_tiny_model(**changes).to(dtype).float()  # weights rounded in the same way
-    textbook = TextbookEngine(reference, batch)
+    plain = ReferenceEngine(reference, batch)
     native = NativeEngine(build_tiny_model(**changes).to(dtype), batch)
     native.use_threads(threads)
     for token in draw_tokens(reference, batch).unbind(dim=1):
-        assert_agree(native.step(token).float(), textbook.step(token), tolerance)
+        assert_agree(native.step(token).float(), plain.step(token), tolerance)
 
 
 @needs_library
@@ -74,11 +74,11 @@ def test_native_rounds_once_to_the_nearest_bfloat16(build_tiny_model) -> None:
     """Sums and the residual stream are float32, so the engine is more accurate than torch in bfloat16."""
     model = build_tiny_model().to(torch.bfloat16)
     reference = build_tiny_model().to(torch.bfloat16).float()
-    engines = (TextbookEngine(reference, 33), NativeEngine(model, 33), TextbookEngine(model, 33))
+    engines = (ReferenceEngine(reference, 33), NativeEngine(model, 33), ReferenceEngine(model, 33))
     steps = [[engine.step(token).float().clone() for engine in engines] for token in draw_tokens(model, 33).unbind(1)]
-    exact, native, textbook = (torch.stack(outputs) for outputs in zip(*steps, strict=True))
+    exact, native, plain = (torch.stack(outputs) for outputs in zip(*steps, strict=True))
     # The error is 0.5 times that of torch; with truncation instead of rounding, it would be 0.87 times that of torch.
-    assert (native - exact).square().mean().sqrt() < 0.7 * (textbook - exact).square().mean().sqrt()
+    assert (native - exact).square().mean().sqrt() < 0.7 * (plain - exact).square().mean().sqrt()
 
 
 @needs_library
@@ -89,10 +89,10 @@ def test_native_matches_the_model_if_the_denominators_are_tiny(build_tiny_model)
         for block in model.blocks:
             for name in ("q", "k"):
                 block.attention.input.bias[block.attention.input_rows[name]] -= 45.5
-    native, textbook = NativeEngine(model, 2), TextbookEngine(model, 2)
+    native, plain = NativeEngine(model, 2), ReferenceEngine(model, 2)
     for token in draw_tokens(model, 2).unbind(dim=1):
         # Products of such small numbers have few significant digits.
-        assert_agree(native.step(token), textbook.step(token), 1e-3)
+        assert_agree(native.step(token), plain.step(token), 1e-3)
 
 
 @needs_library
@@ -107,9 +107,9 @@ def test_native_continues_from_a_state_of_attend(build_tiny_model, batch, thread
     forked = fork_state(state, batch)
     native = NativeEngine(model, batch, forked)
     native.use_threads(threads)
-    textbook = TextbookEngine(model, batch, fork_state(state, batch))
+    plain = ReferenceEngine(model, batch, fork_state(state, batch))
     for token in tokens[:, known:].unbind(dim=1):
-        assert_agree(native.step(token), textbook.step(token), FLOAT32)
+        assert_agree(native.step(token), plain.step(token), FLOAT32)
     # The state that was forked is unchanged.
     again = NativeEngine(model, 1, fork_state(state, 1))
     assert_agree(again.step(tokens[:1, known]), expected[:1, known], FLOAT32)
@@ -123,9 +123,9 @@ def test_adjacent_images_continue_the_same_state(build_tiny_model, name, states)
     tokens = draw_tokens(model, states)
     with torch.no_grad():
         _, state = model.attend(tokens[:, :9])
-    engine, textbook = NativeEngine(model, 6, state), TextbookEngine(model, 6, fork_state(state, 6 // states))
+    engine, plain = NativeEngine(model, 6, state), ReferenceEngine(model, 6, fork_state(state, 6 // states))
     for token in draw_tokens(model, 6)[:, 9:14].unbind(dim=1):
-        assert_agree(engine.step(token), textbook.step(token), FLOAT32)
+        assert_agree(engine.step(token), plain.step(token), FLOAT32)
 
 
 @needs_library
@@ -182,7 +182,7 @@ def test_a_random_number_at_a_boundary_selects_the_upper_value(build_tiny_model)
 @pytest.mark.parametrize("changes", [{}, CHANGES["the paper's"]], ids=["tiny", "paper"])
 def test_engines_draw_the_same_images(build_tiny_model, changes) -> None:
     model = build_tiny_model(**changes)
-    images = [sample_values(model, range(40), seed=2, engine=name).values for name in ("textbook", "native")]
+    images = [sample_values(model, range(40), seed=2, engine=name).values for name in ("reference", "native")]
     images += [
         torch.cat([sample_values(model, range(i, i + 2), seed=2, engine="native").values for i in range(0, 40, 2)])
     ]
@@ -313,14 +313,15 @@ def test_nan_features_stay_nan(build_tiny_model, feature_map, row) -> None:
         ({"head": "mixture", "mixtures": 2000}, torch.float32, "mixtures up to"),
     ],
 )
-def test_unsupported_models_use_the_textbook_engine(build_tiny_model, raises_one_line, changes, dtype, reason):
+def test_unsupported_models_use_the_reference_engine(build_tiny_model, raises_one_line, changes, dtype, reason):
     model = build_tiny_model(dtype=dtype, **changes)
     choice = choose_engine("auto", model)
-    assert choice.value == "textbook" and choice.reason.startswith("not native: it ") and reason in choice.reason
+    assert choice.value == "reference" and choice.reason.startswith("not native: it ") and reason in choice.reason
     with raises_one_line(UsageError, "engine 'native' does not support this model here", reason):
         choose_engine("native", model)
-    assert isinstance(build_engine("auto", model, 2), TextbookEngine)
-    assert choose_engine("textbook", model).reason == "requested"
+    assert isinstance(build_engine("auto", model, 2), ReferenceEngine)
+    assert choose_engine("reference", model).reason == "requested"
+    assert choose_engine("textbook", model).value == "reference"
 
 
 def test_engines_pass_random_numbers_to_the_head_unchanged(build_tiny_model, monkeypatch) -> None:
@@ -331,13 +332,13 @@ def test_engines_pass_random_numbers_to_the_head_unchanged(build_tiny_model, mon
         "linformer_cli.sampling.engines.base.draw_filtered",
         lambda log_probabilities, uniforms, filters: given.append(uniforms),
     )
-    engine, uniforms = TextbookEngine(model, 2), torch.rand(2, dtype=torch.float64)
+    engine, uniforms = ReferenceEngine(model, 2), torch.rand(2, dtype=torch.float64)
     for filters in (Filters(), Filters(top_k=1)):
         engine.draw(torch.empty(2, 16, device="meta"), uniforms, filters)
     assert [number is uniforms for number in given] == [True, True]
 
 
-SERVED = ["textbook", pytest.param("native", marks=needs_library)]
+SERVED = ["reference", pytest.param("native", marks=needs_library)]
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -393,7 +394,7 @@ def test_only_one_engine_and_state_are_kept(build_tiny_model, name) -> None:
 
 
 def test_an_engine_whose_work_failed_is_dropped(build_tiny_model) -> None:
-    engines = EngineCache("textbook", build_tiny_model())
+    engines = EngineCache("reference", build_tiny_model())
     with pytest.raises(MemoryError), engines.start(4) as engine:
         raise MemoryError
     failed = weakref.ref(engine)
@@ -403,14 +404,14 @@ def test_an_engine_whose_work_failed_is_dropped(build_tiny_model) -> None:
 
 
 def test_an_unknown_engine_gets_a_suggestion(build_tiny_model, raises_one_line) -> None:
-    with raises_one_line(UsageError, "unknown engine 'textbok'; did you mean 'textbook'?"):
-        choose_engine("textbok", build_tiny_model())
+    with raises_one_line(UsageError, "unknown engine 'referense'; did you mean 'reference'?"):
+        choose_engine("referense", build_tiny_model())
 
 
-def test_without_a_library_auto_gives_the_reason_for_the_textbook_engine(build_tiny_model, monkeypatch) -> None:
+def test_without_a_library_auto_gives_the_reason_for_the_reference_engine(build_tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(library, "try_library", lambda: library.NoLibrary("it was not built"))
     choice = choose_engine("auto", build_tiny_model())
-    assert choice.value == "textbook" and "not native: it was not built" in choice.reason
+    assert choice.value == "reference" and "not native: it was not built" in choice.reason
 
 
 @needs_library
@@ -421,7 +422,7 @@ def test_kernels_do_not_flush_denormals(build_tiny_model) -> None:
 
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
-@pytest.mark.parametrize("name", ["textbook", pytest.param("native", marks=needs_library)])
+@pytest.mark.parametrize("name", ["reference", pytest.param("native", marks=needs_library)])
 def test_filters_act_in_every_engine(build_tiny_model, head, name) -> None:
     model = build_tiny_model(head=head)
     engine = ENGINES[name](model, 50)
@@ -445,9 +446,9 @@ FILTERS = (
 @needs_library
 @loop_over("head", ["categorical", "mixture"])
 @loop_over("filters", FILTERS)
-def test_native_filters_like_the_textbook_engine(build_tiny_model, head, filters) -> None:
+def test_native_filters_like_the_reference_engine(build_tiny_model, head, filters) -> None:
     model = build_tiny_model(head=head, image=ImageShape(height=8, width=8, levels=256))
-    engines = NativeEngine(model, 500), TextbookEngine(model, 500)
+    engines = NativeEngine(model, 500), ReferenceEngine(model, 500)
     generator = torch.Generator().manual_seed(5)
     parameters = 3 * torch.randn(500, model.head.projection.out_features, generator=generator)
     parameters[:50, 0] = 2000.0  # all probability on one value or component

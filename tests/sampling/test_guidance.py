@@ -30,7 +30,7 @@ def model(request, build_tiny_model) -> PixelModel:
     return built
 
 
-def draw(model: PixelModel, weight: float, batch: int = 3, engine: str = "textbook", **settings: Any) -> Tensor:
+def draw(model: PixelModel, weight: float, batch: int = 3, engine: str = "reference", **settings: Any) -> Tensor:
     filters = replace(settings.pop("filters", Filters()), guidance=weight)
     sampler = Sampler(model, 5, filters, engine=engine, **settings)
     return torch.cat([part.values for part in sampler.iter_batches(range(3), batch, LABELS)])
@@ -97,7 +97,7 @@ def test_the_native_engine_draws_the_same_images(build_tiny_model, head: str) ->
     original = torch.arange(64) % 16
     completed = [
         complete_values(Sampler(model, 5, Filters(guidance=2), engine=engine), original, 24, 3, label=1)
-        for engine in ("native", "textbook")
+        for engine in ("native", "reference")
     ]
     assert torch.equal(completed[0].values, completed[1].values)
     whole = draw(model, 2.0, engine="native", products=torch.int8)
@@ -121,7 +121,7 @@ def test_guidance_needs_a_class_and_a_model_that_needs_none(model: PixelModel, b
             Filters(guidance=weight)
 
 
-@pytest.mark.parametrize("engine", ["textbook", "native"])
+@pytest.mark.parametrize("engine", ["reference", "native"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_damaged_model_is_reported(build_tiny_model, engine: str, batch: int) -> None:
     if engine == "native" and not HAS_LIBRARY:

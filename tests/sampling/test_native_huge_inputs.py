@@ -1,4 +1,4 @@
-"""Tests that the native engine scales huge vectors down before it squares them, as the textbook forms do."""
+"""Tests that the native engine scales huge vectors down before it squares them, as the reference forms do."""
 
 import inspect
 
@@ -29,7 +29,7 @@ def test_mechanisms_that_shrink_are_found() -> None:
 
 @loop_over("variant", SHRINKING)
 @loop_over("key_width", [6, 20])
-def test_huge_queries_and_keys_match_the_textbook(variant: str, key_width: int) -> None:
+def test_huge_queries_and_keys_match_the_reference(variant: str, key_width: int) -> None:
     """Squares of these queries and keys overflow a float."""
     attention = build_attention(variant, key_width)
     heads, key_width, value_width = attention.shape.heads_and_widths

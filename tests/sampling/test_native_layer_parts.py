@@ -14,7 +14,7 @@ from linformer_cli.attention.base import fork_state
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.build import this_machine
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.engines import TextbookEngine
+from linformer_cli.sampling.engines import ReferenceEngine
 from linformer_cli.sampling.engines.native import NativeEngine
 
 pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
@@ -41,7 +41,7 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[[str], PixelM
 @every_case
 @loop_over("known", [0, 2, 23])
 @loop_over("batch", [1, 3])
-def test_steps_match_the_textbook_engine(build, case: str, known: int, batch: int) -> None:
+def test_steps_match_the_reference_engine(build, case: str, known: int, batch: int) -> None:
     """The steps begin at the start of an image or after a prefix that was read in parallel."""
     model = build(case)
     tokens = draw_tokens(model, batch)
@@ -49,11 +49,11 @@ def test_steps_match_the_textbook_engine(build, case: str, known: int, batch: in
         state = model.attend(tokens[:1, :known])[1] if known else None
     engines = [
         kind(model, batch, None if state is None else fork_state(state, batch), look_ahead=False)
-        for kind in (NativeEngine, TextbookEngine)
+        for kind in (NativeEngine, ReferenceEngine)
     ]
     for token in tokens[:, known:].unbind(dim=1):
-        native, textbook = (engine.step(token) for engine in engines)
-        assert_agree(native, textbook, TOLERANCE)
+        native, plain = (engine.step(token) for engine in engines)
+        assert_agree(native, plain, TOLERANCE)
     # The model also counts positions, and the engine keeps a reordered copy of some values.
     assert abs(engines[0].state_bytes - model.state_bytes(batch)) < 0.05 * model.state_bytes(batch)
 

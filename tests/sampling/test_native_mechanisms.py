@@ -17,7 +17,7 @@ from linformer_cli.config import ImageShape
 from linformer_cli.model.mixers import BASELINES
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.engines import TextbookEngine
+from linformer_cli.sampling.engines import ReferenceEngine
 from linformer_cli.sampling.engines.native import NativeEngine
 
 pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
@@ -74,7 +74,7 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelMod
 @every_variant
 @pytest.mark.parametrize("known", [0, pytest.param(1, marks=pytest.mark.slow), 29])
 @loop_over("batch", [1, 3])
-def test_steps_match_the_textbook_engine(build, variant: str, known: int, batch: int) -> None:
+def test_steps_match_the_reference_engine(build, variant: str, known: int, batch: int) -> None:
     """The steps begin at the start of an image or after a prefix that was read in parallel."""
     model = build(variant)
     tokens = draw_tokens(model, batch, POSITIONS)
@@ -82,11 +82,11 @@ def test_steps_match_the_textbook_engine(build, variant: str, known: int, batch:
         state = model.attend(tokens[:1, :known])[1] if known else None
     engines = [
         kind(model, batch, None if state is None else fork_state(state, batch), look_ahead=False)
-        for kind in (NativeEngine, TextbookEngine)
+        for kind in (NativeEngine, ReferenceEngine)
     ]
     for token in tokens[:, known:].unbind(dim=1):
-        native, textbook = (engine.step(token) for engine in engines)
-        assert_agree(native, textbook, TOLERANCE)
+        native, plain = (engine.step(token) for engine in engines)
+        assert_agree(native, plain, TOLERANCE)
 
 
 @every_variant
@@ -94,10 +94,10 @@ def test_steps_match_the_textbook_engine(build, variant: str, known: int, batch:
 def test_heads_may_have_any_width(build, variant: str, head_width: int) -> None:
     """The widths are not a whole number of vectors."""
     model = build(variant, head_width=head_width)
-    engines = [kind(model, 2) for kind in (NativeEngine, TextbookEngine)]
+    engines = [kind(model, 2) for kind in (NativeEngine, ReferenceEngine)]
     for token in draw_tokens(model, 2)[:, :25].unbind(dim=1):
-        native, textbook = (engine.step(token) for engine in engines)
-        assert_agree(native, textbook, TOLERANCE)
+        native, plain = (engine.step(token) for engine in engines)
+        assert_agree(native, plain, TOLERANCE)
 
 
 @every_variant

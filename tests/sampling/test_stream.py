@@ -15,7 +15,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.library import NoLibrary, load_library
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import Sampler
-from linformer_cli.sampling.engines import NATIVE, TEXTBOOK, build_engine
+from linformer_cli.sampling.engines import NATIVE, REFERENCE, build_engine
 from linformer_cli.sampling.stream import Stream
 
 POSITIONS = 40
@@ -39,7 +39,7 @@ def require_library() -> None:
         pytest.skip(str(error))
 
 
-def draw(model: PixelModel, count: int, prompt: bytes = b"", engine: str = TEXTBOOK) -> bytes:
+def draw(model: PixelModel, count: int, prompt: bytes = b"", engine: str = REFERENCE) -> bytes:
     values = torch.tensor(list(prompt), dtype=torch.int64)
     return b"".join(Stream(Sampler(model, 3, engine=engine), values, count).draw())
 
@@ -52,10 +52,10 @@ def test_native_and_the_parallel_form_equal_the_step_beyond_the_length_of_traini
     assert model.find_bound() is None
     values = torch.randint(256, (2, 3 * POSITIONS + 5), generator=torch.Generator().manual_seed(1))
     tokens = model.shift_values(values)
-    native, textbook = (build_engine(name, model, 2) for name in (NATIVE, TEXTBOOK))
+    native, plain = (build_engine(name, model, 2) for name in (NATIVE, REFERENCE))
     nats = torch.empty(values.shape)
     for place, token in enumerate(tokens.unbind(dim=1)):
-        expected = textbook.step(token)
+        expected = plain.step(token)
         torch.testing.assert_close(native.step(token), expected, rtol=1e-3, atol=2e-3)
         nats[:, place] = -model.head.log_likelihood(expected, values[:, place])
     assert native.state_bytes < 1.1 * model.state_bytes(2) + 200
@@ -63,7 +63,7 @@ def test_native_and_the_parallel_form_equal_the_step_beyond_the_length_of_traini
 
 
 @pytest.mark.parametrize("context", ["previous", "recent"])
-@pytest.mark.parametrize("engine", [NATIVE, TEXTBOOK])
+@pytest.mark.parametrize("engine", [NATIVE, REFERENCE])
 def test_a_stream_goes_on_as_its_prefix_began(context: str, engine: str) -> None:
     if engine == NATIVE:
         require_library()
@@ -71,7 +71,7 @@ def test_a_stream_goes_on_as_its_prefix_began(context: str, engine: str) -> None
     endless = Stream(Sampler(model, 3, engine=engine), torch.empty(0, dtype=torch.int64)).draw()
     whole = b"".join(itertools.islice(endless, 6))
     assert len(whole) == 6 * 32 > 4 * POSITIONS
-    assert whole == draw(model, len(whole), engine=TEXTBOOK)
+    assert whole == draw(model, len(whole), engine=REFERENCE)
     assert draw(model, 50, engine=engine) == whole[:50]
 
 
@@ -87,7 +87,7 @@ def test_look_ahead_does_not_change_a_stream() -> None:
 @pytest.mark.parametrize("known", [1, POSITIONS - 1, POSITIONS, 2 * POSITIONS + 3])
 def test_a_prompt_is_read_as_if_it_had_been_drawn(known: int) -> None:
     model, prompt = build("gla"), bytes(range(100, 100 + 2 * POSITIONS + 3))[:known]
-    engine = build_engine(TEXTBOOK, model, 1)
+    engine = build_engine(REFERENCE, model, 1)
     for token in [0, *prompt]:
         parameters = engine.step(torch.tensor([token]))
     expected = engine.draw_values(parameters, UniformStreams(3, [0]), Filters(), 70)

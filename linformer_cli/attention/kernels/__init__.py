@@ -1,1 +1,1 @@
-"""Compiled forms of `attend`, including gradients. The textbook form in plain torch defines the result of each."""
+"""Compiled forms of `attend`, including gradients. The reference form in plain torch defines the result of each."""

@@ -1,4 +1,4 @@
-"""The compiled delta rule for CPUs (delta.cpp). The textbook form is `delta_sums` of parts/delta_rule.py."""
+"""The compiled delta rule for CPUs (delta.cpp). The reference form is `delta_sums` of parts/delta_rule.py."""
 
 import ctypes
 

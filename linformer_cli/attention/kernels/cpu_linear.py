@@ -7,7 +7,7 @@ The forward pass visits all positions once and the backward pass twice. Outputs 
 The sums of one head are updated and read in order of position, four positions at a time, while they are in the L1
 cache. The same pass applies the feature map, divides, and converts bfloat16. The backward pass needs only the inputs
 and the denominators: it recomputes s forwards for the queries, and sums the gradient of s backwards for keys and
-values. The textbook form is `causal_sums` and `divide_by_weight`.
+values. The reference form is `causal_sums` and `divide_by_weight`.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""The compiled solver of the mesa layer for CPUs (mesa.cpp). The textbook form is in attention/mesa.py."""
+"""The compiled solver of the mesa layer for CPUs (mesa.cpp). The reference form is in attention/mesa.py."""
 
 import ctypes
 

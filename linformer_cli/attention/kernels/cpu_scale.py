@@ -1,4 +1,4 @@
-"""Compiled scaling of outputs for CPUs (scale.cpp). The textbook form is `scale_outputs` of parts/scaling.py."""
+"""Compiled scaling of outputs for CPUs (scale.cpp). The reference form is `scale_outputs` of parts/scaling.py."""
 
 import ctypes
 

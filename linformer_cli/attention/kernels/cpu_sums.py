@@ -1,4 +1,4 @@
-"""Compiled causal sums, with or without decay, for CPUs (sums.cpp). The textbook forms are in `parts`."""
+"""Compiled causal sums, with or without decay, for CPUs (sums.cpp). The reference forms are in `parts`."""
 
 import ctypes
 

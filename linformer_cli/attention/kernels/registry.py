@@ -1,6 +1,6 @@
 """Which compiled kernel serves a call: the only place that asks for its device, its types and its sizes.
 
-The textbook form in plain torch defines the result of every operation, and runs wherever there is no kernel.
+The reference form in plain torch defines the result of every operation, and runs wherever there is no kernel.
 """
 
 import importlib

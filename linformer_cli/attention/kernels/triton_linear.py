@@ -9,7 +9,7 @@ gives the sums before each segment. The main pass also applies the feature map, 
 backward pass needs the inputs, the denominators and the sums before each segment. It consists of a forward scan for the
 queries, and a reverse scan, which carries the gradients of s and z, for keys and values.
 
-The textbook form is `causal_sums` and `divide_by_weight`. Importing this file needs Triton; see `native/gpu.py`.
+The reference form is `causal_sums` and `divide_by_weight`. Importing this file needs Triton; see `native/gpu.py`.
 """
 
 import torch

@@ -5,7 +5,7 @@ beside s, and every `fold`-th step adds them to s. Between these steps, s is onl
 
     y_t = (phi(q_t) s + sum over pending j of (phi(q_t) . phi(k_j)) v_j) / (phi(q_t) . z_t)
 
-z is small and always up to date. The textbook form is `LinearAttention.step`.
+z is small and always up to date. The reference form is `LinearAttention.step`.
 """
 
 from typing import NamedTuple

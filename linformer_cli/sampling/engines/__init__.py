@@ -15,11 +15,11 @@ from linformer_cli.system.device import Choice
 from .base import Engine as Engine
 from .cuda import CudaEngine
 from .native import NativeEngine
-from .textbook import TextbookEngine as TextbookEngine
+from .reference import ReferenceEngine as ReferenceEngine
 
 # Ordered from the fastest engine to the engine that supports every model.
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (NativeEngine, CudaEngine, TextbookEngine)}
-AUTO, NATIVE, TEXTBOOK = "auto", NativeEngine.name, TextbookEngine.name
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (NativeEngine, CudaEngine, ReferenceEngine)}
+AUTO, NATIVE, REFERENCE = "auto", NativeEngine.name, ReferenceEngine.name
 
 
 def build_engine(
@@ -73,6 +73,7 @@ def choose_engine(wanted: str, model: PixelModel, products: torch.dtype | None =
     `products` is the same as in `Engine`. Raises `UsageError` for an unknown name, and if the engine does not support
     the model (for `auto`: if no engine supports it).
     """
+    wanted = REFERENCE if wanted == "textbook" else wanted  # its name until version 0.1
     if wanted != AUTO:
         if wanted not in ENGINES:
             raise unknown_name("engine", wanted, [AUTO, *ENGINES])

@@ -10,13 +10,13 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.parts.causal_sums import causal_sums, divide_by_weight
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 
 @pytest.fixture(autouse=True, params=["compiled", "plain torch"])
 def form(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every test runs with the compiled form, if there is one, and with plain torch."""
-    with textbook_only() if request.param == "plain torch" else contextlib.nullcontext():
+    with reference_only() if request.param == "plain torch" else contextlib.nullcontext():
         yield
 
 

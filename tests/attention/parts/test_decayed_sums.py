@@ -17,7 +17,7 @@ from linformer_cli.attention.parts.causal_sums import (
     multiply_features,
     scan_with_decay,
 )
-from linformer_cli.native.library import textbook_only
+from linformer_cli.native.library import reference_only
 
 Sums = Callable[..., tuple[Tensor, Tensor]]
 every_sum = pytest.mark.parametrize("sums", [decayed_causal_sums, featurewise_decayed_causal_sums])
@@ -26,7 +26,7 @@ every_sum = pytest.mark.parametrize("sums", [decayed_causal_sums, featurewise_de
 @pytest.fixture(autouse=True, params=["compiled", "plain torch"])
 def form(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every test runs with the compiled form, if there is one, and with plain torch."""
-    with textbook_only() if request.param == "plain torch" else contextlib.nullcontext():
+    with reference_only() if request.param == "plain torch" else contextlib.nullcontext():
         yield
 
 

@@ -9,10 +9,10 @@ from linformer_cli.model.pixel_model import PixelModel, PixelState
 from .base import Engine
 
 
-class TextbookEngine(Engine):
+class ReferenceEngine(Engine):
     """Steps the model with `PixelModel.step`, which makes one torch call for each term of a formula."""
 
-    name = "textbook"
+    name = "reference"
 
     @classmethod
     def refusal(cls, model: PixelModel, products: torch.dtype | None = None) -> str | None:
