@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 from linformer_cli.files import write_file
-from linformer_cli.native.constants import definitions
 
 FOLDER = Path(__file__).parent
 ENGINE, DIGEST = FOLDER / "engine.wasm", FOLDER / "engine.sha256"
@@ -35,7 +34,7 @@ OPTIONS = (
 
 def compute_digest() -> str:
     """The digest of everything that engine.wasm is compiled from, except the compiler."""
-    found = hashlib.sha256(repr((OPTIONS, definitions())).encode())
+    found = hashlib.sha256(repr(OPTIONS).encode())
     for file in (SOURCE, *(HEADERS / name for name in INCLUDED), *sorted(HEADERS.rglob("*.h"))):
         found.update(file.read_bytes())
     return found.hexdigest()
@@ -46,7 +45,7 @@ def build_engine() -> None:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / ENGINE.name
         compiler = (sys.executable, "-m", "ziglang", "c++")
-        subprocess.run([*compiler, *OPTIONS, *definitions(), "-I", HEADERS, SOURCE, "-o", target], check=True)
+        subprocess.run([*compiler, *OPTIONS, "-I", HEADERS, SOURCE, "-o", target], check=True)
         write_file(ENGINE, target.read_bytes())
     write_file(DIGEST, f"{compute_digest()}\n".encode())
 

@@ -12,30 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.native.library import has_library, load_function
+from linformer_cli.native.library import has_library, load_function, read_structure
 
+_SOURCE = "model/dropout.cpp"
 # The rows are divided into this many pieces, each with its own sum of parameter gradients.
 _PIECES = 64
-
-
-class _Dropout(ctypes.Structure):
-    """The struct `Dropout` of dropout.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("threads", "count")),
-        ("seed", ctypes.c_uint64),
-        ("probability", ctypes.c_double),
-    ]
-
-
-class _Norm(ctypes.Structure):
-    """The struct `Norm` of dropout.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("width", "pieces")),
-        ("epsilon", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in ("weight", "bias", "sum", "statistics", "y", "rounded", "of_parameters")),
-    ]
 
 
 def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
@@ -132,10 +113,10 @@ class _AddAndNormalise(torch.autograd.Function):
 def _call(name: str, ctx: Any, parts: dict[str, Tensor | None] | None, *tensors: Tensor) -> None:
     """Call a kernel with dense tensors of the same size, and the arrays of a norm if there is one."""
     number, pointer = ctypes.c_int64, ctypes.c_void_p
-    mask = _Dropout(torch.get_num_threads(), tensors[0].numel(), *ctx.mask)
-    norm = (
-        None if parts is None else _Norm(*ctx.sizes, **{key: x.data_ptr() for key, x in parts.items() if x is not None})
-    )
-    norms = [] if norm is None else [ctypes.byref(norm)]
+    mask = read_structure(_SOURCE, "Dropout")(torch.get_num_threads(), tensors[0].numel(), *ctx.mask)
+    norms = []
+    if parts is not None:
+        addresses = {key: x.data_ptr() for key, x in parts.items() if x is not None}
+        norms.append(ctypes.byref(read_structure(_SOURCE, "Norm")(*ctx.sizes, **addresses)))
     function = load_function(name, pointer, number, *[pointer] * (len(norms) + len(tensors)))
     function(ctypes.byref(mask), int(ctx.dtype == torch.bfloat16), *norms, *(x.data_ptr() for x in tensors))

@@ -6,7 +6,7 @@
 
 namespace {
 
-struct Call {
+struct BiasCall {
     int64_t threads, rows, width, pieces;
     const bfloat16* gradient;  // [rows, width], at the output
     const bfloat16* y;         // [rows, width]: the output of ReLU; null without ReLU
@@ -31,8 +31,8 @@ void differentiate(int64_t width, const bfloat16* gradient, const bfloat16* y, b
 }  // namespace
 
 // The pieces do not depend on the number of threads, so neither do the sums.
-extern "C" void lintx_bias_gradient(const Call* given) {
-    const Call call = *given;
+extern "C" void lintx_bias_gradient(const BiasCall* given) {
+    const BiasCall call = *given;
     spread(call.rows * call.width > 65536 ? call.threads : 1, call.pieces, [=](int64_t piece) {
         float* sums = call.sums + piece * call.width;
         for (int64_t t = piece * call.rows / call.pieces; t < (piece + 1) * call.rows / call.pieces; t++) {

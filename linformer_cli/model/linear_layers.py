@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.native.library import has_library, load_function
+from linformer_cli.native.library import has_library, load_function, read_structure
 
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -26,15 +26,6 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 # The rows are divided into this many pieces, each with its own sum of gradients.
 _PIECES = 64
-
-
-class _Call(ctypes.Structure):
-    """`Call` of linear_layers.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("threads", "rows", "width", "pieces")),
-        *((name, ctypes.c_void_p) for name in ("gradient", "y", "before", "sums")),
-    ]
 
 
 class Linear(nn.Linear):
@@ -104,6 +95,8 @@ def _differentiate(gradient: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
     before = gradient if y is None else torch.empty_like(gradient)
     sums = torch.zeros(min(_PIECES, rows), width)
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in (gradient, y, before, sums))
-    call = _Call(torch.get_num_threads(), rows, width, len(sums), *pointers)
-    load_function("lintx_bias_gradient", ctypes.POINTER(_Call))(ctypes.byref(call))
+    call = read_structure("model/linear_layers.cpp", "BiasCall")(
+        torch.get_num_threads(), rows, width, len(sums), *pointers
+    )
+    load_function("lintx_bias_gradient", ctypes.c_void_p)(ctypes.byref(call))
     return before, sums.sum(dim=0)

@@ -7,6 +7,7 @@ installed.
 
 import hashlib
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -20,12 +21,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .constants import definitions
-
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = PACKAGE / "native" / "libraries"
 # Fast math is not used, because it may drop NaN. maths.h has functions that are vectorised without it.
-OPTIONS = ("-std=c++17", "-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fPIC")
+OPTIONS = (
+    *("-std=c++17", "-Wall", "-Wextra", "-O3", "-g0", "-fPIC"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-exceptions"),
+)
 # A fused multiply-add rounds once; a separate product and sum round twice. The engine promises the same bits on every
 # machine, so it fuses only where its C++ says so.
 EXACT, FUSED = "-ffp-contract=off", "-ffp-contract=fast"
@@ -126,8 +128,8 @@ def library_file(target: Target, instruction_set: InstructionSet, folder: Path |
 
 
 def compute_digest(instruction_set: InstructionSet) -> str:
-    """The digest of what the library of an instruction set is built from: C++ files, constants and options."""
-    found = hashlib.sha256(repr((OPTIONS, definitions(), SOURCES, instruction_set)).encode())
+    """The digest of what the library of an instruction set is built from: C++ files and options."""
+    found = hashlib.sha256(repr((OPTIONS, SOURCES, instruction_set)).encode())
     included = (file for file in (PACKAGE / "native").rglob("*") if file.suffix in (".h", ".cpp"))
     for file in sorted({*included, *(PACKAGE / source for source in SOURCES)}):
         found.update(file.read_bytes())
@@ -188,12 +190,14 @@ def find_system_compiler() -> Compiler | None:
     return None if found is None else Compiler((found,))
 
 
+def find_zig() -> Compiler | None:
+    has_zig = importlib.util.find_spec("ziglang") is not None
+    return Compiler((sys.executable, "-m", "ziglang", "c++"), is_zig=True) if has_zig else None
+
+
 def find_compiler(target: Target) -> Compiler | None:
     """The system's compiler, or else zig's. Only zig's builds for other systems."""
-    found = find_system_compiler() if target.triple is None else None
-    if found is None and importlib.util.find_spec("ziglang"):
-        return Compiler((sys.executable, "-m", "ziglang", "c++"), is_zig=True)
-    return found
+    return (find_system_compiler() if target.triple is None else None) or find_zig()
 
 
 @dataclass(frozen=True)
@@ -251,14 +255,39 @@ def _remove_leftovers(folder: Path) -> None:
 def _compile(compiler: Compiler, target: Target, instruction_set: InstructionSet, source: str, folder: Path) -> str:
     """Compile a C++ file and return the path of the result."""
     compiled = folder / f"{instruction_set.name}-{Path(source).stem}.o"
-    digest = f'-DLINTX_DIGEST="{compute_digest(instruction_set)}"'
-    flags = (*OPTIONS, compiler.sources[source], *compiler.options(target, instruction_set))
-    headers = ("-I", str(PACKAGE / "native"))
-    compiler.run(*flags, *definitions(), digest, *headers, "-c", str(PACKAGE / source), "-o", str(compiled))
+    compiler.run(*_list_arguments(compiler, target, instruction_set, source), "-o", str(compiled))
     return str(compiled)
 
 
+def _list_arguments(
+    compiler: Compiler, target: Target, instruction_set: InstructionSet, source: str
+) -> tuple[str, ...]:
+    """The arguments that compile a C++ file, without the name of the result."""
+    flags = (*OPTIONS, compiler.sources[source], *compiler.options(target, instruction_set))
+    digest = f'-DLINTX_DIGEST="{compute_digest(instruction_set)}"'
+    return *flags, digest, "-I", str(PACKAGE / "native"), "-c", str(PACKAGE / source)
+
+
+def write_compile_commands(file: Path) -> None:
+    """Write how the system's compiler compiles each C++ file, for editors and clang's tools. Raises `CompilerError`."""
+    compiler, target = find_system_compiler(), this_machine()
+    if compiler is None:
+        raise CompilerError(NO_COMPILER)
+    commands = [
+        {
+            "directory": str(PACKAGE.parent),
+            "file": str(PACKAGE / source),
+            "arguments": [*compiler.command, *_list_arguments(compiler, target, target.instruction_sets[0], source)],
+        }
+        for source in compiler.sources
+    ]
+    file.write_text(json.dumps(commands, indent=1), encoding="utf-8")
+
+
 def main() -> int:
+    if "--compile-commands" in sys.argv[1:]:
+        write_compile_commands(PACKAGE.parent / "compile_commands.json")
+        return 0
     began = time.monotonic()
     outcome = build_libraries(this_machine())
     for problem in outcome.problems:

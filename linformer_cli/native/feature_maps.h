@@ -5,8 +5,6 @@
 
 #include "maths.h"
 
-enum FeatureMap { ELU_MAP = LINTX_MAP_ELU, RELU_MAP = LINTX_MAP_RELU };
-
 template <class A>
 inline A feature(A x, int map) {
     // NaN must stay NaN, or a damaged model would keep drawing values. Comparisons with NaN are false.

@@ -5,11 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "constants.h"
 #include "maths.h"
 
 namespace {  // local to the library that includes it: the compiler may inline all of it
-
-constexpr int64_t MOST_LEVELS = LINTX_MOST_LEVELS;
 
 // The distribution of a value, and the filters that change it; `Filters` of choose.py explains them.
 struct Head {

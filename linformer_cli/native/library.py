@@ -6,16 +6,20 @@ import ctypes
 import functools
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from linformer_cli.errors import LintxError, UsageError, unknown_name
 
-from .build import COMMAND, InstructionSet, is_fresh, library_file, this_machine
+from .build import COMMAND, PACKAGE, InstructionSet, is_fresh, library_file, this_machine
 
 # The environment variable that names the instruction set to use.
 VARIABLE = "LINTX_INSTRUCTIONS"
+
+# The types of numbers in structures.
+_NUMBERS: dict[str, type] = {"int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "double": ctypes.c_double}
 
 _allowed = contextvars.ContextVar("allowed", default=True)
 
@@ -75,6 +79,27 @@ def load_function(name: str, *arguments: Any) -> Callable[..., None]:
     function = getattr(load_library(), name)
     function.argtypes, function.restype = arguments, None
     return function  # type: ignore[no-any-return]
+
+
+@functools.cache
+def read_structure(file: str, name: str) -> type[ctypes.Structure]:
+    """The structure `name` that a C++ file of the package declares, for the functions that take it.
+
+    A library is loaded only if it was built from this file. Fields are numbers of 8 bytes, pointers and `View`s of
+    scan.h, so there is no padding.
+    """
+    text = re.sub(r"//.*", "", (PACKAGE / file).read_text(encoding="utf-8"))
+    (body,) = re.findall(rf"^struct {name} {{\n(.*?)^}};", text, re.MULTILINE | re.DOTALL)
+    fields: list[tuple[str, type]] = []
+    for declaration in body.split(";")[:-1]:
+        kind, names = declaration.replace("const ", "").replace("*", " *").split(maxsplit=1)
+        for field in names.split(","):
+            if "*" in field:
+                fields.append((field.strip(" *\n"), ctypes.c_void_p))
+            else:
+                fields.append((field.strip(), _NUMBERS.get(kind) or read_structure("native/scan.h", kind)))
+    # Without a dictionary of its own, a structure refuses names that are not fields.
+    return type(name, (ctypes.Structure,), {"_fields_": fields, "__slots__": ()})
 
 
 def describe_library() -> str:

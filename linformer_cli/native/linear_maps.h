@@ -12,9 +12,9 @@ namespace {
 enum { EXPONENTIAL_MAP = -1 };  // other numbers are `FeatureMap`
 
 // In the bidirectional form, one sweep adds all positions to the sums, and another one reads the sums.
-enum Mode { CAUSAL, ADD, READ };
+enum LinearMode { CAUSAL, ADD, READ };
 
-struct Call {
+struct LinearCall {
     int64_t threads, B, H, T, C, V, map, K, mode;
     View q, k, v, y;  // y: the output, or its gradient
     View grad_q, grad_k, grad_v;
@@ -59,18 +59,18 @@ void add_and_apply(int64_t width, A a, const A* x, A b, A* z, A* y) {
 // phi(x) computed element by element; C = K.
 template <class A, int MAP>
 struct Elementwise {
-    explicit Elementwise(const Call&) {}
-    void read_queries(const Pass<Call>& pass, int64_t first, int64_t count, A* to) {
+    explicit Elementwise(const LinearCall&) {}
+    void read_queries(const HeadPass<LinearCall>& pass, int64_t first, int64_t count, A* to) {
         read(pass.rows<A>(pass.call.q), first, count, pass.call.C, to, [](A x) { return feature(x, MAP); });
     }
-    void read_keys(const Pass<Call>& pass, int64_t first, int64_t count, A* to) {
+    void read_keys(const HeadPass<LinearCall>& pass, int64_t first, int64_t count, A* to) {
         read(pass.rows<A>(pass.call.k), first, count, pass.call.C, to, [](A x) { return feature(x, MAP); });
     }
-    void write_queries(const Pass<Call>& pass, int64_t first, int64_t count, const A* features, A* gradient) {
+    void write_queries(const HeadPass<LinearCall>& pass, int64_t first, int64_t count, const A* features, A* gradient) {
         differentiate(count * Lanes<A>::pad(pass.call.C), features, gradient);
         write(gradient, first, count, pass.call.C, pass.rows<A>(pass.call.grad_q));
     }
-    void write_keys(const Pass<Call>& pass, int64_t first, int64_t count, const A* features, A* gradient) {
+    void write_keys(const HeadPass<LinearCall>& pass, int64_t first, int64_t count, const A* features, A* gradient) {
         differentiate(count * Lanes<A>::pad(pass.call.C), features, gradient);
         write(gradient, first, count, pass.call.C, pass.rows<A>(pass.call.grad_k));
     }
@@ -118,11 +118,11 @@ template <class A>
 struct Exponential {
     const int64_t K, C, Kp = Lanes<A>::pad(K), Cp = Lanes<A>::pad(C);
     const A root;
-    std::vector<A> columns, turned, raw, products;  // [K, Cp], [C, Kp], and twice [BLOCK, Kp]
+    std::vector<A> columns, turned, raw, products;  // [K, Cp], [C, Kp], and twice [SCAN_BLOCK, Kp]
 
-    explicit Exponential(const Call& call)
+    explicit Exponential(const LinearCall& call)
         : K(call.K), C(call.C), root(static_cast<A>(1 / std::sqrt(static_cast<double>(call.K)))), columns(K * Cp),
-          turned(C * Kp), raw(BLOCK * Kp), products(BLOCK * Kp) {
+          turned(C * Kp), raw(SCAN_BLOCK * Kp), products(SCAN_BLOCK * Kp) {
         const A* from = static_cast<const A*>(call.columns);
         for (int64_t n = 0; n < K; n++)
             for (int64_t i = 0; i < C; i++) turned[i * Kp + n] = columns[n * Cp + i] = from[n * C + i];
@@ -132,7 +132,7 @@ struct Exponential {
     static constexpr A limit() { return std::numeric_limits<A>::max() / 4; }
 
     // The exponents of keys, without c.
-    void read_exponents(const Pass<Call>& pass, int64_t first, int64_t count, A* to) {
+    void read_exponents(const HeadPass<LinearCall>& pass, int64_t first, int64_t count, A* to) {
         read(pass.rows<A>(pass.call.k), first, count, K, raw.data());
         multiply(count, raw.data(), Kp, K, columns.data(), Cp, to);
         for (int64_t t = 0; t < count; t++) {
@@ -140,13 +140,13 @@ struct Exponential {
             for (int64_t i = 0; i < C; i++) to[t * Cp + i] -= half;
         }
     }
-    void read_keys(const Pass<Call>& pass, int64_t first, int64_t count, A* to) {
+    void read_keys(const HeadPass<LinearCall>& pass, int64_t first, int64_t count, A* to) {
         const A* c = part<A>(pass.call.maxima, pass.head, C);
         read_exponents(pass, first, count, to);
         for (int64_t t = 0; t < count; t++)
             for (int64_t i = 0; i < C; i++) to[t * Cp + i] = exponential(to[t * Cp + i] - c[i]);
     }
-    void read_queries(const Pass<Call>& pass, int64_t first, int64_t count, A* to) {
+    void read_queries(const HeadPass<LinearCall>& pass, int64_t first, int64_t count, A* to) {
         const A* c = part<A>(pass.call.maxima, pass.head, C);
         read(pass.rows<A>(pass.call.q), first, count, K, raw.data());
         multiply(count, raw.data(), Kp, K, columns.data(), Cp, to);
@@ -157,12 +157,12 @@ struct Exponential {
             for (int64_t i = 0; i < C; i++) row[i] = exponential(row[i] - highest);
         }
     }
-    void write_queries(const Pass<Call>& pass, int64_t first, int64_t count, const A* features, A* gradient) {
+    void write_queries(const HeadPass<LinearCall>& pass, int64_t first, int64_t count, const A* features, A* gradient) {
         for (int64_t i = 0; i < count * Cp; i++) gradient[i] *= features[i];
         multiply(count, gradient, Cp, C, turned.data(), Kp, raw.data());
         write(raw.data(), first, count, K, pass.rows<A>(pass.call.grad_q));
     }
-    void write_keys(const Pass<Call>& pass, int64_t first, int64_t count, const A* features, A* gradient) {
+    void write_keys(const HeadPass<LinearCall>& pass, int64_t first, int64_t count, const A* features, A* gradient) {
         std::vector<A>& keys = raw;
         read(pass.rows<A>(pass.call.k), first, count, K, keys.data());
         for (int64_t i = 0; i < count * Cp; i++) gradient[i] *= features[i];
@@ -198,13 +198,14 @@ struct Exponential {
 
 // Raises c to the maximum of itself and the exponents of all keys.
 template <class A>
-struct Maxima : Pass<Call> {
+struct Maxima : HeadPass<LinearCall> {
     typedef std::vector<A> State;
     State state;
     Exponential<A> map;
     std::vector<A> exponents;
 
-    explicit Maxima(const Call& call) : Pass(call), state(call.C), map(call), exponents(BLOCK * map.Cp) {}
+    explicit Maxima(const LinearCall& call)
+        : HeadPass(call), state(call.C), map(call), exponents(SCAN_BLOCK * map.Cp) {}
     void load() { load_row(part<A>(call.maxima, head, call.C), call.C, state); }
     void clear() { std::fill(state.begin(), state.end(), -static_cast<A>(INFINITY)); }
     void raise(const A* row) {

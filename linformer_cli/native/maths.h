@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "constants.h"
+
 // A loop that calls a function is not vectorised, and compilers inline less in a large file. demo/wasm.cpp saves space.
 #ifndef LINTX_INLINE
 #define LINTX_INLINE [[gnu::always_inline]] inline
@@ -29,11 +31,12 @@ LINTX_INLINE float exponential(float x) {
     sum = sum * rest + 1.6666665459e-1f;
     sum = sum * rest + 5.0000001201e-1f;
     sum = sum * (rest * rest) + rest + 1.0f;
-    int32_t bits;
+    uint32_t bits;
     std::memcpy(&bits, &turned, 4);
-    // Multiply by two powers of two, because 2^128 is not a float.
-    const int32_t whole = bits - 0x4b400000, half = whole >> 1;
-    const int32_t first = (half + 127) << 23, second = (whole - half + 127) << 23;
+    // Multiply by two powers of two, because 2^128 is not a float. NaN gives any powers: unsigned integers may
+    // overflow.
+    const uint32_t whole = bits - 0x4b400000, half = static_cast<uint32_t>(static_cast<int32_t>(whole) >> 1);
+    const uint32_t first = (half + 127) << 23, second = (whole - half + 127) << 23;
     float scale, other;
     std::memcpy(&scale, &first, 4);
     std::memcpy(&other, &second, 4);
@@ -75,10 +78,11 @@ LINTX_INLINE double exponential(double x) {
 
 // log(x) within 1 unit in the last place, for x of at least the smallest normal number. NaN stays NaN.
 LINTX_INLINE double logarithm(double x) {
-    int64_t bits;
+    uint64_t bits;
     std::memcpy(&bits, &x, 8);
-    const int64_t power = (bits - 0x3fe6a09e667f3bcd) >> 52;  // x = 2^power * y, with y from sqrt(1 / 2) to sqrt(2)
-    bits -= power * (int64_t{1} << 52);
+    // x = 2^power * y, with y from sqrt(1 / 2) to sqrt(2)
+    const int64_t power = static_cast<int64_t>(bits - 0x3fe6a09e667f3bcd) >> 52;
+    bits -= static_cast<uint64_t>(power) << 52;
     double near;
     std::memcpy(&near, &bits, 8);
     // The formula and the coefficients of fdlibm's log (Sun Microsystems).
@@ -132,9 +136,9 @@ LINTX_INLINE void sine_cosine(float x, float& sine, float& cosine) {
     const double turned = x * 0.63661977236758134 + shift;
     const double quarters = turned - shift;
     const double exact = (x - quarters * 1.5707963267341256) - quarters * 6.0771005065061922e-11;
-    int64_t bits;
+    uint64_t bits;
     std::memcpy(&bits, &turned, 8);
-    const int32_t turns = static_cast<int32_t>(bits);
+    const uint32_t turns = static_cast<uint32_t>(bits);
     // The remainder exceeds an eighth of a turn only if x is huge.
     float rest = static_cast<float>(exact);
     rest = rest > 0.8f ? 0.8f : rest;
@@ -153,8 +157,6 @@ LINTX_INLINE void sine_cosine(float x, float& sine, float& cosine) {
     sine = turns & 2 ? -first : first;
     cosine = (turns + 1) & 2 ? -second : second;
 }
-
-enum Activation { RELU = LINTX_ACTIVATION_RELU, GELU = LINTX_ACTIVATION_GELU, SILU = LINTX_ACTIVATION_SILU };
 
 LINTX_INLINE float activate(float x, int64_t activation) {
     switch (activation) {

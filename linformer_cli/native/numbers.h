@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-enum Format { BFLOAT16 = LINTX_FORMAT_BFLOAT16, INT8 = LINTX_FORMAT_INT8, EXACT = LINTX_FORMAT_EXACT };
+#include "constants.h"
 
 // Browsers load an engine without the product formats float32 and bfloat16, which is smaller. With products in int8,
 // caches are bfloat16.

@@ -59,8 +59,8 @@ inline bool fits(const FileProgram& file, int64_t index, Kind kind, Type type, i
 
 // No buffer that an operation may write to appears twice; in a `join`, x may also be the output.
 inline bool are_distinct(const FileProgram& file, const Operation& op, bool join) {
-    for (int64_t a = 0; a < LINTX_BUFFERS; a++)
-        for (int64_t b = a + 1; b < LINTX_BUFFERS; b++)
+    for (int64_t a = 0; a < BUFFERS; a++)
+        for (int64_t b = a + 1; b < BUFFERS; b++)
             if (op.buffer[a] >= 0 && op.buffer[a] == op.buffer[b] && file.buffers[op.buffer[a]].kind != SHARED &&
                 !(join && a == 0 && b == 2))
                 return false;

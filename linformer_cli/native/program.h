@@ -21,9 +21,9 @@ struct Buffer {
 
 struct Operation {
     int64_t code;
-    int64_t buffer[LINTX_BUFFERS];  // indices, -1 for none
-    int64_t integer[LINTX_INTEGERS];
-    double real[LINTX_REALS];
+    int64_t buffer[BUFFERS];  // indices, -1 for none
+    int64_t integer[INTEGERS];
+    double real[REALS];
 };
 
 struct Program {

@@ -121,11 +121,11 @@ inline FileOperation read_operation(Words& words, int64_t buffers) {
     FileOperation found{words.name(), {}};
     Operation& op = found.arguments;
     for (int64_t& index : op.buffer) index = -1;
-    const int64_t indices = words.integer(0, LINTX_BUFFERS);
+    const int64_t indices = words.integer(0, BUFFERS);
     for (int64_t n = 0; n < indices; n++) op.buffer[n] = words.integer(-1, buffers - 1);
-    const int64_t integers = words.integer(0, LINTX_INTEGERS);
+    const int64_t integers = words.integer(0, INTEGERS);
     for (int64_t n = 0; n < integers; n++) op.integer[n] = words.integer(0, LARGEST_SIZE);
-    const int64_t reals = words.integer(0, LINTX_REALS);
+    const int64_t reals = words.integer(0, REALS);
     for (int64_t n = 0; n < reals; n++) op.real[n] = words.take<double>();
     return found;
 }

@@ -215,8 +215,7 @@ int64_t lintx_filter(lintx_runner* runner, double temperature, int64_t top_k, do
 }
 
 int64_t lintx_guide(lintx_runner* runner, double weight) {
-    const int64_t most = LINTX_LARGEST_GUIDANCE;
-    if (!(weight >= 0 && weight <= most)) return fail(Text("a guidance is from 0 to ") << most);
+    if (!(weight >= 0 && weight <= LARGEST_GUIDANCE)) return fail(Text("a guidance is from 0 to ") << LARGEST_GUIDANCE);
     if (weight != 1 && !runner->file.is_class_optional()) return fail("guidance needs a model with an optional class");
     if (weight != 1 && runner->batch() % 2) return fail("with guidance, the batch is twice the number of images");
     runner->guidance = weight;

@@ -2,6 +2,7 @@
 // first compile the whole C++ library, which takes about as long as all other files. It would also add printf to the
 // demo's engine, and printf would need functions that a page does not have.
 
+#include <cstdint>
 #include <cstdlib>
 #include <new>
 

@@ -106,7 +106,7 @@ constexpr int REGISTERS = 16;
 #endif
 
 // Positions per block, few enough for their data to stay in the L1 cache.
-constexpr int64_t BLOCK = 32;
+constexpr int64_t SCAN_BLOCK = 32;
 
 // A running sum S [N, M]. A last column that would need a vector of its own, such as the one that sums weights, is kept
 // apart, with its rows in the lanes of vectors.
@@ -144,10 +144,10 @@ struct Sum {
 };
 
 // The factor of S before each position: none, one number, one number per row or one per column.
-enum Decay { KEEP, ALL, ROWS, COLUMNS };
+enum SequenceDecay { KEEP, ALL, ROWS, COLUMNS };
 
 // S <- d before + S.
-template <Decay D, class A>
+template <SequenceDecay D, class A>
 void follow(const Sum<A>& before, const A* decay, Sum<A>& S) {
     const int64_t stride = S.stride();
     auto factor = [=](int64_t n, int64_t m) { return D == KEEP ? A(1) : decay[D == ROWS ? n : D == COLUMNS ? m : 0]; };
@@ -174,7 +174,7 @@ struct PositionRows {
 };
 
 // Updates and reads the columns of S in `TOGETHER` vectors from column m on.
-template <int TOGETHER, Decay D, class A, int P, int WRITES, int READS>
+template <int TOGETHER, SequenceDecay D, class A, int P, int WRITES, int READS>
 [[gnu::always_inline]] inline void scan_columns(const Positions<A, WRITES, READS>& x,
                                                 const PositionRows<A, P, WRITES, READS>& at, int64_t t, int64_t step,
                                                 int64_t m, Sum<A>& S) {
@@ -212,7 +212,7 @@ template <int TOGETHER, Decay D, class A, int P, int WRITES, int READS>
                 L::store(x.out[r] + (t + p * step) * width_m + m + c * L::count, sums[r][p][c]);
 }
 
-template <class A, Decay D, int P, int WRITES, int READS>
+template <class A, SequenceDecay D, int P, int WRITES, int READS>
 void scan_positions(const Positions<A, WRITES, READS>& x, int64_t t, int64_t step, Sum<A>& S) {
     using L = Lanes<A>;
     const int64_t width_n = L::pad(S.N), width_m = L::pad(S.M);
@@ -248,7 +248,7 @@ void scan_positions(const Positions<A, WRITES, READS>& x, int64_t t, int64_t ste
 }
 
 // Visits `count` positions, from the last to the first if `reverse`.
-template <Decay D, class A, int WRITES, int READS>
+template <SequenceDecay D, class A, int WRITES, int READS>
 void scan(int64_t count, const Positions<A, WRITES, READS>& x, Sum<A>& S, bool reverse = false) {
     const int64_t step = reverse ? -1 : 1;
     int64_t done = 0;
@@ -258,7 +258,7 @@ void scan(int64_t count, const Positions<A, WRITES, READS>& x, Sum<A>& S, bool r
 }
 
 // The same without outputs if `outputs` is false.
-template <Decay D, class A, int WRITES, int READS>
+template <SequenceDecay D, class A, int WRITES, int READS>
 void scan(int64_t count, const Positions<A, WRITES, READS>& x, Sum<A>& S, bool reverse, bool outputs) {
     if (outputs) return scan<D>(count, x, S, reverse);
     Positions<A, WRITES, 0> writes{};

@@ -7,10 +7,10 @@ namespace {
 
 // The head that a pass visits: image b, head h, number b H + h.
 template <class Call>
-struct Pass {
+struct HeadPass {
     const Call& call;
     int64_t head = 0, b = 0, h = 0, ahead = 0;  // `ahead`: see `Rows`
-    explicit Pass(const Call& call) : call(call) {}
+    explicit HeadPass(const Call& call) : call(call) {}
     void enter(int64_t index) {
         head = index;
         b = index / call.H;
@@ -29,8 +29,8 @@ struct Pass {
 //     load()                          sets `state` to the state before all positions
 //     clear()                         sets `state` to zero
 //     visit(first, count, outputs)    updates `state`, and writes the results of the positions if `outputs`
-//     follow(before)                  sets `state`, which began at zero, to what it would be if it had begun at
-//     `before` leave()                         writes the state after all positions
+//     follow(before)                  makes `state`, which began at zero, what it would be had it begun at `before`
+//     leave()                         writes the state after all positions
 //
 // A head whose positions are divided among threads is cut into groups. The states after all groups but the last are
 // computed first, at the same time: the first group from its real state and with outputs, the others from zero without
@@ -39,14 +39,14 @@ struct Pass {
 // others.
 template <class Pass, class Call>
 void sweep(const Call& call, bool reverse) {
-    const int64_t T = call.T, heads = call.B * call.H, blocks = (T + BLOCK - 1) / BLOCK;
+    const int64_t T = call.T, heads = call.B * call.H, blocks = (T + SCAN_BLOCK - 1) / SCAN_BLOCK;
     const int64_t wanted = heads == 0 ? 1 : (call.threads + heads - 1) / heads;
     const int64_t parts = blocks < 8 * wanted ? 1 : wanted;  // per head; there are parts + 1 groups if parts > 1
     auto visit = [=](Pass& pass, int64_t from, int64_t to, bool outputs) {
-        pass.ahead = reverse ? -BLOCK : BLOCK;
+        pass.ahead = reverse ? -SCAN_BLOCK : SCAN_BLOCK;
         for (int64_t n = from; n < to; n++) {
-            const int64_t first = (reverse ? blocks - 1 - n : n) * BLOCK;
-            pass.visit(first, std::min(BLOCK, T - first), outputs);
+            const int64_t first = (reverse ? blocks - 1 - n : n) * SCAN_BLOCK;
+            pass.visit(first, std::min(SCAN_BLOCK, T - first), outputs);
         }
     };
     if (parts == 1) {

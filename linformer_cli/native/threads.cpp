@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <new>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -105,6 +107,11 @@ private:
 };
 
 Helpers helpers;  // for all kernels, until the process ends
+
+#if !defined(_WIN32)
+// A child of fork has no helpers, and a helper may have held a mutex. The child starts its own.
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { new (&helpers) Helpers; });
+#endif
 
 }  // namespace
 

@@ -24,7 +24,6 @@ from linformer_cli.config import ImageShape
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.program import encode_model
 from linformer_cli.native import build
-from linformer_cli.native.constants import definitions
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.sampling.engines.native import NativeEngine
@@ -99,7 +98,7 @@ def build_drawer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Machine]
         if machine.missing is not None:
             pytest.skip(f"there is no {machine.missing}")
         source, drawer = build.PACKAGE / "native", tmp_path_factory.mktemp("drawer") / "draw.exe"
-        options = (*build.OPTIONS, build.EXACT, *definitions(), "-I", str(source))
+        options = (*build.OPTIONS, build.EXACT, "-I", str(source))
         files = [str(source / f"{name}.cpp") for name in ("draw", "runner", "threads")]
         subprocess.run([*machine.compiler, *options, *files, "-o", drawer], check=True)
         return drawer
@@ -128,7 +127,7 @@ def test_other_machines_compute_the_same_frequencies(machine, tmp_path: Path) ->
     here = build.find_system_compiler()
     if machine.missing is not None or here is None:
         pytest.skip(f"there is no {machine.missing or 'compiler'}")
-    options = (*build.OPTIONS, build.EXACT, *definitions(), "-I", str(build.PACKAGE / "native"), "-pthread")
+    options = (*build.OPTIONS, build.EXACT, "-I", str(build.PACKAGE / "native"), "-pthread")
     found = []
     for compiler, emulator in ((here.command, ()), (machine.compiler, machine.emulator)):
         files = (str(Path(__file__).with_name("frequencies_main.cpp")), str(build.PACKAGE / "native" / "threads.cpp"))

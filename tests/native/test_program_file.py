@@ -29,7 +29,6 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.program import encode_model
 from linformer_cli.native import program_file
 from linformer_cli.native.build import PACKAGE, find_system_compiler
-from linformer_cli.native.constants import definitions
 from linformer_cli.native.program import NoProgram, Operation
 from linformer_cli.native.runner import Runner
 from linformer_cli.sampling.choose import Filters, UniformStreams
@@ -455,7 +454,7 @@ def compile_executable(target: Path, *arguments: str) -> None:
     compiler = find_system_compiler()
     if compiler is None:
         pytest.skip("there is no C++ compiler")
-    flags = ("-std=c++17", "-ffp-contract=off", *definitions(), "-I", str(NATIVE_FOLDER))
+    flags = ("-std=c++17", "-ffp-contract=off", "-I", str(NATIVE_FOLDER))
     files = [str(NATIVE_FOLDER / f"{name}.cpp") for name in ("runner", "threads")]
     subprocess.run([*compiler.command, *flags, *arguments, *files, "-o", str(target), "-pthread"], check=True)
 

@@ -7,20 +7,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.tensors import accumulator_dtype
-from linformer_cli.native.library import load_function
-
-
-class View(ctypes.Structure):
-    """`View` of scan.h: the address and strides of a tensor [B, H, T, width] whose last dimension is contiguous."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("image", "head", "position", "is_narrow")),
-    ]
-
-
-def _view(tensor: Tensor) -> View:
-    return View(tensor.data_ptr(), *tensor.stride()[:3], tensor.dtype == torch.bfloat16)
+from linformer_cli.native.library import load_function, read_structure
 
 
 def launch(
@@ -31,8 +18,10 @@ def launch(
     dtype: torch.dtype,
 ) -> None:
     """Run a kernel for inputs of `dtype`: `views` are passed with strides, `states` are dense. None: a null pointer."""
+    view = read_structure("native/scan.h", "View")
     for field, tensor in views.items():
-        setattr(call, field, View() if tensor is None else _view(tensor))
+        if tensor is not None:
+            setattr(call, field, view(tensor.data_ptr(), *tensor.stride()[:3], tensor.dtype == torch.bfloat16))
     for field, tensor in states.items():
         setattr(call, field, None if tensor is None else tensor.data_ptr())
     function = load_function(name, ctypes.POINTER(type(call)), ctypes.c_int64)

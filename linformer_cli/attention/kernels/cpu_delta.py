@@ -1,27 +1,14 @@
 """The compiled delta rule for CPUs (delta.cpp). The reference form is `delta_sums` of parts/delta_rule.py."""
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from linformer_cli.attention.tensors import Context
+from linformer_cli.native.library import read_structure
 
-from .cpu_calls import View, launch, require_fit, with_dense_rows
+from .cpu_calls import launch, require_fit, with_dense_rows
 
 _INPUTS = ("q", "k", "v", "d", "beta", "log_decay")
-_VIEWS = ("q", "k", "v", "d", "y", "error", "beta", "log_decay", *(f"grad_{name}" for name in _INPUTS))
-_STATES = ("carried", "total", "grad_carried")
-
-
-class _Call(ctypes.Structure):
-    """`Call` of delta.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "C", "V", "decays")),
-        *((name, View) for name in _VIEWS),
-        *((name, ctypes.c_void_p) for name in _STATES),
-    ]
 
 
 def follow_delta_rule(
@@ -76,5 +63,7 @@ class _DeltaRule(torch.autograd.Function):
 def _call(name: str, views: dict[str, Tensor | None], states: dict[str, Tensor | None]) -> None:
     q, v, log_decay = views["q"], views["v"], views["log_decay"]
     assert q is not None and v is not None and log_decay is not None
-    call = _Call(torch.get_num_threads(), *q.shape, v.shape[-1], log_decay.shape[-1])
+    call = read_structure("attention/kernels/delta.cpp", "DeltaCall")(
+        torch.get_num_threads(), *q.shape, v.shape[-1], log_decay.shape[-1]
+    )
     launch(name, call, views, states, q.dtype)

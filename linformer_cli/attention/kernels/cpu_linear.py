@@ -10,7 +10,6 @@ and the denominators: it recomputes s forwards for the queries, and sums the gra
 values. The reference form is `causal_sums` and `divide_by_weight`.
 """
 
-import ctypes
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -19,9 +18,9 @@ from torch import Tensor
 
 from linformer_cli.attention.tensors import Context, accumulator_dtype
 from linformer_cli.native.constants import COMPILED_MAPS
+from linformer_cli.native.library import read_structure
 
 from .cpu_calls import (
-    View,
     empty_like_projection,
     empty_like_projections,
     launch,
@@ -30,8 +29,6 @@ from .cpu_calls import (
     with_dense_rows,
 )
 
-_VIEWS = ("q", "k", "v", "y", "grad_q", "grad_k", "grad_v")
-_STATES = ("s", "z", "total_s", "total_z", "grad_s", "grad_z", "weights", "grad_weights", "columns", "maxima")
 # The number of the map that linear_maps.h calls EXPONENTIAL_MAP.
 _EXPONENTIAL = -1
 
@@ -42,16 +39,6 @@ class _Map(NamedTuple):
     number: int
     columns: Tensor | None = None
     maxima: Tensor | None = None
-
-
-class _Call(ctypes.Structure):
-    """`Call` of linear.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "C", "V", "map", "K", "mode")),
-        *((name, View) for name in _VIEWS),
-        *((name, ctypes.c_void_p) for name in _STATES),
-    ]
 
 
 def attend(
@@ -209,5 +196,7 @@ def _call(
     assert q is not None and v is not None
     batch, heads, length, width = q.shape
     features = width if columns is None else columns.shape[1]
-    call = _Call(torch.get_num_threads(), batch, heads, length, features, v.shape[-1], number, width, int(whole))
+    call = read_structure("native/linear_maps.h", "LinearCall")(
+        torch.get_num_threads(), batch, heads, length, features, v.shape[-1], number, width, int(whole)
+    )
     launch(name, call, views, {**states, "columns": columns, "maxima": maxima}, q.dtype)

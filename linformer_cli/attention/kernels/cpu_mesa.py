@@ -1,21 +1,11 @@
 """The compiled solver of the mesa layer for CPUs (mesa.cpp). The reference form is in attention/mesa.py."""
 
-import ctypes
-
 import torch
 from torch import Tensor
 
-from .cpu_calls import View, launch, require_fit, with_dense_rows
+from linformer_cli.native.library import read_structure
 
-
-class _Call(ctypes.Structure):
-    """`Call` of mesa.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "K", "iterations")),
-        *((name, View) for name in ("right", "keys", "written", "log_decay", "x")),
-        *((name, ctypes.c_void_p) for name in ("carried", "penalty")),
-    ]
+from .cpu_calls import launch, require_fit, with_dense_rows
 
 
 def solve(
@@ -39,6 +29,6 @@ def solve(
     x = with_dense_rows(torch.empty_like(right))
     views = {"right": right, "keys": keys, "written": written, "log_decay": log_decay, "x": x}
     states = {"carried": None if carried is None else carried.contiguous(), "penalty": penalty.contiguous()}
-    call = _Call(torch.get_num_threads(), *right.shape, iterations)
+    call = read_structure("attention/kernels/mesa.cpp", "MesaCall")(torch.get_num_threads(), *right.shape, iterations)
     launch("lintx_mesa_solve", call, views, states, right.dtype)
     return x

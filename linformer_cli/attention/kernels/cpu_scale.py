@@ -1,23 +1,12 @@
 """Compiled scaling of outputs for CPUs (scale.cpp). The reference form is `scale_outputs` of parts/scaling.py."""
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from linformer_cli.attention.tensors import Context
+from linformer_cli.native.library import read_structure
 
-from .cpu_calls import View, empty_like_projection, launch, with_dense_rows
-
-
-class _Call(ctypes.Structure):
-    """`Call` of scale.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "V")),
-        ("epsilon", ctypes.c_double),
-        *((name, View) for name in ("sums", "gate", "y", "grad_sums", "grad_gate")),
-    ]
+from .cpu_calls import empty_like_projection, launch, with_dense_rows
 
 
 def scale(sums: Tensor, gate: Tensor, epsilon: float) -> Tensor:
@@ -50,5 +39,7 @@ class _Scale(torch.autograd.Function):
 
 
 def _call(name: str, epsilon: float, views: dict[str, Tensor]) -> None:
-    call = _Call(torch.get_num_threads(), *views["gate"].shape, epsilon)
+    call = read_structure("attention/kernels/scale.cpp", "ScaleCall")(
+        torch.get_num_threads(), *views["gate"].shape, epsilon
+    )
     launch(name, call, views, {}, views["gate"].dtype)

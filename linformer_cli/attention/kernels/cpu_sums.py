@@ -1,27 +1,12 @@
 """Compiled causal sums, with or without decay, for CPUs (sums.cpp). The reference forms are in `parts`."""
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from linformer_cli.attention.tensors import Context, accumulator_dtype
+from linformer_cli.native.library import read_structure
 
-from .cpu_calls import View, launch, require_fit, with_dense_rows
-
-_VIEWS = ("q", "k", "v", "y", "log_decay", "grad_q", "grad_k", "grad_v", "grad_log_decay")
-_STATES = ("carried", "total", "grad_carried", "ends")
-
-
-class _Call(ctypes.Structure):
-    """`Call` of sums.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "C", "V", "decays")),
-        ("scale", ctypes.c_double),
-        *((name, View) for name in _VIEWS),
-        *((name, ctypes.c_void_p) for name in _STATES),
-    ]
+from .cpu_calls import launch, require_fit, with_dense_rows
 
 
 def sum_causally(
@@ -95,5 +80,7 @@ def _call(name: str, views: dict[str, Tensor | None], states: dict[str, Tensor |
     q, v, log_decay = views["q"], views["v"], views["log_decay"]
     assert q is not None and v is not None
     decays = 0 if log_decay is None else log_decay.shape[-1]
-    call = _Call(torch.get_num_threads(), *q.shape, v.shape[-1], decays, scale)
+    call = read_structure("attention/kernels/sums.cpp", "SumsCall")(
+        torch.get_num_threads(), *q.shape, v.shape[-1], decays, scale
+    )
     launch(name, call, views, states, q.dtype)

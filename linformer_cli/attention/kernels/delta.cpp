@@ -1,4 +1,4 @@
-// The delta rule over whole sequences, forward and backward, for the CPU; delta.py calls it.
+// The delta rule over whole sequences, forward and backward, for the CPU; cpu_delta.py calls it.
 //
 //     p_t = a_t * s_{t-1},    e_t = v_t - d_t^T p_t,    s_t = p_t + w_t e_t^T,    y_t = q_t s_t
 //
@@ -10,7 +10,7 @@
 
 namespace {
 
-struct Call {
+struct DeltaCall {
     int64_t threads, B, H, T, C, V, decays;      // decays: the numbers of a_t, 1 or C
     View q, k, v, d, y, error, beta, log_decay;  // d: null for k; y: the output, or its gradient; error: e
     View grad_q, grad_k, grad_v, grad_d, grad_beta, grad_log_decay;
@@ -29,7 +29,7 @@ struct Rule {
 // writes_t e_t^T. If a has C numbers, `reads` is already times a. Forward, out_t <- q_t S. Backward, positions are
 // visited from the last to the first, S also gains q_t y_t^T, and a belongs to the position after t. The pass over S
 // that writes it also reads it for the next position.
-template <bool BACKWARD, Decay D, int TILES, class A>
+template <bool BACKWARD, SequenceDecay D, int TILES, class A>
 void solve_columns(int64_t count, const Rule<A>& x, int64_t m, Sum<A>& S) {
     using L = Lanes<A>;
     const int64_t width_n = L::pad(S.N), width_m = S.stride(), width_d = D == ALL ? 1 : width_n;
@@ -67,7 +67,7 @@ void solve_columns(int64_t count, const Rule<A>& x, int64_t m, Sum<A>& S) {
     }
 }
 
-template <bool BACKWARD, Decay D, class A>
+template <bool BACKWARD, SequenceDecay D, class A>
 void solve(int64_t count, const Rule<A>& x, Sum<A>& S) {
     constexpr int64_t pair = 2 * Lanes<A>::count;
     int64_t m = 0;
@@ -78,13 +78,14 @@ void solve(int64_t count, const Rule<A>& x, Sum<A>& S) {
 // The inputs of a block of positions of one head. Rows are padded with zeros to whole vectors.
 template <class A>
 struct Block {
-    const Call& call;
+    const DeltaCall& call;
     const int64_t Cp = Lanes<A>::pad(call.C), Vp = Lanes<A>::pad(call.V), Dp = call.decays == 1 ? 1 : Cp;
     std::vector<A> q, k, v, y, error, d, w, reads, beta, decay;
 
-    explicit Block(const Call& call)
-        : call(call), q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), y(BLOCK * Vp), error(BLOCK * Vp), d(BLOCK * Cp),
-          w(BLOCK * Cp), reads(BLOCK * Cp), beta(BLOCK), decay((BLOCK + 1) * Dp) {}
+    explicit Block(const DeltaCall& call)
+        : call(call), q(SCAN_BLOCK * Cp), k(SCAN_BLOCK * Cp), v(SCAN_BLOCK * Vp), y(SCAN_BLOCK * Vp),
+          error(SCAN_BLOCK * Vp), d(SCAN_BLOCK * Cp), w(SCAN_BLOCK * Cp), reads(SCAN_BLOCK * Cp), beta(SCAN_BLOCK),
+          decay((SCAN_BLOCK + 1) * Dp) {}
 
     // Reads all inputs but v, y and e. `ahead`: see `Rows`.
     void load(int64_t b, int64_t h, int64_t first, int64_t count, int64_t ahead) {
@@ -112,8 +113,8 @@ struct Block {
     const A* erase() const { return call.d.data ? d.data() : k.data(); }
 };
 
-template <Decay D, class A>
-void forward(const Call& call) {
+template <SequenceDecay D, class A>
+void forward(const DeltaCall& call) {
     const int64_t T = call.T, C = call.C, V = call.V;
     const int64_t heads = call.B * call.H;
     share(call.threads, heads, [&](auto next) {
@@ -122,10 +123,10 @@ void forward(const Call& call) {
         for (int64_t index = next(); index < heads; index = next()) {
             const int64_t b = index / call.H, h = index % call.H;
             S.load(part<A>(call.carried, index, C * V));
-            for (int64_t first = 0; first < T; first += BLOCK) {
-                const int64_t count = std::min(BLOCK, T - first);
-                x.load(b, h, first, count, BLOCK);
-                read(Rows<A>(call.v, b, h, BLOCK), first, count, V, x.v.data());
+            for (int64_t first = 0; first < T; first += SCAN_BLOCK) {
+                const int64_t count = std::min(SCAN_BLOCK, T - first);
+                x.load(b, h, first, count, SCAN_BLOCK);
+                read(Rows<A>(call.v, b, h, SCAN_BLOCK), first, count, V, x.v.data());
                 const Rule<A> rule{x.q.data(), x.readers(count), x.w.data(),     x.v.data(),
                                    nullptr,    x.decay.data(),   x.error.data(), x.y.data()};
                 solve<false, D>(count, rule, S);
@@ -146,18 +147,18 @@ void forward(const Call& call) {
 // G follows the delta rule in reverse, with the error -r. Once r is known, the other gradients are computed from sums
 // that have C in the lanes of vectors. The gradient of log a_t is the sum of q_j * dq_j + d_j * dd_j - w_j * dw_j over
 // all j >= t, plus the row sums of s_T * ds_T.
-template <Decay D, class A>
-void backward(const Call& call) {
+template <SequenceDecay D, class A>
+void backward(const DeltaCall& call) {
     const int64_t T = call.T, C = call.C, V = call.V, decays = call.decays;
     const int64_t heads = call.B * call.H;
     share(call.threads, heads, [&](auto next) {
         using L = Lanes<A>;
         Block<A> x(call);
         const int64_t Cp = x.Cp, Vp = x.Vp;
-        std::vector<A> target(BLOCK * Vp), grad_q(BLOCK * Cp), grad_w(BLOCK * Cp), grad_d(BLOCK * Cp),
-            r((T + BLOCK) * Vp);
+        std::vector<A> target(SCAN_BLOCK * Vp), grad_q(SCAN_BLOCK * Cp), grad_w(SCAN_BLOCK * Cp),
+            grad_d(SCAN_BLOCK * Cp), r((T + SCAN_BLOCK) * Vp);
         std::vector<double> sums(decays);
-        constexpr Decay TURNED = D == ALL ? ALL : COLUMNS;
+        constexpr SequenceDecay TURNED = D == ALL ? ALL : COLUMNS;
         Sum<A> G(C, V, false), G_turned(V, C), S(V, C);
         for (int64_t index = next(); index < heads; index = next()) {
             const int64_t b = index / call.H, h = index % call.H;
@@ -167,11 +168,11 @@ void backward(const Call& call) {
             const Rows<A> to_beta(call.grad_beta, b, h), to_decay(call.grad_log_decay, b, h);
             G.load(grad_total);
             G_turned.load(grad_total, true);
-            for (int64_t first = (T - 1) / BLOCK * BLOCK; first >= 0; first -= BLOCK) {
-                const int64_t count = std::min(BLOCK, T - first);
+            for (int64_t first = (T - 1) / SCAN_BLOCK * SCAN_BLOCK; first >= 0; first -= SCAN_BLOCK) {
+                const int64_t count = std::min(SCAN_BLOCK, T - first);
                 A* minus_r = &r[first * Vp];
-                x.load(b, h, first, count, -BLOCK);
-                x.load_gradients(b, h, first, count, -BLOCK);
+                x.load(b, h, first, count, -SCAN_BLOCK);
+                x.load_gradients(b, h, first, count, -SCAN_BLOCK);
                 for (int64_t t = 0; t < count; t++) {
                     const A product = dot(C, &x.w[t * Cp], &x.q[t * Cp]);
                     for (int64_t j = 0; j < Vp; j++) target[t * Vp + j] = -product * x.y[t * Vp + j];
@@ -192,11 +193,11 @@ void backward(const Call& call) {
                 G.store(part<A>(call.grad_carried, index, C * V));
             }
             S.load(part<A>(call.carried, index, C * V), true);
-            for (int64_t first = 0; first < T; first += BLOCK) {
-                const int64_t count = std::min(BLOCK, T - first);
+            for (int64_t first = 0; first < T; first += SCAN_BLOCK) {
+                const int64_t count = std::min(SCAN_BLOCK, T - first);
                 const A* minus_r = &r[first * Vp];
-                x.load(b, h, first, count, BLOCK);
-                x.load_gradients(b, h, first, count, BLOCK);
+                x.load(b, h, first, count, SCAN_BLOCK);
+                x.load_gradients(b, h, first, count, SCAN_BLOCK);
                 read(to_k, first, count, C, grad_w.data());
                 const Positions<A, 1, 2> positions{{x.error.data()},
                                                    {x.w.data()},
@@ -235,7 +236,7 @@ void backward(const Call& call) {
 }
 
 template <class A>
-void run(const Call& call, bool reverse) {
+void run(const DeltaCall& call, bool reverse) {
     if (call.decays == 1) reverse ? backward<ALL, A>(call) : forward<ALL, A>(call);
     else reverse ? backward<ROWS, A>(call) : forward<ROWS, A>(call);
 }
@@ -244,11 +245,11 @@ void run(const Call& call, bool reverse) {
 
 extern "C" {
 
-void lintx_delta_forward(const Call* call, int64_t is_double) {
+void lintx_delta_forward(const DeltaCall* call, int64_t is_double) {
     is_double ? run<double>(*call, false) : run<float>(*call, false);
 }
 
-void lintx_delta_backward(const Call* call, int64_t is_double) {
+void lintx_delta_backward(const DeltaCall* call, int64_t is_double) {
     is_double ? run<double>(*call, true) : run<float>(*call, true);
 }
 }

@@ -1,4 +1,4 @@
-// Linear attention over whole sequences, forward and backward, for the CPU; linear.py calls it.
+// Linear attention over whole sequences, forward and backward, for the CPU; cpu_linear.py calls it.
 //
 // Axes: B images, H heads, T positions, K width of queries and keys, C features, V value width. Everything has type A,
 // double or float. If A is float, inputs and outputs may be bfloat16.
@@ -30,16 +30,16 @@ struct Sums {
 };
 
 template <class A, class Map>
-struct Forward : Pass<Call> {
+struct Forward : HeadPass<LinearCall> {
     typedef Sums<A> State;
     State state;
     const int64_t C, V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
     Map map;
     std::vector<A> q, k, v, out;
 
-    explicit Forward(const Call& call)
-        : Pass(call), state{Sum<A>(call.C, call.V), std::vector<A>(Lanes<A>::pad(call.C))}, C(call.C), V(call.V),
-          map(call), q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), out(BLOCK * Vp) {}
+    explicit Forward(const LinearCall& call)
+        : HeadPass(call), state{Sum<A>(call.C, call.V), std::vector<A>(Lanes<A>::pad(call.C))}, C(call.C), V(call.V),
+          map(call), q(SCAN_BLOCK * Cp), k(SCAN_BLOCK * Cp), v(SCAN_BLOCK * Vp), out(SCAN_BLOCK * Vp) {}
     void load() {
         state.S.load(part<A>(call.s, head, C * V));
         load_row(part<A>(call.z, head, C), C, state.z);
@@ -73,7 +73,7 @@ struct Forward : Pass<Call> {
 
 // Reads the gradients of the numerators: dy_t / w_t.
 template <class A>
-void read_gradients(const Pass<Call>& pass, int64_t first, int64_t count, A* to) {
+void read_gradients(const HeadPass<LinearCall>& pass, int64_t first, int64_t count, A* to) {
     const A* weights = part<A>(pass.call.weights, pass.head, pass.call.T);
     const int64_t V = pass.call.V, Vp = Lanes<A>::pad(V);
     read(pass.rows<A>(pass.call.y), first, count, V, to);
@@ -88,16 +88,17 @@ void read_gradients(const Pass<Call>& pass, int64_t first, int64_t count, A* to)
 // >= t, and x_t the sum of c_j phi(q_j). Then d phi(k_t) = r_t v_t + x_t and d v_t = phi(k_t) r_t. Nothing of size C V
 // is stored per position: s is recomputed, and dy_t . y_t is phi(q_t) . s_t g_t.
 template <class A, class Map>
-struct OfQueries : Pass<Call> {
+struct OfQueries : HeadPass<LinearCall> {
     typedef Sums<A> State;
     State state;  // s is transposed: [V, C]
     const int64_t C, V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
     Map map;
     std::vector<A> q, k, v, g, out;
 
-    explicit OfQueries(const Call& call)
-        : Pass(call), state{Sum<A>(call.V, call.C), std::vector<A>(Lanes<A>::pad(call.C))}, C(call.C), V(call.V),
-          map(call), q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), g(BLOCK * Vp), out(BLOCK * Cp) {}
+    explicit OfQueries(const LinearCall& call)
+        : HeadPass(call), state{Sum<A>(call.V, call.C), std::vector<A>(Lanes<A>::pad(call.C))}, C(call.C), V(call.V),
+          map(call), q(SCAN_BLOCK * Cp), k(SCAN_BLOCK * Cp), v(SCAN_BLOCK * Vp), g(SCAN_BLOCK * Vp),
+          out(SCAN_BLOCK * Cp) {}
     void load() {
         state.S.load(part<A>(call.s, head, C * V), true);
         load_row(part<A>(call.z, head, C), C, state.z);
@@ -128,7 +129,7 @@ struct OfQueries : Pass<Call> {
 };
 
 template <class A, class Map>
-struct OfKeys : Pass<Call> {
+struct OfKeys : HeadPass<LinearCall> {
     struct State {
         Sum<A> R, R_turned;
         std::vector<A> x;
@@ -137,10 +138,10 @@ struct OfKeys : Pass<Call> {
     Map map;
     std::vector<A> q, k, v, g, out, grad_v;
 
-    explicit OfKeys(const Call& call)
-        : Pass(call), state{Sum<A>(call.C, call.V), Sum<A>(call.V, call.C), std::vector<A>(Lanes<A>::pad(call.C))},
-          C(call.C), V(call.V), map(call), q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), g(BLOCK * Vp), out(BLOCK * Cp),
-          grad_v(BLOCK * Vp) {}
+    explicit OfKeys(const LinearCall& call)
+        : HeadPass(call), state{Sum<A>(call.C, call.V), Sum<A>(call.V, call.C), std::vector<A>(Lanes<A>::pad(call.C))},
+          C(call.C), V(call.V), map(call), q(SCAN_BLOCK * Cp), k(SCAN_BLOCK * Cp), v(SCAN_BLOCK * Vp),
+          g(SCAN_BLOCK * Vp), out(SCAN_BLOCK * Cp), grad_v(SCAN_BLOCK * Vp) {}
     void load() {
         state.R.load(part<A>(call.total_s, head, C * V));
         state.R_turned.load(part<A>(call.total_s, head, C * V), true);
@@ -185,8 +186,8 @@ struct OfKeys : Pass<Call> {
 
 // With one sum for all positions, r and x of the keys' gradients are sums over all positions, too.
 template <class A, class Map>
-void run_whole(const Call& call, bool reverse) {
-    Call add = call, read = call;
+void run_whole(const LinearCall& call, bool reverse) {
+    LinearCall add = call, read = call;
     add.mode = ADD;
     read.mode = READ;
     if (reverse) {
@@ -204,7 +205,7 @@ void run_whole(const Call& call, bool reverse) {
 }
 
 template <class A, class Map>
-void run_map(const Call& call, bool reverse) {
+void run_map(const LinearCall& call, bool reverse) {
     if (call.mode != CAUSAL) return run_whole<A, Map>(call, reverse);
     if (!reverse) return sweep<Forward<A, Map>>(call, false);
     sweep<OfQueries<A, Map>>(call, false);
@@ -212,7 +213,7 @@ void run_map(const Call& call, bool reverse) {
 }
 
 template <class A>
-void run(const Call& call, bool reverse) {
+void run(const LinearCall& call, bool reverse) {
     if (call.map == ELU_MAP) run_map<A, Elementwise<A, ELU_MAP>>(call, reverse);
     if (call.map == RELU_MAP) run_map<A, Elementwise<A, RELU_MAP>>(call, reverse);
     if (call.map == EXPONENTIAL_MAP) run_map<A, Exponential<A>>(call, reverse);
@@ -222,15 +223,15 @@ void run(const Call& call, bool reverse) {
 
 extern "C" {
 
-void lintx_linear_forward(const Call* call, int64_t is_double) {
+void lintx_linear_forward(const LinearCall* call, int64_t is_double) {
     is_double ? run<double>(*call, false) : run<float>(*call, false);
 }
 
-void lintx_linear_backward(const Call* call, int64_t is_double) {
+void lintx_linear_backward(const LinearCall* call, int64_t is_double) {
     is_double ? run<double>(*call, true) : run<float>(*call, true);
 }
 
-void lintx_linear_maxima(const Call* call, int64_t is_double) {
+void lintx_linear_maxima(const LinearCall* call, int64_t is_double) {
     is_double ? sweep<Maxima<double>>(*call, false) : sweep<Maxima<float>>(*call, false);
 }
 }

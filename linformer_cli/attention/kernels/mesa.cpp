@@ -1,4 +1,4 @@
-// Solves the systems of a mesa layer by conjugate gradients, for the CPU; mesa.py calls it.
+// Solves the systems of a mesa layer by conjugate gradients, for the CPU; cpu_mesa.py calls it.
 //
 //     h_t = a_t h_{t-1} + w_t k_t^T,    x_t near (h_t + Lambda)^-1 r_t
 //
@@ -13,7 +13,7 @@
 
 namespace {
 
-struct Call {
+struct MesaCall {
     int64_t threads, B, H, T, K, iterations;
     View right, keys, written, log_decay, x;
     void *carried, *penalty;  // h [B, H, K, K] before the positions, and the diagonal of Lambda [H, K]
@@ -55,7 +55,7 @@ struct Solver {
     std::vector<A> residual, along, change, overlaps;
     std::vector<A> units, turned;  // residuals with length 1 as rows [iterations, P], and as columns [K, I]
 
-    explicit Solver(const Call& call)
+    explicit Solver(const MesaCall& call)
         : K(call.K), iterations(call.iterations), residual(P), along(P), change(P), overlaps(I), units(iterations * P),
           turned(K * I) {}
 
@@ -100,22 +100,22 @@ struct Solver {
 };
 
 template <class A>
-void solve_all(const Call& call) {
+void solve_all(const MesaCall& call) {
     const int64_t K = call.K, P = Lanes<A>::pad(K), heads = call.B * call.H;
     share(call.threads, heads, [&](auto next) {
         Solver<A> solver(call);
         Sum<A> h(K, K, false);
-        std::vector<A> right(BLOCK * P), keys(BLOCK * P), written(BLOCK * P), x(BLOCK * P), decay(BLOCK), penalty(P),
-            product(P);
+        std::vector<A> right(SCAN_BLOCK * P), keys(SCAN_BLOCK * P), written(SCAN_BLOCK * P), x(SCAN_BLOCK * P),
+            decay(SCAN_BLOCK), penalty(P), product(P);
         for (int64_t index = next(); index < heads; index = next()) {
             const int64_t b = index / call.H, head = index % call.H;
             h.load(part<A>(call.carried, index, K * K));
             std::copy_n(part<A>(call.penalty, head, K), K, penalty.data());
-            for (int64_t first = 0; first < call.T; first += BLOCK) {
-                const int64_t count = std::min(BLOCK, call.T - first);
-                read(Rows<A>(call.right, b, head, BLOCK), first, count, K, right.data());
-                read(Rows<A>(call.keys, b, head, BLOCK), first, count, K, keys.data());
-                read(Rows<A>(call.written, b, head, BLOCK), first, count, K, written.data());
+            for (int64_t first = 0; first < call.T; first += SCAN_BLOCK) {
+                const int64_t count = std::min(SCAN_BLOCK, call.T - first);
+                read(Rows<A>(call.right, b, head, SCAN_BLOCK), first, count, K, right.data());
+                read(Rows<A>(call.keys, b, head, SCAN_BLOCK), first, count, K, keys.data());
+                read(Rows<A>(call.written, b, head, SCAN_BLOCK), first, count, K, written.data());
                 read_decays(Rows<A>(call.log_decay, b, head), first, count, call.T, 1, decay.data());
                 for (int64_t t = 0; t < count; t++) {
                     const A* r = &right[t * P];
@@ -130,7 +130,7 @@ void solve_all(const Call& call) {
 
 }  // namespace
 
-extern "C" void lintx_mesa_solve(const Call* call, int64_t doubles) {
+extern "C" void lintx_mesa_solve(const MesaCall* call, int64_t doubles) {
     if (doubles) return solve_all<double>(*call);
     solve_all<float>(*call);
 }

@@ -1,5 +1,5 @@
 // Sums divided by their root mean square, times the SiLU of a gate, forward and backward, for the CPU; called by
-// scale.py.
+// cpu_scale.py.
 //
 // Axes: B images, H heads, T positions, V value width. Everything has type A, double or float. If A is float, the gate,
 // the output and their gradients may be bfloat16.
@@ -11,7 +11,7 @@
 
 namespace {
 
-struct Call {
+struct ScaleCall {
     int64_t threads, B, H, T, V;
     double epsilon;      // added to the mean square
     View sums, gate, y;  // y: the output, or its gradient
@@ -21,10 +21,11 @@ struct Call {
 // Visits the rows in the order of a projection, in which the heads of a position are adjacent. `visit` gets x, the
 // reciprocal of its root mean square, and the gate's row, padded with zeros to whole vectors.
 template <class A, class Visit>
-void for_rows(const Call& call, Visit visit) {
-    const int64_t blocks = (call.T + BLOCK - 1) / BLOCK, width = Lanes<A>::pad(call.V);
+void for_rows(const ScaleCall& call, Visit visit) {
+    const int64_t blocks = (call.T + SCAN_BLOCK - 1) / SCAN_BLOCK, width = Lanes<A>::pad(call.V);
     spread(call.threads, call.B * blocks, [&](int64_t index) {
-        const int64_t b = index / blocks, first = index % blocks * BLOCK, last = std::min(first + BLOCK, call.T);
+        const int64_t b = index / blocks, first = index % blocks * SCAN_BLOCK,
+                      last = std::min(first + SCAN_BLOCK, call.T);
         std::vector<A> x(width), gate(width);
         for (int64_t t = first; t < last; t++) {
             for (int64_t h = 0; h < call.H; h++) {
@@ -38,7 +39,7 @@ void for_rows(const Call& call, Visit visit) {
 }
 
 template <class A>
-void forward(const Call& call) {
+void forward(const ScaleCall& call) {
     for_rows<A>(call, [&](int64_t b, int64_t h, int64_t t, const A* x, A inverse, const A* gate) {
         std::vector<A> y(call.V);
         for (int64_t i = 0; i < call.V; i++) y[i] = x[i] * inverse * gate[i] / (1 + exponential(-gate[i]));
@@ -48,7 +49,7 @@ void forward(const Call& call) {
 
 // Let n = x / rms(x) and h = dy SiLU(gate). Then dx = (h - n mean(h n)) / rms(x) and dgate = dy n SiLU'(gate).
 template <class A>
-void backward(const Call& call) {
+void backward(const ScaleCall& call) {
     for_rows<A>(call, [&](int64_t b, int64_t h, int64_t t, const A* x, A inverse, const A* gate) {
         const int64_t width = Lanes<A>::pad(call.V);
         std::vector<A> gradient(width), scaled(width), grad_gate(width);
@@ -69,11 +70,11 @@ void backward(const Call& call) {
 
 extern "C" {
 
-void lintx_scale_forward(const Call* call, int64_t is_double) {
+void lintx_scale_forward(const ScaleCall* call, int64_t is_double) {
     is_double ? forward<double>(*call) : forward<float>(*call);
 }
 
-void lintx_scale_backward(const Call* call, int64_t is_double) {
+void lintx_scale_backward(const ScaleCall* call, int64_t is_double) {
     is_double ? backward<double>(*call) : backward<float>(*call);
 }
 }

@@ -1,4 +1,4 @@
-// Causal sums with or without decay over whole sequences, forward and backward, for the CPU; sums.py calls it.
+// Causal sums with or without decay over whole sequences, forward and backward, for the CPU; cpu_sums.py calls it.
 //
 //     s_t = d_t s_{t-1} + k_t v_t^T,    y_t = scale q_t s_t
 //
@@ -9,7 +9,7 @@
 
 namespace {
 
-struct Call {
+struct SumsCall {
     int64_t threads, B, H, T, C, V, decays;  // decays: 0, 1 or C numbers per position
     double scale;
     View q, k, v, y, log_decay;  // y: the output, or its gradient
@@ -21,13 +21,13 @@ struct Call {
 
 // The arrays of a block of positions.
 template <class A>
-struct Block : Pass<Call> {
+struct Block : HeadPass<SumsCall> {
     const int64_t C, V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
     std::vector<A> q, k, v, y, decay;
 
-    explicit Block(const Call& call)
-        : Pass(call), C(call.C), V(call.V), q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), y(BLOCK * Vp),
-          decay((BLOCK + 1) * Cp) {}
+    explicit Block(const SumsCall& call)
+        : HeadPass(call), C(call.C), V(call.V), q(SCAN_BLOCK * Cp), k(SCAN_BLOCK * Cp), v(SCAN_BLOCK * Vp),
+          y(SCAN_BLOCK * Vp), decay((SCAN_BLOCK + 1) * Cp) {}
     void read_queries(int64_t first, int64_t count) {
         const A scale = static_cast<A>(call.scale);
         read(rows<A>(call.q), first, count, C, q.data(), [=](A x) { return x * scale; });
@@ -74,13 +74,14 @@ struct State {
 };
 
 // `D` is the decay of a sum with features in its rows.
-template <class A, Decay D>
+template <class A, SequenceDecay D>
 struct Forward : Block<A> {
     typedef ::State<A> State;
     State state;
     using Block<A>::call;
 
-    explicit Forward(const Call& call) : Block<A>(call), state{{Sum<A>(call.C, call.V)}, std::vector<A>(call.decays)} {}
+    explicit Forward(const SumsCall& call)
+        : Block<A>(call), state{{Sum<A>(call.C, call.V)}, std::vector<A>(call.decays)} {}
     void load() { state.sums[0].load(part<A>(call.carried, this->head, call.C * call.V)); }
     void clear() { state.clear(); }
     void follow(const State& before) { ::follow<D>(before.sums[0], state.kept.data(), state.sums[0]); }
@@ -100,16 +101,16 @@ struct Forward : Block<A> {
 // Let r_t = d_{t+1} r_{t+1} + q_t dy_t^T. Then the gradients are dq_t = s_t dy_t, dk_t = r_t v_t and dv_t = k_t r_t. s
 // is recomputed. The gradient of log d_t is the sum of q_j dq_j - k_j dk_j over all j >= t, plus that of s_T ds_T. No
 // product of two sums is needed.
-template <class A, Decay D>
+template <class A, SequenceDecay D>
 struct OfQueries : Block<A> {
     typedef ::State<A> State;
     State state;  // s, transposed: [V, C]
     std::vector<A> out;
-    static constexpr Decay TURNED = D == ROWS ? COLUMNS : D;
+    static constexpr SequenceDecay TURNED = D == ROWS ? COLUMNS : D;
     using Block<A>::call;
 
-    explicit OfQueries(const Call& call)
-        : Block<A>(call), state{{Sum<A>(call.V, call.C)}, std::vector<A>(call.decays)}, out(BLOCK * this->Cp) {}
+    explicit OfQueries(const SumsCall& call)
+        : Block<A>(call), state{{Sum<A>(call.V, call.C)}, std::vector<A>(call.decays)}, out(SCAN_BLOCK * this->Cp) {}
     void load() { state.sums[0].load(part<A>(call.carried, this->head, call.C * call.V), true); }
     void clear() { state.clear(); }
     void follow(const State& before) { ::follow<TURNED>(before.sums[0], state.kept.data(), state.sums[0]); }
@@ -139,17 +140,17 @@ struct OfQueries : Block<A> {
     }
 };
 
-template <class A, Decay D>
+template <class A, SequenceDecay D>
 struct OfKeys : Block<A> {
     typedef ::State<A> State;
     State state;  // r, and r transposed
     std::vector<A> grad_k, grad_v;
-    static constexpr Decay TURNED = D == ROWS ? COLUMNS : D;
+    static constexpr SequenceDecay TURNED = D == ROWS ? COLUMNS : D;
     using Block<A>::call;
 
-    explicit OfKeys(const Call& call)
+    explicit OfKeys(const SumsCall& call)
         : Block<A>(call), state{{Sum<A>(call.C, call.V), Sum<A>(call.V, call.C)}, std::vector<A>(call.decays)},
-          grad_k(BLOCK * this->Cp), grad_v(BLOCK * this->Vp) {}
+          grad_k(SCAN_BLOCK * this->Cp), grad_v(SCAN_BLOCK * this->Vp) {}
     void load() {
         const A* grad_total = part<A>(call.total, this->head, call.C * call.V);
         state.sums[0].load(grad_total);
@@ -189,7 +190,7 @@ struct OfKeys : Block<A> {
 
 // Sums the products of features and gradients over later positions.
 template <class A>
-void sum_later(const Call& call) {
+void sum_later(const SumsCall& call) {
     spread(call.threads, call.B * call.H, [&](int64_t head) {
         const Rows<A> rows(call.grad_log_decay, head / call.H, head % call.H);
         const A* ends = part<A>(call.ends, head, call.C);
@@ -202,8 +203,8 @@ void sum_later(const Call& call) {
     });
 }
 
-template <class A, Decay D>
-void run_decay(const Call& call, bool reverse) {
+template <class A, SequenceDecay D>
+void run_decay(const SumsCall& call, bool reverse) {
     if (!reverse) return sweep<Forward<A, D>>(call, false);
     sweep<OfQueries<A, D>>(call, false);
     sweep<OfKeys<A, D>>(call, true);
@@ -211,7 +212,7 @@ void run_decay(const Call& call, bool reverse) {
 }
 
 template <class A>
-void run(const Call& call, bool reverse) {
+void run(const SumsCall& call, bool reverse) {
     if (call.decays == 0) return run_decay<A, KEEP>(call, reverse);
     if (call.decays == 1) return run_decay<A, ALL>(call, reverse);
     return run_decay<A, ROWS>(call, reverse);
@@ -221,11 +222,11 @@ void run(const Call& call, bool reverse) {
 
 extern "C" {
 
-void lintx_sums_forward(const Call* call, int64_t is_double) {
+void lintx_sums_forward(const SumsCall* call, int64_t is_double) {
     is_double ? run<double>(*call, false) : run<float>(*call, false);
 }
 
-void lintx_sums_backward(const Call* call, int64_t is_double) {
+void lintx_sums_backward(const SumsCall* call, int64_t is_double) {
     is_double ? run<double>(*call, true) : run<float>(*call, true);
 }
 }

@@ -18,7 +18,7 @@ inline void fixed_features(int64_t K, int64_t map, const float* x, float* out) {
     } else if (map == RELU_MAP) {
         for (int64_t i = 0; i < K; i++) out[i] = feature(x[i], RELU_MAP);
     } else {
-        const bool taylor = map == LINTX_MAP_TAYLOR2;
+        const bool taylor = map == TAYLOR2_MAP;
         const float scale = taylor ? 1 / std::sqrt(std::sqrt(static_cast<float>(K))) : 1, half = std::sqrt(0.5f);
         const float limit = 5.0859e7f;  // the fifth root of the largest float; see `Poly2` in feature_maps.py
         struct Scaled;
@@ -45,13 +45,13 @@ struct LinearAttention : Mix {
     void check(Rules& rules) const {
         rules.state(s, {H, C, V});
         rules.state(z, {H, C});
-        if (map == LINTX_MAP_LEARNED) {
+        if (map == LEARNED_MAP) {
             rules.constant(weight, {own_weights ? H : 1, K, C});
             rules.constant(bias, {own_weights ? H : 1, C});
         } else {
-            const bool plain = map == LINTX_MAP_ELU || map == LINTX_MAP_RELU;
+            const bool plain = map == ELU_MAP || map == RELU_MAP;
             const int64_t pairs = K * (K + 1) / 2;
-            rules.need(C == (plain ? K : map == LINTX_MAP_TAYLOR2 ? 1 + K + pairs : pairs));
+            rules.need(C == (plain ? K : map == TAYLOR2_MAP ? 1 + K + pairs : pairs));
         }
     }
 
@@ -60,7 +60,7 @@ struct LinearAttention : Mix {
         for_heads(parts, C * V, [&](int64_t row, int64_t head, float** held) {
             float *query = workspace<Mix>(2 * C), *key = query + C, *y = y_at(row, head);
             const float *q = q_at(row, head), *k = k_at(row, head);
-            if (map == LINTX_MAP_LEARNED) {
+            if (map == LEARNED_MAP) {
                 const int64_t matrix = own_weights ? head : 0;
                 const float* b = own<float>(bias, row, matrix, C);
                 multiply_both(K, C, own<float>(weight, row, matrix, K * C), q, k, query, key);

@@ -135,7 +135,7 @@ struct TakeDifferences : DifferenceReader {
     void check(Rules& rules) const { rules.scratch(output, {values + channels}); }
 
     void run() const {
-        const float scale = static_cast<float>(LINTX_DIFFERENCE_SCALE / (levels - 1.0));
+        const float scale = static_cast<float>(DIFFERENCE_SCALE / (levels - 1.0));
         pass.for_each(pass.rows, pass.rows * values * 4, [&](int64_t row) {
             const Differences found{*this, row};
             float* numbers = pass.at<float>(output, row);
@@ -168,8 +168,7 @@ struct AddPredictions : DifferenceReader {
 };
 OPERATION("add_predictions", AddPredictions, STATELESS);
 
-constexpr int64_t NEIGHBOURS = LINTX_NEIGHBOURS, ROW_WIDTH = LINTX_ROW_WIDTH;
-constexpr int64_t TABLE_ROWS[] = {LINTX_TABLE_ROWS}, TABLES = sizeof TABLE_ROWS / sizeof *TABLE_ROWS;
+constexpr int64_t TABLES = sizeof TABLE_ROWS / sizeof *TABLE_ROWS;
 static_assert(TABLES == NEIGHBOURS - 1, "one table for two neighbours, and one more for each further neighbour");
 
 // output <- one row of each table, selected by a combination of neighbouring values as in neighbours.py.
@@ -198,12 +197,12 @@ struct LookUp : Reader {
             const int32_t* slot = pass.at<int32_t>(slots, row) + position * NEIGHBOURS;
             uint64_t values[NEIGHBOURS], keys[TABLES], key = 0;
             for (int64_t n = 0; n < NEIGHBOURS; n++) values[n] = value_at(recent, slot[n], levels);
-            const uint64_t most = LINTX_PAIR_BASE - 1;
-            keys[0] = std::min(values[0], most) * LINTX_PAIR_BASE + std::min(values[1], most);
+            const uint64_t most = PAIR_BASE - 1;
+            keys[0] = std::min(values[0], most) * PAIR_BASE + std::min(values[1], most);
             for (int64_t n = 0; n < NEIGHBOURS; n++) {
-                key = (key * LINTX_HASH_BASE + values[n] + 1) * LINTX_HASH_MULTIPLIER & LINTX_HASH_MASK;
-                key ^= key >> LINTX_HASH_SHIFT;
-                if (n >= 2) keys[n - 1] = (key ^ (key >> LINTX_HASH_LAST_SHIFT)) & (TABLE_ROWS[n - 1] - 1);
+                key = (key * HASH_BASE + values[n] + 1) * HASH_MULTIPLIER & HASH_MASK;
+                key ^= key >> HASH_SHIFT;
+                if (n >= 2) keys[n - 1] = (key ^ (key >> HASH_LAST_SHIFT)) & (TABLE_ROWS[n - 1] - 1);
             }
             const float* table = pass.at<float>(tables, row) + position % channels * count_rows() * ROW_WIDTH;
             for (int64_t n = 0; n < TABLES; n++) {

@@ -16,7 +16,7 @@ struct Project : Arguments {
     const int64_t columns = integer(), rows = integer(), activation = integer(), format = integer();
 
     void check(Rules& rules) const {
-        const int64_t stored = (rows + LINTX_TILE_ROWS - 1) / LINTX_TILE_ROWS * LINTX_TILE_ROWS;
+        const int64_t stored = (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
         rules.need(columns >= 1 && rows >= 1 && format <= EXACT);
         rules.row(input, columns);
         rules.scratch(output, {stored});

@@ -14,8 +14,6 @@
 
 namespace {
 
-constexpr int64_t LANES = LINTX_LANES;  // the lanes of a vector of floats
-
 // 16 numbers, in registers.
 template <class A>
 struct Vector {

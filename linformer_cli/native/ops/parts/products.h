@@ -25,7 +25,7 @@ constexpr int64_t PANELS = 4;
 constexpr int64_t PANELS = 1;
 #endif
 constexpr int64_t TILE = PANELS * LANES;
-static_assert(LINTX_TILE_ROWS % TILE == 0, "zeros fill the last tile of packed weights");
+static_assert(TILE_ROWS % TILE == 0, "zeros fill the last tile of packed weights");
 
 // The arguments of a product that are the same for all tiles. `depth` is the number of steps over the columns. Strides
 // count elements of the pointers' types, `char` or `float`.
