@@ -155,8 +155,6 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         first NaN or infinite input on send no gradient to earlier positions. Autocast is disabled in all forms.
         """
         with torch.autocast(q.device.type, enabled=False):
-            if self.extra_per_head:
-                extra = self.require_extra(extra)
             y, after = self._attend_once(q, k, v, state, extra)
             # Plain torch and GPU kernels mask a product by multiplying by 0, and 0 times NaN is NaN. A NaN would
             # therefore reach outputs that must not depend on it.
@@ -180,7 +178,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, extra: Tensor | None
     ) -> tuple[Tensor, State]:
         """`_attend`, with outputs of the type of v."""
-        y, after = self._attend(q, k, v, state, self.cut(extra, q.dtype))
+        y, after = self._attend(q, k, v, state, self.name_gates(extra, q.dtype))
         return y.to(v.dtype), after
 
     def _attend_cut(
@@ -198,15 +196,20 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         y, after = self._attend_once(q, k, v, _map_states(Tensor.detach, state), extra)
         return torch.cat([*outputs, y], dim=2), after
 
-    def cut(self, extra: Tensor | None, dtype: torch.dtype) -> Gates:
-        """The gates in `extra` [B, H, .., E], in the type of running sums for queries of `dtype`.
+    def name_gates(self, extra: Tensor | None, dtype: torch.dtype) -> Gates:
+        """The scalars in `extra` [B, H, .., E] by name, in the type of running sums for queries of `dtype`.
 
         If one of them is an `output` gate, they keep the type of `extra`, because `scale_outputs` reads it as it is.
+        Raises `ValueError` if `extra` is missing or has another number of scalars.
         """
-        if extra is None or not self.gates:
+        if not self.gates:
             return {}
+        if extra is None or extra.shape[-1] != self.extra_per_head:
+            found = None if extra is None else list(extra.shape)
+            raise ValueError(f"{self.name} needs extra scalars [B, H, T, {self.extra_per_head}], found {found}")
         extra = extra if "output" in self.gates else extra.to(accumulator_dtype(dtype))
-        return dict(zip(self.gates, extra.split(list(self.gates.values()), dim=-1), strict=True))
+        parts = extra.split(list(self.gates.values()), dim=-1) if len(self.gates) > 1 else (extra,)
+        return dict(zip(self.gates, parts, strict=True))
 
     @abstractmethod
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, gates: Gates) -> tuple[Tensor, State]:
@@ -229,15 +232,13 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
             options = " with these options" if type(self).bidirectional else ""
             raise UsageError(f"'{self.name}'{options} has no bidirectional form; use another one, such as 'linear'")
         lengths = None if lengths is None else check_lengths(lengths, len(q), q.shape[2])
-        if self.extra_per_head:
-            extra = self.require_extra(extra)
         with torch.autocast(q.device.type, enabled=False):
             if lengths is None:
-                return self._attend_all(q, k, v, None, self.cut(extra, q.dtype)).to(v.dtype)
+                return self._attend_all(q, k, v, None, self.name_gates(extra, q.dtype)).to(v.dtype)
             q, k, v = (fill_padding(x, lengths) for x in (q, k, v))
             extra = None if extra is None else fill_padding(extra, lengths)
             # A sequence without positions is computed as one position, because an average over nothing would be NaN.
-            y = self._attend_all(q, k, v, lengths.clamp(min=1), self.cut(extra, q.dtype))
+            y = self._attend_all(q, k, v, lengths.clamp(min=1), self.name_gates(extra, q.dtype))
             return fill_padding(y.to(v.dtype), lengths)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
@@ -246,13 +247,6 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         `lengths` are from 1 to T. Only `bidirectional` mechanisms define this method.
         """
         raise NotImplementedError
-
-    def require_extra(self, extra: Tensor | None) -> Tensor:
-        """`extra` [B, H, T, E]. Raises `ValueError` if it is missing or has another number of scalars."""
-        if extra is None or extra.shape[-1] != self.extra_per_head:
-            found = None if extra is None else list(extra.shape)
-            raise ValueError(f"{self.name} needs extra scalars [B, H, T, {self.extra_per_head}], found {found}")
-        return extra
 
     @abstractmethod
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> State:
@@ -267,9 +261,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         if torch.is_autocast_enabled(q_t.device.type):
             with torch.autocast(q_t.device.type, enabled=False):
                 return self.step(q_t, k_t, v_t, state, extra_t)
-        if self.extra_per_head:
-            extra_t = self.require_extra(extra_t)
-        y_t, state = self._step(q_t, k_t, v_t, state, self.cut(extra_t, q_t.dtype))
+        y_t, state = self._step(q_t, k_t, v_t, state, self.name_gates(extra_t, q_t.dtype))
         return y_t.to(v_t.dtype), state
 
     @abstractmethod

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .base import AttentionShape, Gates
 from .parts.delta_rule import DeltaState, GatedDeltaAttention, GatedDeltaOptions, delta_sums, finish
-from .parts.whole_sums import sum_both_ways
+from .parts.sums import sum_both_ways
 from .tensors import accumulator_dtype
 
 DeltanetState = DeltaState
@@ -51,7 +51,7 @@ class DeltanetAttention(GatedDeltaAttention[DeltanetOptions]):
         dtype = accumulator_dtype(q.dtype)
 
         def run(q: Tensor, k: Tensor, v: Tensor, extra: Tensor) -> Tensor:
-            x = self.prepare(q, k, v, self.cut(extra, dtype))
+            x = self.prepare(q, k, v, self.name_gates(extra, dtype))
             return delta_sums(x.q, x.updates, None, self.chunk)[0]
 
         extra = torch.cat(list(gates.values()), dim=-1)

@@ -12,11 +12,10 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionShape, Gates, Memory
 from .kernels.registry import CAUSAL_SUMS
-from .parts.causal_sums import decayed_causal_sums, featurewise_decayed_causal_sums, update_and_read
 from .parts.chunks import PowerOfTwoChunk
 from .parts.memory_lengths import FadingOptions
 from .parts.scaling import scale_outputs
-from .parts.whole_sums import sum_both_ways
+from .parts.sums import decayed_causal_sums, featurewise_decayed_causal_sums, sum_both_ways, update_and_read
 from .tensors import accumulator_dtype
 
 

@@ -22,9 +22,8 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
 from .kernels.registry import CAUSAL_SUMS, LINEAR_ATTENTION, LINEAR_ATTENTION_ALL, find_kernel, kernel_for
-from .parts.causal_sums import causal_sums, divide_by_weight, update_and_read
 from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
-from .parts.whole_sums import read_whole_sums
+from .parts.sums import causal_sums, divide_by_weight, read_whole_sums, update_and_read
 from .tensors import accumulator_dtype, fill_padding
 
 

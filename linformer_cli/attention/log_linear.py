@@ -10,12 +10,12 @@ from torch.nn import functional
 from linformer_cli.native.program import NO_BUFFER, MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
-from .parts.causal_sums import divide_by_weight
 from .parts.chunks import PowerOfTwoChunk
 from .parts.feature_maps import Elu
 from .parts.level_sums import LevelInputs, count_buckets, read_levels, step_levels
 from .parts.memory_lengths import inverse_softplus, log_memories
 from .parts.scaling import directions, scale_outputs
+from .parts.sums import divide_by_weight
 from .tensors import accumulator_dtype
 
 # The code of each base mechanism in mix_log_linear.h.

@@ -12,9 +12,9 @@ from linformer_cli.native.program import NO_BUFFER, MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory, as_sequence
 from .kernels.registry import CAUSAL_SUMS
-from .parts.causal_sums import decayed_causal_sums, sum_logs, update_and_read
 from .parts.memory_lengths import inverse_softplus, log_memories
 from .parts.scaling import shrink_huge
+from .parts.sums import decayed_causal_sums, sum_logs, update_and_read
 from .tensors import accumulator_dtype
 
 _EPSILON = 1e-5  # added to the mean squares of queries and keys

@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory, as_sequence
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
 from .kernels.registry import MESA_SOLVER, kernel_for
-from .parts.causal_sums import decayed_causal_sums, update_and_read
 from .parts.memory_lengths import log_memories
 from .parts.scaling import directions, shrink_huge
+from .parts.sums import decayed_causal_sums, update_and_read
 from .tensors import Context, accumulator_dtype
 
 _LEAST_RIDGE = 0.25  # the smallest Lambda
@@ -76,9 +76,11 @@ class MesaAttention(Attention[MesaOptions, MesaState]):
         self.ridge = nn.Parameter(torch.full((shape.heads, shape.key_width), start))
 
     def _gates(self, gates: Gates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """beta and log alpha, each [B, H, T]."""
+        """beta and log alpha, each [B, H, T], or [B, H] for one position."""
         beta, decay = (gates[name].squeeze(-1) for name in ("write", "decay"))
-        return beta.sigmoid(), functional.logsigmoid(decay + self.gate_bias.to(dtype).unsqueeze(-1))
+        return beta.sigmoid(), functional.logsigmoid(
+            decay + self.gate_bias.to(dtype).view(-1, *[1] * (decay.dim() - 2))
+        )
 
     def _penalty(self, dtype: torch.dtype) -> Tensor:
         """The diagonal of Lambda [H, K]."""
@@ -109,7 +111,7 @@ class MesaAttention(Attention[MesaOptions, MesaState]):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MesaState, gates_t: Gates
     ) -> tuple[Tensor, MesaState]:
         s, h = state
-        beta, log_alpha = self._gates(as_sequence(gates_t), s.dtype)
+        beta, log_alpha = (gate.unsqueeze(-1) for gate in self._gates(gates_t, s.dtype))
         q, k = _directions(q_t.to(s.dtype)), _directions(k_t.to(s.dtype))
         written, alpha = beta * k, log_alpha.exp()
         h.mul_(alpha.unsqueeze(-1)).addcmul_(written.unsqueeze(-1), k.unsqueeze(-2))

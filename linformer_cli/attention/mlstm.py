@@ -9,11 +9,11 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory, as_sequence
+from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
 from .kernels.registry import CAUSAL_SUMS
-from .parts.causal_sums import decayed_causal_sums, sum_logs, update_and_read
 from .parts.memory_lengths import log_memories
 from .parts.scaling import OUTPUT_FLOOR
+from .parts.sums import decayed_causal_sums, sum_logs, update_and_read
 from .tensors import accumulator_dtype
 
 # The denominator is at least exp(-60), far below the rounding error of a sum whose largest weight is 1. Without this
@@ -76,9 +76,9 @@ class MlstmAttention(Attention[MlstmOptions, MlstmState]):
         self.gate_bias = nn.Parameter(bias if options.forget_gate == "sigmoid" else functional.logsigmoid(bias))
 
     def _log_gates(self, gates: Gates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """log i and log f, each [B, H, T]."""
+        """log i and log f, each [B, H, T], or [B, H] for one position."""
         log_input, forget = (gates[name].squeeze(-1) for name in ("input", "forget"))
-        forget = forget + self.gate_bias.to(dtype).unsqueeze(-1)
+        forget = forget + self.gate_bias.to(dtype).view(-1, *[1] * (forget.dim() - 2))
         return log_input, functional.logsigmoid(forget) if self.options.forget_gate == "sigmoid" else forget
 
     def _normalise(self, h: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class MlstmAttention(Attention[MlstmOptions, MlstmState]):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MlstmState, gates_t: Gates
     ) -> tuple[Tensor, MlstmState]:
         s, m = state
-        log_input, log_forget = (gate.squeeze(-1) for gate in self._log_gates(as_sequence(gates_t), s.dtype))
+        log_input, log_forget = self._log_gates(gates_t, s.dtype)
         faded = log_forget + m
         m.copy_(torch.maximum(faded, log_input.clamp(min=0)))
         key = k_t.to(s.dtype) * ((log_input - m).exp() * self.score_scale).unsqueeze(-1)

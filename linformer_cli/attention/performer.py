@@ -13,7 +13,6 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
 from .kernels.registry import CAUSAL_SUMS, EXPONENTIAL_ATTENTION, kernel_for
-from .parts.causal_sums import causal_sums, decayed_causal_sums, divide_by_weight, update_and_read
 from .parts.pairwise_exponentials import divide_sums, exp_below_maximum, raise_maximum, replace_vanished
 from .parts.random_features import (
     RELU_OFFSET,
@@ -25,7 +24,7 @@ from .parts.random_features import (
     seeded_normal,
     sine_features,
 )
-from .parts.whole_sums import read_whole_sums
+from .parts.sums import causal_sums, decayed_causal_sums, divide_by_weight, read_whole_sums, update_and_read
 from .tensors import accumulator_dtype, fill_padding
 
 

@@ -12,10 +12,9 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionShape, Chunk, Gates, Memory
 from .kernels.registry import CAUSAL_SUMS
-from .parts.causal_sums import decayed_causal_sums, multiply_features, update_and_read
 from .parts.memory_lengths import FadingOptions
 from .parts.scaling import scale_outputs
-from .parts.whole_sums import sum_both_ways
+from .parts.sums import decayed_causal_sums, multiply_features, sum_both_ways, update_and_read
 from .tensors import accumulator_dtype
 
 _DEFAULT_WAVES = 2

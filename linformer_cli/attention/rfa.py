@@ -11,9 +11,8 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
 from .kernels.registry import CAUSAL_SUMS
-from .parts.causal_sums import causal_sums, decayed_causal_sums, divide_by_weight, update_and_read
 from .parts.random_features import WEIGHT_FLOOR, divide_by_floored_weight, draw_directions, sine_features
-from .parts.whole_sums import read_whole_sums
+from .parts.sums import causal_sums, decayed_causal_sums, divide_by_weight, read_whole_sums, update_and_read
 from .tensors import accumulator_dtype
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.parts.causal_sums import causal_sums, decayed_causal_sums, featurewise_decayed_causal_sums
 from linformer_cli.attention.parts.delta_rule import Updates, delta_sums
+from linformer_cli.attention.parts.sums import causal_sums, decayed_causal_sums, featurewise_decayed_causal_sums
 from linformer_cli.model.mixers import build_attention
 from linformer_cli.native.library import reference_only
 

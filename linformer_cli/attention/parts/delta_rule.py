@@ -29,10 +29,10 @@ from linformer_cli.attention.kernels.registry import DELTA_RULE, kernel_for
 from linformer_cli.attention.tensors import accumulator_dtype
 from linformer_cli.native.program import NO_BUFFER, MixInputs
 
-from .causal_sums import decay_weights, pairwise_products, sum_logs
 from .chunks import cut_chunks
 from .memory_lengths import log_memories
 from .scaling import OUTPUT_FLOOR, directions
+from .sums import decay_weights, pairwise_products, sum_logs
 
 
 class DeltaState(NamedTuple):

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from linformer_cli.attention.tensors import Context
 
-from .causal_sums import decay_weights, sum_logs
 from .chunks import corners, iter_halves, split_halves
+from .sums import decay_weights, sum_logs
 
 
 class LevelInputs(NamedTuple):

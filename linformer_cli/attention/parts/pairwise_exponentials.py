@@ -8,8 +8,8 @@ from torch import Tensor
 
 from linformer_cli.attention.tensors import fill_padding
 
-from .causal_sums import scan_with_decay
 from .chunks import cut_chunks
+from .sums import scan_with_decay
 
 # Positions per chunk.
 PAIRWISE_CHUNK = 8

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from linformer_cli.attention.tensors import Context
 
-from .causal_sums import divide_by_weight
+from .sums import divide_by_weight
 
 # Sums of sines and cosines can be 0 or negative, so a denominator is at least this share of its largest possible value.
 WEIGHT_FLOOR = 0.1

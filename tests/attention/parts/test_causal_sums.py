@@ -9,7 +9,7 @@ from loops import loop_over
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention.parts.causal_sums import causal_sums, divide_by_weight
+from linformer_cli.attention.parts.sums import causal_sums, divide_by_weight
 from linformer_cli.native.library import reference_only
 
 

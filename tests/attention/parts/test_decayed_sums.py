@@ -11,7 +11,7 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import state_tensors
-from linformer_cli.attention.parts.causal_sums import (
+from linformer_cli.attention.parts.sums import (
     decayed_causal_sums,
     featurewise_decayed_causal_sums,
     multiply_features,

@@ -1,4 +1,4 @@
-"""Causal sums over features, in chunks: the core of linear attention.
+"""Sums over features, causal in chunks or over whole sequences: the core of linear attention.
 
     y_t = sum over j <= t of (phi(q_t) . phi(k_j)) v_j
 
@@ -14,12 +14,14 @@ The decay d_t can be a gate, or a factor that rescales the sum to a new running 
 per feature.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from linformer_cli.attention.kernels.registry import CAUSAL_SUMS, kernel_for
-from linformer_cli.attention.tensors import Context
+from linformer_cli.attention.tensors import Context, fill_padding
 
 from .chunks import corners, cut_chunks, iter_halves, split_halves
 
@@ -45,6 +47,24 @@ def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None,
     else:
         total = per_chunk[:, :, 0]
     return y.flatten(2, 3)[:, :, :length], total
+
+
+def read_whole_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    """phi_q s [B, H, T, V] and phi_q . z [B, H, T], for phi_q, phi_k [B, H, T, C] and v [B, H, T, V].
+
+    s is the sum of phi(k_j) v_j^T over all positions of a sequence, and z is the sum of phi(k_j).
+    """
+    phi_k = fill_padding(phi_k, lengths)
+    weights = phi_q @ phi_k.sum(dim=2).unsqueeze(-1)
+    return phi_q @ (phi_k.transpose(-1, -2) @ v), weights.squeeze(-1)
+
+
+def sum_both_ways(run: Callable[..., Tensor], *x: Tensor) -> Tensor:
+    """run(*x) plus its result for the reversed `x`; all tensors are [B, H, T, W].
+
+    Padding comes first in the reversed sequences. Its keys and values are 0, so it adds nothing to a state of 0.
+    """
+    return run(*x) + run(*(part.flip(2) for part in x)).flip(2)
 
 
 def update_and_read(s: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None = None) -> Tensor:
