@@ -11,7 +11,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionShape, Gates, Memory
-from .kernels.registry import CAUSAL_SUMS
+from .kernels.registry import CAUSAL_SUMS, kernel_for
 from .parts.chunks import PowerOfTwoChunk
 from .parts.memory_lengths import FadingOptions
 from .parts.scaling import scale_outputs
@@ -90,10 +90,13 @@ class GlaAttention(Attention[GlaOptions, GlaState]):
 
     def _sum(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor]:
         """u [B, H, T, V] and the last s."""
-        chunk, scale = self.options.chunk, self.score_scale
+        if sum_causally := kernel_for(CAUSAL_SUMS, q, k, v):
+            return sum_causally(q, k, v, log_decay, carried, self.score_scale)
+        dtype = log_decay.dtype
+        inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
         if self.options.gate == "vector":
-            return featurewise_decayed_causal_sums(q, k, v, log_decay, carried, chunk, scale)
-        return decayed_causal_sums(q, k, v, log_decay.squeeze(-1), carried, chunk, scale=scale)
+            return featurewise_decayed_causal_sums(*inputs, log_decay, carried, self.options.chunk)
+        return decayed_causal_sums(*inputs, log_decay.squeeze(-1), carried, self.options.chunk)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype = accumulator_dtype(q.dtype)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionShape, Chunk, Gates, Memory
-from .kernels.registry import CAUSAL_SUMS
+from .kernels.registry import CAUSAL_SUMS, kernel_for
 from .parts.memory_lengths import FadingOptions
 from .parts.scaling import scale_outputs
 from .parts.sums import decayed_causal_sums, multiply_features, sum_both_ways, update_and_read
@@ -121,8 +121,11 @@ class RetentionAttention(Attention[RetentionOptions, RetentionState]):
         dtype = accumulator_dtype(q.dtype)
         column = (position + torch.arange(v.shape[2], device=v.device)) % self.shape.row
         log_decay = self._log_decays(column, dtype).unsqueeze(0)
+        if not self.plane and (sum_causally := kernel_for(CAUSAL_SUMS, q, k, v)):
+            return sum_causally(q, k, v, log_decay.unsqueeze(-1), s, self.score_scale)
         factors = self._wave_factors(column, dtype) if self.plane else None
-        return decayed_causal_sums(q, k, v, log_decay, s, self.options.chunk, factors, self.score_scale)
+        inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
+        return decayed_causal_sums(*inputs, log_decay, s, self.options.chunk, factors)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, length = accumulator_dtype(q.dtype), v.shape[2]

@@ -127,11 +127,8 @@ def decayed_causal_sums(
     carried: Tensor | None,
     chunk: int,
     factors: Tensor | None = None,
-    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """y [B, H, T, V] and the last s [B, H, C, V], for phi_q, phi_k [B, H, T, C], v [B, H, T, V], log d [B or 1, H, T].
-
-    y is multiplied by `scale`. The sums have the type of log d, which other inputs may be narrower than.
 
     Chunks work as in `causal_sums`. Weights inside a chunk are exp(c_t - c_j), where c is the sum of log d from the
     start of the chunk. A weight is at most 1, and is never computed as a quotient of two numbers that can underflow.
@@ -140,12 +137,10 @@ def decayed_causal_sums(
     With `factors` [T, F], `multiply_features` is applied to phi_q and phi_k first, and s is [B, H, F C, V]. The factors
     do not make the pairwise products inside a chunk more expensive.
     """
-    if factors is not None or not kernel_for(CAUSAL_SUMS, phi_q, phi_k, v):
-        phi_q, phi_k, v, scale = _widen(phi_q, phi_k, v, log_decay.dtype, scale)
-    if sum_causally := kernel_for(CAUSAL_SUMS, phi_q, phi_k, v):
+    if sum_causally := kernel_for(CAUSAL_SUMS, v):
         if factors is not None:
             phi_q, phi_k = multiply_features(phi_q, factors), multiply_features(phi_k, factors)
-        return sum_causally(phi_q, phi_k, v, log_decay.unsqueeze(-1), carried, scale)
+        return sum_causally(phi_q, phi_k, v, log_decay.unsqueeze(-1), carried)
     length = phi_q.shape[2]
     chunk = min(chunk, length)
     # In the padding, zeros add nothing and decay nothing.
@@ -164,12 +159,6 @@ def decayed_causal_sums(
     y = y + (queries @ states[:, :, :-1]) * since
     # This is a copy, because a view would keep the states of all chunks in memory.
     return y.flatten(2, 3)[:, :, :length], states[:, :, -1].clone()
-
-
-def _widen(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype, scale: float) -> tuple[Tensor, Tensor, Tensor, float]:
-    """q times `scale`, k and v in `dtype`, and the scale 1 that is left to apply."""
-    q = q.to(dtype)
-    return q if scale == 1 else q * scale, k.to(dtype), v.to(dtype), 1.0
 
 
 def sum_logs(logs: Tensor, dim: int) -> Tensor:
@@ -211,23 +200,15 @@ def multiply_features(features: Tensor, factors: Tensor) -> Tensor:
 
 
 def featurewise_decayed_causal_sums(
-    phi_q: Tensor,
-    phi_k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    carried: Tensor | None,
-    chunk: int,
-    scale: float = 1.0,
+    phi_q: Tensor, phi_k: Tensor, v: Tensor, log_decay: Tensor, carried: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor]:
     """The same as `decayed_causal_sums`, but with one decay per feature, log d [B, H, T, C].
 
     `chunk` is a power of two. The weight of a pair differs between features, so the weights are part of the product of
     query and key. No exponential exceeds 1; see `pairwise_products`.
     """
-    if not kernel_for(CAUSAL_SUMS, phi_q, phi_k, v):
-        phi_q, phi_k, v, scale = _widen(phi_q, phi_k, v, log_decay.dtype, scale)
-    if sum_causally := kernel_for(CAUSAL_SUMS, phi_q, phi_k, v):
-        return sum_causally(phi_q, phi_k, v, log_decay, carried, scale)
+    if sum_causally := kernel_for(CAUSAL_SUMS, v):
+        return sum_causally(phi_q, phi_k, v, log_decay, carried)
     length = phi_q.shape[2]
     while chunk >= 2 * length:
         chunk //= 2
