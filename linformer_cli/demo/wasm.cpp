@@ -15,6 +15,7 @@ LINTX_END_SMALL
 #include "inversion.h"
 LINTX_BEGIN_SMALL
 #include "operation.h"
+#include "ops/parts/features.h"
 LINTX_END_SMALL
 #include "ops/join.h"
 #include "ops/linear.h"

@@ -30,7 +30,8 @@ inline floats::part multiply_add(floats::part a, float b, floats::part c) {
 struct FloatSums {
     typedef uint32_t Word;
     typedef floats Sums;
-    static constexpr int64_t TAIL = 0, IMAGES = REGISTER_BYTES == 16 ? 3 : 6;
+    // Programs in int8 have few products of floats: one vector at a time saves the space of the tiles.
+    static constexpr int64_t TAIL = 0, IMAGES = ONLY_INT8 ? 1 : REGISTER_BYTES == 16 ? 3 : 6;
 
     static floats::part start(const uint32_t*) { return floats::part{}; }
     static floats::part finish(floats::part sums, const uint32_t*, const char*) { return sums; }
