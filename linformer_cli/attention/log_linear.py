@@ -18,7 +18,7 @@ from .parts.scaling import directions, scale_outputs
 from .parts.sums import divide_by_weight
 from .tensors import accumulator_dtype
 
-# The code of each base mechanism in mix_log_linear.h.
+# The code of each base mechanism in native/ops/log_linear.h.
 _OVER = {"linear": 0, "mamba2": 1, "deltanet": 2}
 
 

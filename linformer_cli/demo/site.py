@@ -50,7 +50,7 @@ class Description:
     weights_sha256: str
     optional_class: bool
     guidance: float  # of images with a class, if the class is optional
-    frame: dict[str, object] | None  # see `summaries.Frame`
+    frame: dict[str, object] | None  # see `checkpoint_files.Frame`
     states: tuple[str, ...]
     rival: str | None  # the attention of the second program
     version: str = __version__

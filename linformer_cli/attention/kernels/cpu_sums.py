@@ -20,7 +20,7 @@ def sum_causally(
     """y [B, H, T, V], times `scale`, and the last s [B, H, C, V] for q, k [B, H, T, C], v [B, H, T, V].
 
     log d is [B or 1, H, T, 1 or C] (None: no decay), and `carried` is s before these positions (None: 0). q, k and v
-    have one type that `runs_kernels` accepts, and all other tensors have its accumulator type. The result is
+    have one type of `CPU_TYPES` in registry.py, and all other tensors have its accumulator type. The result is
     differentiable once, in all inputs. Raises what `require_fit` raises.
     """
     decay = None if log_decay is None else log_decay.expand(q.shape[0], -1, -1, -1)

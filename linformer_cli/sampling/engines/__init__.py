@@ -73,7 +73,7 @@ def choose_engine(wanted: str, model: PixelModel, products: torch.dtype | None =
     `products` is the same as in `Engine`. Raises `UsageError` for an unknown name, and if the engine does not support
     the model (for `auto`: if no engine supports it).
     """
-    wanted = REFERENCE if wanted == "textbook" else wanted  # its name until version 0.1
+    wanted = REFERENCE if wanted == "textbook" else wanted  # its name before version 0.1
     if wanted != AUTO:
         if wanted not in ENGINES:
             raise unknown_name("engine", wanted, [AUTO, *ENGINES])
