@@ -304,12 +304,12 @@ def test_outputs_and_gradients_match_the_definition(case: Case, length: int) -> 
 def test_attend_is_not_a_loop_of_steps(case: Case) -> None:
     mechanism = build(case)
     counts = []
-    for run, length in ((attend, 128), (attend, 256), (step_through, 128)):
+    for run, length in ((attend, 128), (attend, 256), (step_through, 32)):
         with CountOperations() as operations, torch.no_grad():
             run(mechanism, draw(mechanism, length))
         counts.append(operations.count)
     shorter, longer, steps = counts
-    assert longer - shorter < steps / 2, f"128 more positions take {longer - shorter} operations, 128 steps {steps}"
+    assert longer - shorter < 2 * steps, f"128 more positions take {longer - shorter} operations, 32 steps {steps}"
 
 
 # 4. Memory.
@@ -330,7 +330,7 @@ every_way = loop_over("way", ["step", "attend", "attend from an empty state"])
 @loop_over("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_state_bytes_are_exact(case: Case, way: str, dtype: torch.dtype) -> None:
     mechanism = build(case, dtype)
-    for batch, length in ((2, LENGTH), (3, 33), (1, 1)):
+    for batch, length in ((3, 65), (1, 1)):
         state = make_state(mechanism, draw(mechanism, length, batch, dtype=dtype), way)
         claimed = mechanism.state_bytes(batch, length, dtype)
         assert claimed > 0
@@ -418,8 +418,8 @@ def test_the_work_of_a_step_grows_only_with_the_state(case: Case) -> None:
 @every_case
 def test_images_of_a_batch_are_independent(case: Case) -> None:
     mechanism = build(case)
-    inputs = draw(mechanism, batch=3)
-    changed = draw(mechanism, batch=3, seed=9).map(lambda part: 30 * part)
+    inputs = draw(mechanism, 70, batch=3)
+    changed = draw(mechanism, 70, batch=3, seed=9).map(lambda part: 30 * part)
     for part, original in zip(changed.leaves(), inputs.leaves(), strict=True):
         part[1] = original[1]
     changed = share(mechanism, changed)
@@ -432,8 +432,7 @@ def test_images_of_a_batch_are_independent(case: Case) -> None:
 
 
 @every_case
-@loop_over("copies", [1, 3])
-@loop_over("forked_after", ["step", "attend"])
+@loop_over("copies, forked_after", [(1, "step"), (3, "attend")])
 def test_forked_states_are_independent(case: Case, copies: int, forked_after: str) -> None:
     mechanism = build(case)
     inputs, others = draw(mechanism), draw(mechanism, LENGTH - 50, 2 * copies, seed=5)

@@ -39,12 +39,12 @@ def test_the_last_of_21_positions_sees_the_expected_positions(options: dict[str,
 def test_no_tensor_holds_all_pairs(options: dict[str, int]) -> None:
     """The largest tensor of a forward and backward pass grows by about as much as T log T."""
     mechanism, sizes = build_attention("logsparse", options, SHAPE), []
-    for length in (4096, 16384):
+    for length in (1024, 4096):
         q, k, v = (torch.randn(1, 1, length, 4).requires_grad_() for _ in range(3))
         with LargestTensor() as largest:
             mechanism.attend(q, k, v)[0].sum().backward()
         sizes.append(largest.numel)
-    assert sizes[0] > 4096 * 10 and sizes[1] < 5 * sizes[0]
+    assert sizes[0] > 1024 * 10 and sizes[1] < 5 * sizes[0]
 
 
 def test_a_block_after_a_prefix_needs_only_its_own_scores() -> None:

@@ -37,11 +37,11 @@ def collect(model: PixelModel, count: int, batch: int, seed: int = 0, filters: F
 
 
 def test_images_do_not_depend_on_the_batch(model) -> None:
-    alone, threes, together = (collect(model, 8, batch, seed=5) for batch in (1, 3, 8))
-    assert alone.shape == (8, 64)
+    alone, threes, together = (collect(model, 5, batch, seed=5) for batch in (1, 3, 5))
+    assert alone.shape == (5, 64)
     assert torch.equal(alone, together)
     assert torch.equal(threes, together)
-    assert len(torch.unique(together, dim=0)) == 8
+    assert len(torch.unique(together, dim=0)) == 5
 
 
 def test_filtered_images_do_not_depend_on_the_batch(model) -> None:

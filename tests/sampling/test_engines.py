@@ -65,7 +65,7 @@ def test_native_steps_match_the_model(build_tiny_model, changes, batch, threads,
     plain = ReferenceEngine(reference, batch)
     native = NativeEngine(build_tiny_model(**changes).to(dtype), batch)
     native.use_threads(threads)
-    for token in draw_tokens(reference, batch).unbind(dim=1):
+    for token in draw_tokens(reference, batch, 30).unbind(dim=1):
         assert_agree(native.step(token).float(), plain.step(token), tolerance)
 
 

@@ -39,8 +39,7 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[[str], PixelM
 
 
 @every_case
-@loop_over("known", [0, 2, 23])
-@loop_over("batch", [1, 3])
+@loop_over(("known", "batch"), [(0, 1), (2, 3), (23, 3)])
 def test_steps_match_the_reference_engine(build, case: str, known: int, batch: int) -> None:
     """The steps begin at the start of an image or after a prefix that was read in parallel."""
     model = build(case)

@@ -72,8 +72,10 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelMod
 
 @pytest.mark.smoke
 @every_variant
-@pytest.mark.parametrize("known", [0, pytest.param(1, marks=pytest.mark.slow), 29])
-@loop_over("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("known", "batch"),
+    [(0, 1), (29, 3)] + [pytest.param(*slow, marks=pytest.mark.slow) for slow in ((0, 3), (1, 1), (1, 3), (29, 1))],
+)
 def test_steps_match_the_reference_engine(build, variant: str, known: int, batch: int) -> None:
     """The steps begin at the start of an image or after a prefix that was read in parallel."""
     model = build(variant)

@@ -50,7 +50,7 @@ def test_native_and_the_parallel_form_equal_the_step_beyond_the_length_of_traini
     require_library()
     model = build(attention)
     assert model.find_bound() is None
-    values = torch.randint(256, (2, 3 * POSITIONS + 5), generator=torch.Generator().manual_seed(1))
+    values = torch.randint(256, (2, 2 * POSITIONS + 5), generator=torch.Generator().manual_seed(1))
     tokens = model.shift_values(values)
     native, plain = (build_engine(name, model, 2) for name in (NATIVE, REFERENCE))
     nats = torch.empty(values.shape)
