@@ -29,6 +29,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.program import encode_model
 from linformer_cli.native import program_file
 from linformer_cli.native.build import PACKAGE, find_system_compiler
+from linformer_cli.native.library import load_library
 from linformer_cli.native.program import NoProgram, Operation
 from linformer_cli.native.runner import Runner
 from linformer_cli.sampling.choose import Filters, UniformStreams
@@ -109,6 +110,29 @@ def sample(
     """Return the values [batch, T] that `lintx sample --precision int8` draws."""
     sampler = Sampler(model, SEED, filters, engine=NATIVE, products=torch.int8)
     return sampler.sample(indices, labels).values.long().numpy()
+
+
+# The types of runner.h and those that Python passes or receives.
+TYPES = {"int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "double": ctypes.c_double, "void": None}
+
+
+def test_python_calls_the_functions_that_runner_h_declares(open_program, build_tiny_model) -> None:
+    open_program(build_tiny_model())  # declares the functions
+    header = re.sub(r"/\*.*?\*/", "", (NATIVE_FOLDER / "runner.h").read_text(), flags=re.DOTALL)
+    declared = re.findall(r"^((?:const )?\w+\*? )(lintx_\w+)\((.*?)\);", header, re.MULTILINE | re.DOTALL)
+    assert len(declared) == header.count(");") > 25
+
+    def find_type(text: str) -> object:
+        return ctypes.c_void_p if "*" in text else TYPES[text.split()[0]]
+
+    for result, name, arguments in declared:
+        function = getattr(load_library(), name)
+        if name == "lintx_error":
+            assert (result, arguments, function.restype) == ("const char* ", "void", ctypes.c_char_p)
+        elif name != "lintx_describe":  # only programs in C call it
+            expected = [find_type(argument) for argument in arguments.split(",")]
+            assert [*(function.argtypes or ())] == expected, name
+            assert function.restype == find_type(result), name
 
 
 # Seven levels do not divide the brightnesses evenly.
