@@ -21,12 +21,15 @@ SECONDS = 120
 
 
 class Command:
-    """A running command line. `stderr`, if given, is the file that its messages go to.
+    """A running command line, or a script with these arguments.
 
-    Its outputs must each fit into a pipe, unless they are read while it runs.
+    `stderr`, if given, is the file that its messages go to. Its outputs must each fit into a pipe, unless they are read
+    while it runs.
     """
 
-    def __init__(self, *arguments: object, data: bytes = b"", stdout: str = "", stderr: str = "") -> None:
+    def __init__(
+        self, *arguments: object, data: bytes = b"", stdout: str = "", stderr: str = "", script: str = ""
+    ) -> None:
         self.returncode: int | None = None
         ends: list[Connection | str] = []
         self.streams: list[io.BufferedIOBase] = []
@@ -40,7 +43,7 @@ class Command:
             self.streams.append(os.fdopen(os.dup(mine.fileno()), "rb"))
             mine.close()
         self.stdout, self.stderr = self.streams
-        given = [str(argument) for argument in arguments], ends, dict(os.environ), str(Path.cwd())
+        given = [str(argument) for argument in arguments], ends, dict(os.environ), str(Path.cwd()), script
         self.process = _SERVER.Process(target=_run, args=given)
         self.process.start()
         for end in ends:
@@ -80,7 +83,15 @@ def run_command(*arguments: object, data: bytes = b"", stdout: str = "", stderr:
         return command.finish()
 
 
-def _run(arguments: list[str], ends: list[Connection | str], environment: dict[str, str], folder: str) -> None:
+def run_script(script: str, *arguments: object) -> tuple[int, bytes, str]:
+    """Run a script to its end. Returns the exit code, the output and the messages."""
+    with Command(*arguments, script=script) as command:
+        return command.finish()
+
+
+def _run(
+    arguments: list[str], ends: list[Connection | str], environment: dict[str, str], folder: str, script: str
+) -> None:
     for number, end in enumerate(ends):
         opened = os.open(end, os.O_WRONLY) if isinstance(end, str) else end.fileno()
         os.dup2(opened, number)
@@ -93,6 +104,6 @@ def _run(arguments: list[str], ends: list[Connection | str], environment: dict[s
     from linformer_cli.__main__ import main
 
     try:
-        main()
+        exec(script, {}) if script else main()
     except SystemExit as ended:
         ctypes.pythonapi.Py_Exit(ended.code)  # the end of a normal interpreter, with its last flush of the streams

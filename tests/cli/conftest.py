@@ -1,3 +1,4 @@
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -52,6 +53,17 @@ def fixed_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("linformer_cli.bench.measure.ceilings.Ceilings", FixedCeilings)
     for user in ("gpu", "paper", "speech"):
         monkeypatch.setattr(f"linformer_cli.bench.{user}.Ceilings", FixedCeilings)
+
+
+@pytest.fixture(autouse=True)
+def no_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes run in this process, whose growth means nothing; `tests/bench` measures memory in fresh processes."""
+
+    def run(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
+        return {**importlib.import_module(module).measure(setup), "peak_bytes": 2**20}
+
+    for user in ("pass_memory", "sampling_memory"):
+        monkeypatch.setattr(f"linformer_cli.bench.measure.{user}.run_fresh", run)
 
 
 @pytest.fixture

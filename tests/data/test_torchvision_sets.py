@@ -5,7 +5,6 @@ import hashlib
 import importlib.abc
 import pickle
 import socket
-import subprocess
 import sys
 import textwrap
 import urllib.error
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import run_script
 
 from linformer_cli.data import torchvision_sets
 from linformer_cli.data.torchvision_sets import NETWORK_TIMEOUT_SECONDS, load_torchvision_set
@@ -257,7 +257,9 @@ FAKE_TORCHVISION = {
 }
 
 
-def test_the_import_of_torchvision_is_retried_with_its_missing_operators_declared(tmp_path: Path) -> None:
+def test_the_import_of_torchvision_is_retried_with_its_missing_operators_declared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The test uses a separate process, because operators are registered for the whole process.
 
     The fake torchvision fails in the same way as the real one.
@@ -266,9 +268,10 @@ def test_the_import_of_torchvision_is_retried_with_its_missing_operators_declare
     for file, text in FAKE_TORCHVISION.items():
         (tmp_path / "torchvision" / file).write_text(textwrap.dedent(text))
     script = """
-        import sys
+        import builtins, sys, torch, warnings
+        warnings.simplefilter("error")
         sys.path.insert(0, sys.argv[1])
-        import builtins, torch, warnings
+        assert "torchvision" not in sys.modules
         try:
             with warnings.catch_warnings(action="ignore"):
                 import torchvision
@@ -283,17 +286,11 @@ def test_the_import_of_torchvision_is_retried_with_its_missing_operators_declare
         import gc; gc.collect()
         torch.ops.torchvision.nms.default
     """
-    repository = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=repository,
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.undo()  # the new process is asked for through a socket
+    code, output, errors = run_script(textwrap.dedent(script), tmp_path)
+    assert code == 0, errors
     # The script's own import may print "chatter" once, but the import in lintx may not print anything.
-    assert done.stdout.replace("chatter\n", "", 1) == ""
+    assert output.replace(b"chatter\n", b"", 1) == b""
 
 
 def break_torchvision(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cli.conftest import run_main
 from commands import Command
 from safetensors.torch import load_file
 
@@ -16,7 +17,7 @@ from linformer_cli.training.run_folder import RunFolder
 EVERYTHING_TO_LOSE = ["--save-every", "1", "--ema", "0.9", "--keep-last", "2"]
 
 
-def start(options: list[str], run: Path, steps: int = 80) -> Command:
+def start(options: list[str], run: Path, steps: int) -> Command:
     if (run / "config.toml").exists():
         return Command("train", "--resume", run, "--quiet")
     return Command("train", *options, *EVERYTHING_TO_LOSE, "--steps", steps, "--out", run, "--quiet")
@@ -38,11 +39,6 @@ def wait_for_a_save(run: Path, before: float | None, command: Command) -> None:
         if not command.process.is_alive():
             return
         time.sleep(0.002)
-
-
-def finish(options: list[str], run: Path) -> None:
-    with start(options, run) as command:
-        assert command.wait(None) == 0
 
 
 @pytest.mark.slow
@@ -80,7 +76,8 @@ def test_a_run_killed_at_random_moments_reaches_the_same_weights(
             reached.append(load_training_state(checkpoint).values["step"])
         else:
             before_the_first_save += 1
-    finish(small_run_options, run)
+    with start(small_run_options, run, steps) as command:
+        assert command.wait(None) == 0
     print(f"{killed} kills, {while_saving} of them while saving, {before_the_first_save} before the first save")
     print(f"steps reached: {reached}")
     assert reached == sorted(reached)
@@ -91,12 +88,15 @@ def test_a_run_killed_at_random_moments_reaches_the_same_weights(
         assert all(ours[key].equal(theirs[key]) for key in ours), name
 
 
-def test_a_process_that_was_killed_leaves_its_run_unlocked(small_run_options: list[str], tmp_path: Path) -> None:
+def test_a_process_that_was_killed_leaves_its_run_unlocked(
+    small_run_options: list[str], tmp_path: Path, capsys
+) -> None:
     run = tmp_path / "locked"
-    with start(small_run_options, run) as command:
+    with start(small_run_options, run, 1_000) as command:
         wait_for_a_save(run, None, command)
         command.send_signal(signal.SIGSTOP)  # so it cannot finish before the second process tries the lock
-        with start(small_run_options, run) as second:
+        with start(small_run_options, run, 1_000) as second:
             assert second.wait() == 1, "a second process must be refused"
-    finish(small_run_options, run)
-    assert read_checkpoint(run / "last").info.training.step == 80
+    step = read_checkpoint(run / "last").info.training.step + 1
+    assert run_main(("train", "--resume", run, "--steps", step), capsys).code == 0
+    assert read_checkpoint(run / "last").info.training.step == step

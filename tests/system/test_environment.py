@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from commands import run_script
 
 from linformer_cli.__main__ import limit_spinning
 from linformer_cli.system.environment import describe_environment
@@ -36,8 +37,7 @@ def test_sampling_does_not_load_torchs_compiler() -> None:
         "linformer_cli.sample_images(linformer_cli.load_model('mnist-deep'), count=1)\n"
         "sys.exit(', '.join({'torch._dynamo', 'torch._inductor', 'sympy'} & sys.modules.keys()) or None)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert run_script(script) == (0, b"", "")
 
 
 @pytest.mark.parametrize(
