@@ -15,6 +15,7 @@ from torch.nn import functional
 from linformer_cli.config import ImageShape, ModelConfig, TrainConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import Block, initialise_weights
+from linformer_cli.model.dropout import Vectors, exact
 from linformer_cli.model.mixers import build_blocks
 from linformer_cli.model.variants import Variant
 from linformer_cli.system.device import seeded
@@ -123,11 +124,11 @@ class CopyModel(nn.Module):
 
     def forward(self, sequences: Tensor) -> Tensor:
         """Return the logits [B, T, symbols] of the next symbol, for sequences int64 [B, T]."""
-        x = self.symbols(sequences) + self.positions.weight[: sequences.shape[1]]
+        x: Vectors = self.symbols(sequences) + self.positions.weight[: sequences.shape[1]]
         for block in self.blocks:
             assert isinstance(block, Block)
             x, _ = block.attend(x, None)
-        logits: Tensor = self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(exact(x)))
         return logits
 
 

@@ -15,7 +15,6 @@ from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.native.constants import TILE_ROWS
 from linformer_cli.native.program import NO_BUFFER, Builder, MixInputs
 
-from .dropout import rounded
 from .linear_layers import Linear
 from .short_convolution import ShortConvolution
 
@@ -97,7 +96,7 @@ class AttentionLayer(nn.Module):
 
         x has an axis T, unless it is a single position.
         """
-        projected = self.input(rounded(x))
+        projected = self.input(x)
         widths = [self.heads * width for width in self.widths]
         parts = list(_Split.apply(projected, widths))
         if x.is_cuda and projected.shape[-1] % _ALIGNED:

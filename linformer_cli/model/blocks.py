@@ -15,7 +15,7 @@ from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.native.program import Builder
 
 from .attention_layer import AttentionLayer, QueryLayer
-from .dropout import add_and_normalise, add_dropped, rounded
+from .dropout import Rounded, Vectors, add_and_normalise, add_dropped, exact
 from .linear_layers import Linear
 
 
@@ -35,7 +35,7 @@ class FeedForward(nn.Module):
         self.activation = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.input(rounded(x), self.activation)
+        hidden = self.input(x, self.activation)
         y: Tensor = hidden.unflatten(-1, (-1, self.width)).sum(dim=-2) if self.output is None else self.output(hidden)
         return y
 
@@ -69,7 +69,7 @@ class Block(nn.Module, ABC):
         self.pre = config.norm == "pre"
 
     @abstractmethod
-    def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def attend(self, x: Vectors, state: Any) -> tuple[Vectors, Any]:
         """Output vectors [B, T, width] for inputs x that follow `state` (None: no positions), and the new state."""
 
     @abstractmethod
@@ -104,10 +104,20 @@ class Block(nn.Module, ABC):
         return False
 
     def add_branch(
-        self, x: Tensor, norm: nn.LayerNorm, branch: Callable[[Tensor], tuple[Tensor, Any]]
-    ) -> tuple[Tensor, Any]:
-        """The sum of x and the output of `branch`, normalised as configured, and the state that `branch` returns."""
-        y, state = branch(norm(x) if self.pre else x)
+        self,
+        x: Vectors,
+        norm: nn.LayerNorm,
+        branch: Callable[[Tensor], tuple[Tensor, Any]],
+        reads_copy: bool = True,
+    ) -> tuple[Vectors, Any]:
+        """The sum of x and the output of `branch`, normalised as configured, and the state that `branch` returns.
+
+        `branch` reads the rounded copy of x, if there is one. `reads_copy` must be False unless matrix products alone
+        read the input of `branch`.
+        """
+        copy = x.copy if isinstance(x, Rounded) and reads_copy else exact(x)
+        x = exact(x)
+        y, state = branch(norm(x) if self.pre else copy)
         if not self.training:
             return (x + y if self.pre else norm(x + y)), state
         return (add_dropped(x, y, self.dropout) if self.pre else add_and_normalise(x, y, self.dropout, norm)), state
@@ -169,7 +179,7 @@ class TransformerBlock(InnerBlock):
     def stateful(self) -> AttentionLayer | QueryLayer:
         return self.attention
 
-    def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def attend(self, x: Vectors, state: Any) -> tuple[Vectors, Any]:
         return self.add_branches(x, lambda x: self.attention.attend(x, state))
 
     def attend_all(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -179,11 +189,12 @@ class TransformerBlock(InnerBlock):
         """
         layer = self.attention
         assert isinstance(layer, AttentionLayer)
-        return self.add_branches(x, lambda x: (layer.attend_all(x, lengths), None))[0]
+        return exact(self.add_branches(x, lambda x: (layer.attend_all(x, lengths), None))[0])
 
     @torch.no_grad()
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self.add_branches(x_t, lambda x_t: self.attention.step(x_t, state))
+        y_t, state = self.add_branches(x_t, lambda x_t: self.attention.step(x_t, state))
+        return exact(y_t), state
 
     def branch_ends(self) -> Sequence[nn.Linear]:
         return self.attention.end, self.feed_forward.end
@@ -192,9 +203,9 @@ class TransformerBlock(InnerBlock):
         if isinstance(self.attention, AttentionLayer):
             self.attention.start_extra_bias()
 
-    def add_branches(self, x: Tensor, attention: Callable[[Tensor], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
+    def add_branches(self, x: Vectors, attention: Callable[[Tensor], tuple[Tensor, Any]]) -> tuple[Vectors, Any]:
         """x after both branches, and the state that `attention` returns; `attend` and `step` share this."""
-        x, state = self.add_branch(x, self.attention_norm, attention)
+        x, state = self.add_branch(x, self.attention_norm, attention, isinstance(self.attention, AttentionLayer))
         x, _ = self.add_branch(x, self.feed_forward_norm, lambda x: (self.feed_forward(x), None))
         return x, state
 

@@ -6,7 +6,7 @@ can also normalise the sum and round it to bfloat16.
 """
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,22 @@ from linformer_cli.native.library import has_library, load_function, read_struct
 _SOURCE = "model/dropout.cpp"
 # The rows are divided into this many pieces, each with its own sum of parameter gradients.
 _PIECES = 64
+
+
+class Rounded(NamedTuple):
+    """Vectors in float32, and their copy in bfloat16, which matrix products read without rounding them again."""
+
+    exact: Tensor
+    copy: Tensor
+
+
+# What blocks pass on. Only norms after a sum in bfloat16 training on the CPU make copies.
+Vectors = Tensor | Rounded
+
+
+def exact(x: Vectors) -> Tensor:
+    """x without its rounded copy, if it has one."""
+    return x.exact if isinstance(x, Rounded) else x
 
 
 def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
@@ -32,10 +48,10 @@ def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
     return x + functional.dropout(branch, probability)
 
 
-def add_and_normalise(x: Tensor, branch: Tensor, probability: float, norm: nn.LayerNorm) -> Tensor:
+def add_and_normalise(x: Tensor, branch: Tensor, probability: float, norm: nn.LayerNorm) -> Vectors:
     """The LayerNorm `norm` of `add_dropped(x, branch, probability)`, over the last dimension, with the same mask.
 
-    If `branch` is bfloat16, the compiled form also rounds the result to bfloat16; `rounded` returns it.
+    If `branch` is bfloat16, the compiled form also rounds the result to bfloat16 and returns both.
     """
     if not (_is_compiled(x, branch) and norm.weight.dtype == torch.float32):
         normalised: Tensor = norm(add_dropped(x, branch, probability))
@@ -44,17 +60,8 @@ def add_and_normalise(x: Tensor, branch: Tensor, probability: float, norm: nn.La
     y, half = _AddAndNormalise.apply(
         x.contiguous(), branch.contiguous(), norm.weight, norm.bias, norm.eps, seed, probability
     )
-    y.rounded = half
-    return y  # type: ignore[no-any-return]
-
-
-def rounded(x: Tensor) -> Tensor:
-    """The bfloat16 copy of x that `add_and_normalise` made, or x if it made none.
-
-    Under autocast, a linear layer returns the same for both, but reads the copy without rounding x again.
-    """
-    half: Tensor | None = getattr(x, "rounded", None)
-    return x if half is None else half
+    result: Vectors = y if half is None else Rounded(y, half)
+    return result
 
 
 def _is_compiled(x: Tensor, branch: Tensor) -> bool:

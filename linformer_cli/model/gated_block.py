@@ -12,6 +12,7 @@ from linformer_cli.config import ModelConfig
 from linformer_cli.native.program import Builder, MixInputs
 
 from .blocks import InnerBlock
+from .dropout import Vectors, exact
 from .linear_layers import Linear
 
 
@@ -36,7 +37,7 @@ class GatedBlock(InnerBlock):
     def inner(self) -> Attention:
         return self.attention
 
-    def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def attend(self, x: Vectors, state: Any) -> tuple[Vectors, Any]:
         return self._mix(x, lambda q, k, v: self.attention.attend(q, k, v, state))
 
     def attend_all(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -44,13 +45,14 @@ class GatedBlock(InnerBlock):
 
         `lengths` and the padding are those of `Attention.attend_all`.
         """
-        return self._mix(x, lambda q, k, v: (self.attention.attend_all(q, k, v, lengths), None))[0]
+        return exact(self._mix(x, lambda q, k, v: (self.attention.attend_all(q, k, v, lengths), None))[0])
 
     @torch.no_grad()
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self._mix(x_t, lambda q, k, v: self.attention.step(q, k, v, state))
+        y_t, state = self._mix(x_t, lambda q, k, v: self.attention.step(q, k, v, state))
+        return exact(y_t), state
 
-    def _mix(self, x: Tensor, run: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
+    def _mix(self, x: Vectors, run: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]) -> tuple[Vectors, Any]:
         """Add the branch whose positions are mixed by `run`, which takes q, k and v of a single head."""
 
         def branch(x: Tensor) -> tuple[Tensor, Any]:

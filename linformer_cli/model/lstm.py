@@ -14,6 +14,7 @@ from linformer_cli.documents import Config
 from linformer_cli.native.program import Builder
 
 from .blocks import Block
+from .dropout import Vectors, exact
 
 
 class LstmOptions(Config):
@@ -73,7 +74,7 @@ class LstmBlock(Block):
         # The gates are ordered input, forget, cell, output.
         nn.init.ones_(input_bias.data[self.hidden : 2 * self.hidden])
 
-    def attend(self, x: Tensor, state: Any) -> tuple[Tensor, LstmState]:
+    def attend(self, x: Vectors, state: Any) -> tuple[Vectors, LstmState]:
         def branch(x: Tensor) -> tuple[Tensor, LstmState]:
             start = None if state is None else (state.h.unsqueeze(0), state.c.unsqueeze(0))
             with torch.autocast(x.device.type, enabled=False), _in_float32():
@@ -81,7 +82,7 @@ class LstmBlock(Block):
             # These are copies, because torch may return views of a larger tensor.
             return self.output(y), LstmState(h[0].clone(), c[0].clone())
 
-        return self.add_branch(x, self.norm, branch)
+        return self.add_branch(x, self.norm, branch, reads_copy=False)
 
     @torch.no_grad()
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, LstmState]:
@@ -90,7 +91,8 @@ class LstmBlock(Block):
                 h, c = torch.lstm_cell(x_t.to(self.output.weight.dtype), (state.h, state.c), *self.lstm.all_weights[0])
             return self.output(h), LstmState(h, c)
 
-        return self.add_branch(x_t, self.norm, branch)
+        y_t, state = self.add_branch(x_t, self.norm, branch, reads_copy=False)
+        return exact(y_t), state
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LstmState:
         h, c = (torch.zeros(batch, self.hidden, device=device, dtype=dtype) for _ in range(2))

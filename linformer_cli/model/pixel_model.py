@@ -11,6 +11,7 @@ from linformer_cli.config import ModelConfig
 
 from .blocks import Block, initialise_weights
 from .channels import ChannelNetwork
+from .dropout import Vectors, exact
 from .embedding import EmbeddingState, PixelEmbedding
 from .heads import MixtureHead, build_head
 from .mixers import build_blocks
@@ -110,10 +111,12 @@ class PixelModel(nn.Module):
         not modified.
         """
         before = self.embedding.init_state(len(tokens), tokens.device) if state is None else state.embedding
-        x, embedding = self.embedding(tokens, before)
+        embedded, embedding = self.embedding(tokens, before)
+        vectors: Vectors = embedded
         layers: list[Any] = [None] * len(self.blocks) if state is None else list(state.layers)
-        for index, block in enumerate(self.typed_blocks if x.shape[1] else []):
-            x, layers[index] = block.attend(x, layers[index])
+        for index, block in enumerate(self.typed_blocks if embedded.shape[1] else []):
+            vectors, layers[index] = block.attend(vectors, layers[index])
+        x = exact(vectors)
         pixel = x[:, :0, 0] if state is None else state.pixel
         parameters, pixel = self._read_head(x, tokens, before, pixel)
         return parameters, PixelState(embedding, tuple(layers), pixel)

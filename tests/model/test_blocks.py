@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from loops import loop_over
+from machine import HAS_LIBRARY, NO_LIBRARY
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,6 +16,7 @@ from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.blocks import AttentionLayer, Block, FeedForward, TransformerBlock
+from linformer_cli.model.dropout import Rounded, Vectors
 from linformer_cli.model.gated_block import GatedBlock
 from linformer_cli.model.lstm import LstmBlock, LstmState
 from linformer_cli.model.mixers import MIXERS, build_blocks
@@ -254,6 +256,22 @@ def assert_the_residual_stream_is_kept(block: Block, x: Tensor) -> None:
         nn.init.zeros_(end.weight)
         nn.init.zeros_(end.bias)
     assert torch.equal(block.attend(x, None)[0], block.attend(x, None)[0])
+
+
+@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+@pytest.mark.parametrize(("attention", "dtype"), [("linear", torch.bfloat16), ("single_head", torch.float32)])
+def test_products_read_the_rounded_copies_of_norms(build_config: BuildConfig, attention: str, dtype) -> None:
+    """The mechanism of `single_head` has its block's input as keys and values, and its output is float32."""
+    x: Vectors = draw(2, 15, 16).float()
+    found = []
+    with torch.autocast("cpu", torch.bfloat16):
+        for block in build_blocks(build_config(attention, layers=2, norm="post")):
+            assert isinstance(block, TransformerBlock)
+            for linear in (block.attention.input, block.feed_forward.input):
+                linear.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].dtype))
+            x, _ = block.attend(x, None)
+    assert found == [torch.float32, dtype, dtype, dtype]  # no norm comes before the first
+    assert isinstance(x, Rounded)
 
 
 # The recurrent baseline.

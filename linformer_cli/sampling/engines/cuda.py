@@ -22,6 +22,7 @@ from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.errors import LintxError
 from linformer_cli.model.attention_layer import AttentionLayer
 from linformer_cli.model.blocks import TransformerBlock
+from linformer_cli.model.dropout import exact
 from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding, fill_ring, ring_slots
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.native.constants import COMPILED_MAPS
@@ -194,7 +195,7 @@ def _step_block(block: TransformerBlock, x_t: Tensor, state: _LayerState) -> Ten
             y_t = step_folded(q_t, k_t, v_t, state, cast(LinearAttention, layer.inner).options.feature_map)
         return layer.finish(y_t, inputs.gate), state
 
-    return block.add_branches(x_t, attention)[0]
+    return exact(block.add_branches(x_t, attention)[0])
 
 
 class Graphs:
