@@ -119,10 +119,8 @@ def test_blocks_and_steps_match_a_single_pass(case: Case, length: int) -> None:
         stepped, _ = step_through(mechanism, inputs)
         assert_agree(stepped, whole, FLOAT64)
         for seed in range(4 if length > 1 else 0):
-            cuts = random_cuts(length, seed)
-            blocks, _ = attend_blocks(mechanism, inputs, cuts)
-            assert_agree(blocks, whole, FLOAT64)
-            blocks, _ = attend_blocks(mechanism, inputs, cuts, init(mechanism, inputs))
+            state = init(mechanism, inputs) if seed % 2 else None
+            blocks, _ = attend_blocks(mechanism, inputs, random_cuts(length, seed), state)
             assert_agree(blocks, whole, FLOAT64)
 
 
@@ -146,7 +144,8 @@ def test_gradients_are_split_invariant(case: Case, length: int) -> None:
     mechanism = build(case)
     inputs = draw(mechanism, length, seed=length)
     whole = gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0])
-    for seed, state in itertools.product(range(3), (None, init(mechanism, inputs))):
+    for seed in range(4):
+        state = init(mechanism, inputs) if seed % 2 else None
         run = functools.partial(attend_blocks, mechanism, cuts=random_cuts(length, seed), state=state)
         assert_gradients_agree(gradients(mechanism, inputs, lambda x, run=run: run(inputs=x)[0]), whole)
 
@@ -519,8 +518,8 @@ every_hardness = loop_over("hardness", HARD)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 def test_hard_inputs_give_finite_outputs_and_gradients(case: Case, hardness: str, dtype: torch.dtype) -> None:
     mechanism = build(case, dtype)
-    inputs = share(mechanism, HARD[hardness](draw(mechanism, dtype=dtype)))
-    for run in (lambda x: attend(mechanism, x)[0], lambda x: attend_blocks(mechanism, x, [64, 100])[0]):
+    inputs = share(mechanism, HARD[hardness](draw(mechanism, 80, dtype=dtype)))
+    for run in (lambda x: attend(mechanism, x)[0], lambda x: attend_blocks(mechanism, x, [40, 64])[0]):
         assert bool(torch.isfinite(run(inputs)).all())
         for gradient in gradients(mechanism, inputs, run).values():
             assert bool(torch.isfinite(gradient).all())

@@ -31,11 +31,11 @@ def trained(build_model: Callable[..., PixelModel]) -> PixelModel:
     """A model trained on all images of all classes, with the class and without it."""
     model = build_model(classes=CLASSES, optional_class=True, size=(1, POSITIONS, 1), levels=LEVELS)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    images, labels = IMAGES.repeat(CLASSES + 1, 1), torch.arange(CLASSES + 1).repeat_interleave(len(IMAGES))
+    weights = torch.cat([TRUTH.flatten() / CLASSES, TRUTH.mean(dim=0)])
     for _ in range(120):
-        given = [(TRUTH[label] * model.nats(IMAGES, label_all(label)).sum(dim=1)).sum() for label in range(CLASSES)]
-        hidden = (TRUTH.mean(dim=0) * model.nats(IMAGES).sum(dim=1)).sum()
         optimizer.zero_grad()
-        (torch.stack(given).mean() + hidden).backward()
+        (weights * model.nats(images, labels).sum(dim=1)).sum().backward()
         optimizer.step()
     return model
 

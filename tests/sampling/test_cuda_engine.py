@@ -73,7 +73,7 @@ def test_steps_match_the_model(build_tiny_model, changes, dtype, tolerance) -> N
         assert_agree(ours.float(), theirs.float(), tolerance)
 
 
-@loop_over("known", [1, 9, 23, 40])
+@loop_over("known", [9, 40])
 @loop_over("changes", [{}, {"classes": 3, "context": "hashed"}, SOFTMAX])
 def test_the_engine_continues_from_a_state_of_attend(build_tiny_model, known, changes) -> None:
     model = build_tiny_model(**changes)
