@@ -42,6 +42,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 PositiveOrZero = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0), Duration()]
+Colour = Annotated[str, Field(pattern=r"^#[0-9a-f]{6}([0-9a-f]{2})?$")]
 
 
 def holds_bytes(data: str) -> bool:
@@ -57,18 +58,31 @@ def choose_words(data: str) -> Words:
 class ImageShape(Config):
     """The size of a model's images. `levels` is the number of values a channel can take.
 
-    A window of bytes is an image of one row.
+    The channels are grey, RGB or RGBA. With a `palette`, the value of a pixel is the number of its colour, '#rrggbb' or
+    '#rrggbbaa'; '#00000000', which is transparent, is number 0 if there is any. A window of bytes is an image of one
+    row.
     """
 
     height: Size
     width: Size
-    channels: Literal[1, 3] = 1
+    channels: Literal[1, 3, 4] = 1
     levels: Annotated[int, Field(ge=2, le=256)] = 256
+    # Left out if empty, so that the files of models without a palette stay as they were.
+    palette: tuple[Colour, ...] = Field((), exclude_if=lambda palette: not palette)
 
     @model_validator(mode="after")
     def _not_too_large(self) -> Self:
         if self.positions > LARGEST_IMAGE:
             raise ValueError(f"an image can have at most {LARGEST_IMAGE:,} values, found {self.positions:,}")
+        return self
+
+    @model_validator(mode="after")
+    def _palette_fits_values(self) -> Self:
+        if self.palette and (self.channels, self.levels) != (1, len(self.palette)):
+            found = f"{self.channels} and {self.levels}"
+            raise ValueError(
+                f"a palette of {len(self.palette)} colours needs 1 channel and as many levels, found {found}"
+            )
         return self
 
     @property
@@ -77,9 +91,14 @@ class ImageShape(Config):
         return self.height * self.width * self.channels
 
     @property
+    def colours(self) -> list[tuple[int, ...]]:
+        """The red, green, blue and opacity of the palette's colours, 0 to 255."""
+        return [tuple(bytes.fromhex(f"{colour[1:]:f<8}")) for colour in self.palette]
+
+    @property
     def words(self) -> Words:
         """What a sequence of this size is called."""
-        return WINDOWS if (self.height, self.channels, self.levels) == (1, 1, 256) else IMAGES
+        return WINDOWS if self == ImageShape(height=1, width=self.width) else IMAGES
 
     @property
     def values_per_row(self) -> int:
@@ -184,7 +203,15 @@ class ModelConfig(NetworkConfig):
     @model_validator(mode="after")
     def _pixels_have_channels(self) -> Self:
         if self.steps_over_pixels and self.image.channels == 1:
-            raise ValueError("context 'residual' needs images with three channels; in a grey image, values are pixels")
+            raise ValueError(
+                "context 'residual' needs images with three or four channels; with one, values are pixels: use 'wide'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _colours_are_classes(self) -> Self:
+        if self.image.palette and self.head == "mixture":
+            raise ValueError("head 'mixture' needs values with an order, and a palette has none; use 'categorical'")
         return self
 
     @property

@@ -111,11 +111,27 @@ def test_the_paper_embedding_needs_a_width_divisible_by_4(raises_one_line) -> No
 
 def test_blocks_step_over_pixels_of_colour_images_only(raises_one_line) -> None:
     image = {"height": 4, "width": 5}
-    with raises_one_line(UsageError, "context 'residual' needs images with three channels"):
+    with raises_one_line(UsageError, "context 'residual' needs images with three or four channels"):
         parse_config(ModelConfig, {"context": "residual", "image": image}, "model")
     colour = {**image, "channels": 3}
     config = parse_config(ModelConfig, {"context": "residual", "image": colour}, "model")
     assert (config.image.positions, config.block_image.positions) == (60, 20)
+
+
+def test_a_palette_has_one_colour_for_each_value(raises_one_line) -> None:
+    image = {"height": 4, "width": 5, "levels": 2, "palette": ["#00000000", "#a0b1c2"]}
+    found = parse_config(ImageShape, image, "image")
+    assert found.colours == [(0, 0, 0, 0), (160, 177, 194, 255)]
+    assert parse_config(ImageShape, found.model_dump(mode="json"), "image") == found
+    assert "palette" not in ImageShape(height=4, width=5).model_dump()
+    with raises_one_line(UsageError, "image: a palette of 2 colours needs 1 channel and as many levels, found 1 and 3"):
+        parse_config(ImageShape, {**image, "levels": 3}, "image")
+    with raises_one_line(UsageError, "found 3 and 2"):
+        parse_config(ImageShape, {**image, "channels": 3}, "image")
+    with raises_one_line(UsageError, "image: palette.1: ", "found '#A0B1C2'"):
+        parse_config(ImageShape, {**image, "palette": ["#00000000", "#A0B1C2"]}, "image")
+    with raises_one_line(UsageError, "model: head 'mixture' needs values with an order"):
+        parse_config(ModelConfig, {"head": "mixture", "image": image}, "model")
 
 
 def test_boom_needs_whole_chunks_of_the_width(raises_one_line) -> None:

@@ -111,7 +111,7 @@ def _draw(path: Path, session: Session, images: Any, labels: Any) -> None:
     model = session.model
     engines = EngineCache(session.engine, model, products=session.products)
     given = None if labels is None else torch.from_numpy(labels[: len(images)])
-    nats = stepped_nats(engines, images_to_values(images, model.head.levels), given)
+    nats = stepped_nats(engines, images_to_values(images, model.config.image), given)
     bits = nats.double().numpy().reshape(images.shape) / math.log(2)
     write_file(path, encode_png(render_bits(images, bits), session.record))
     info(f"wrote {path}")

@@ -157,7 +157,7 @@ class _Task:
             info(
                 f"hint: {path} has a {colours[0]} background, but the model was trained on a {colours[1]} one; {remedy}"
             )
-        values = images_to_values(picture.image[None], shape.levels)[0]
+        values = images_to_values(picture.image[None], shape)[0]
         return picture, complete_values(self.sampler, values, self.known, asked.count, self.label, warn_smaller_batch)
 
 

@@ -182,7 +182,7 @@ def _may_be_deep(picture: Image.Image) -> bool:
 
 def _to_values(images: Pixels, shape: ImageShape, name: str) -> NDArray[np.int64]:
     """Values int64 [N, T] of images. Raises `DataError` if they have brightnesses that the model's levels lack."""
-    values = images_to_values(images, shape.levels)
+    values = images_to_values(images, shape)
     if shape.levels < 256 and not np.array_equal(values_to_images(values, shape), images):
         raise DataError(f"{name} has other brightnesses than the {shape.levels} levels of the model")
     found: NDArray[np.int64] = values.numpy()

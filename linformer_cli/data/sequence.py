@@ -9,18 +9,19 @@ from numpy.typing import NDArray
 from linformer_cli.config import ImageShape
 
 
-def images_to_values(images: NDArray[np.uint8], levels: int = 256) -> torch.Tensor:
+def images_to_values(images: NDArray[np.uint8], shape: ImageShape | None = None) -> torch.Tensor:
     """Convert uint8 images [N, H, W, C] to int64 values [N, T] in [0, levels), with T = H * W * C.
 
-    Position t is row t // (W * C), column t // C % W, channel t % C. With fewer than 256 levels, the 256 brightnesses
-    are divided into `levels` ranges whose lengths differ by at most one. Raises `ValueError` for a wrong dtype or rank.
+    Position t is row t // (W * C), column t // C % W, channel t % C. Images with a palette already hold values. If
+    `shape` has fewer than 256 levels and no palette, the 256 brightnesses are divided into `levels` ranges whose
+    lengths differ by at most one. Raises `ValueError` for a wrong dtype or rank.
     """
     if images.dtype != np.uint8 or images.ndim != 4:
         raise ValueError(f"images must be uint8 [N, H, W, C], found {images.dtype} {list(images.shape)}")
     # Copy the images, because they may be a read-only view of a file.
     values: NDArray[Any] = np.array(images, dtype=np.int64).reshape(images.shape[0], -1)
-    if levels != 256:
-        values = values * levels // 256
+    if shape is not None and not shape.palette:
+        values = values * shape.levels // 256
     return torch.from_numpy(values)
 
 
@@ -28,13 +29,14 @@ def values_to_images(values: torch.Tensor, shape: ImageShape) -> NDArray[np.uint
     """Convert integer values [N, T] in [0, shape.levels) to uint8 images [N, H, W, C], inverting `images_to_values`.
 
     With fewer than 256 levels, the levels are spread evenly over the brightnesses from 0 to 255. They are rounded up,
-    so that each stays in its own range and converting to images and back changes no value. Raises `ValueError` if T
-    does not match `shape` or a value is out of range.
+    so that each stays in its own range and converting to images and back changes no value. Images with a palette hold
+    the values themselves. Raises `ValueError` if T does not match `shape` or a value is out of range.
     """
     if values.ndim != 2 or values.shape[1] != shape.positions:
         raise ValueError(f"values must be [N, {shape.positions}], found {list(values.shape)}")
     array: NDArray[Any] = values.detach().cpu().numpy().astype(np.int64)
     if array.size and (array.min() < 0 or array.max() >= shape.levels):
         raise ValueError(f"values must be in [0, {shape.levels}), found {array.min()} to {array.max()}")
-    brightness = -(-array * 255 // (shape.levels - 1))
-    return brightness.astype(np.uint8).reshape(-1, shape.height, shape.width, shape.channels)
+    if not shape.palette:
+        array = -(-array * 255 // (shape.levels - 1))
+    return array.astype(np.uint8).reshape(-1, shape.height, shape.width, shape.channels)

@@ -114,7 +114,7 @@ def measure_nats(
     def measure(part: Sequence[int]) -> tuple[Tensor, Tensor]:
         before_batch()
         chosen = slice(part[0], part[-1] + 1)
-        values = images_to_values(images[chosen], model.config.image.levels).to(model.device)
+        values = images_to_values(images[chosen], model.config.image).to(model.device)
         given = None if labels is None else torch.from_numpy(labels[chosen]).to(model.device)
         found = (nats or model.nats)(values, given).cpu().double()
         ranges = [found[:, part.start : part.stop].sum(dim=1) for part in _double_ranges(positions)]

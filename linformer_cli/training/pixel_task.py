@@ -71,7 +71,7 @@ class PixelTask(Task[PixelModel, tuple[Tensor, Tensor | None]]):
             images = flip_images(images, self.batches.flips(start, size))
         if settings.shift:
             images = shift_images(images, self.batches.shifts(start, size, settings.shift))
-        values = images_to_values(images, self.config.model.image.levels).to(self.device)
+        values = images_to_values(images, self.config.model.image).to(self.device)
         if self.labels is None:
             return values, None
         labels = self.labels[indices]

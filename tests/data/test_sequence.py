@@ -21,7 +21,7 @@ def test_values_are_in_raster_order_with_channels_innermost() -> None:
         assert values[1, (row * 4 + column) * 3 + channel] == images[1, row, column, channel]
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", [1, 3, 4])
 def test_converting_to_values_and_back_changes_nothing(channels: int) -> None:
     images = random_images(3, 5, 4, channels)
     shape = ImageShape.model_validate({"height": 5, "width": 4, "channels": channels})
@@ -33,18 +33,27 @@ def test_converting_to_values_and_back_changes_nothing(channels: int) -> None:
 def test_converting_to_images_and_back_changes_no_level() -> None:
     for levels in range(2, 257):
         values = torch.arange(levels)[None]
-        images = values_to_images(values, ImageShape(height=1, width=levels, levels=levels))
+        shape = ImageShape(height=1, width=levels, levels=levels)
+        images = values_to_images(values, shape)
         assert images[0, 0, 0, 0] == 0
         assert images[0, 0, -1, 0] == 255
         # Every brightness is less than 1 away from the exact value of its level.
         np.testing.assert_array_less(np.abs(images.ravel() - np.linspace(0, 255, levels)), 1)
-        assert torch.equal(images_to_values(images, levels), values), levels
+        assert torch.equal(images_to_values(images, shape), values), levels
+
+
+def test_images_with_a_palette_hold_values() -> None:
+    images = random_images(3, 5, 4, 1) % 3
+    shape = ImageShape(height=5, width=4, levels=3, palette=("#00000000", "#ffffff", "#10203080"))
+    values = images_to_values(images, shape)
+    np.testing.assert_array_equal(values.flatten(), images.ravel())
+    np.testing.assert_array_equal(values_to_images(values, shape), images)
 
 
 @pytest.mark.parametrize("levels", [2, 3, 16, 100, 255])
 def test_brightness_is_divided_evenly_into_levels(levels: int) -> None:
     ramp = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1)
-    values = images_to_values(ramp, levels)[0]
+    values = images_to_values(ramp, ImageShape(height=16, width=16, levels=levels))[0]
     assert torch.all(values.diff() >= 0)
     counts = torch.bincount(values, minlength=levels)
     assert len(counts) == levels

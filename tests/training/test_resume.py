@@ -28,6 +28,7 @@ from training_runs import (
 
 from linformer_cli.checkpoint import TrainingState, load_model, load_training_state, read_checkpoint, save_checkpoint
 from linformer_cli.checkpoint_files import WEIGHTS
+from linformer_cli.config import ImageShape
 from linformer_cli.data.batches import flip_images, shift_images
 from linformer_cli.errors import CheckpointError, DataError, Interrupted, UsageError
 from linformer_cli.evaluation.bits import measure_nats
@@ -226,9 +227,9 @@ def test_only_training_images_are_flipped_and_shifted(configure, tmp_path, monke
     read: list[Any] = []
     convert = pixel_module.images_to_values
 
-    def recorded(images: Any, levels: int) -> torch.Tensor:
+    def recorded(images: Any, shape: ImageShape) -> torch.Tensor:
         read.append(images)
-        return convert(images, levels)
+        return convert(images, shape)
 
     monkeypatch.setattr(pixel_module, "images_to_values", recorded)
     trainer = begin(configure(flip=True, shift=1, steps=2, accumulation=2, sample_every=0), tmp_path / "run")
