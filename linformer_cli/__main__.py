@@ -19,6 +19,7 @@ def main() -> NoReturn:
         signal.signal(signal.SIGINT, _leave)
     _open_closed_streams()
     limit_spinning()
+    drop_impossible_sizes()
     _replace_unknown_characters()
     try:
         from linformer_cli.cli.app import main as run
@@ -42,6 +43,14 @@ def limit_spinning() -> None:
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = "10000"
+
+
+def drop_impossible_sizes() -> None:
+    """Remove sizes of the terminal with which rich or Typer would fail or print nothing, such as `COLUMNS=0`."""
+    for name in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):
+        size = os.environ.get(name, "")
+        if not (size.isascii() and size.isdigit() and 10 <= int(size[:6]) <= 10_000):
+            os.environ.pop(name, None)
 
 
 def _leave(number: int, _frame: object = None) -> NoReturn:

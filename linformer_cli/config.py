@@ -28,6 +28,7 @@ class Duration:
 # products within 64 bits.
 LARGEST_SIZE = 65_536
 LARGEST_STEP = 2**40
+_LARGEST_MUON_RATE = 1e30
 # The default guidance of images with a class. A classifier then recognises 99 % of the images of `mnist-deep`, and is
 # sure of as many as of test images (docs/notes/quality.md, "Classes").
 CLASS_GUIDANCE = 2.5
@@ -325,6 +326,15 @@ class TrainConfig(Config):
         given = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"exactly one of steps, epochs and max_time sets the length, found {given or 'none'}")
+        return self
+
+    @model_validator(mode="after")
+    def _muon_steps_are_finite(self) -> Self:
+        # Other optimizers overflow to infinity, which the next loss shows; torch's Muon fails instead.
+        if self.optimizer == "muon" and self.learning_rate * max(1, self.weight_decay) > _LARGEST_MUON_RATE:
+            raise ValueError(
+                f"optimizer 'muon' takes a learning_rate, also times weight_decay, of at most {_LARGEST_MUON_RATE:g}"
+            )
         return self
 
 

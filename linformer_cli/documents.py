@@ -6,9 +6,9 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from .errors import UsageError, shorten, unknown_name
 
@@ -17,12 +17,29 @@ LARGEST_DOCUMENT = 2**20
 DEEPEST = 32
 # tomllib takes quadratic time for a key of many parts, and a key is on one line.
 _MOST_DOTS = 200
+_UTF8 = "utf-8-sig"  # some editors on Windows begin a file with a byte order mark
+_SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 class Config(BaseModel):
-    """Base class of all configurations. They are immutable, and unknown keys are errors."""
+    """Base class of all configurations. They are immutable, and unknown keys and wrong types are errors.
+
+    An integer is also a float. No other scalar is converted, except text if `parses_text`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Whether values may be given as text, as on a command line.
+    parses_text: ClassVar[bool] = False
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _keep_type(cls, value: Any, parse: ValidatorFunctionWrapHandler) -> Any:
+        parsed = parse(value)
+        given, wanted = type(value), type(parsed)
+        kept = given is wanted or (given, wanted) == (int, float) or (given is str and cls.parses_text)
+        if given in _SCALARS and not kept:
+            raise ValueError(f"must be {_SCALARS.get(wanted, wanted.__name__)}")
+        return parsed
 
 
 ConfigType = TypeVar("ConfigType", bound=Config)
@@ -59,7 +76,7 @@ def parse_json(data: str | bytes, any_text: bool = False) -> Any:
     lone surrogates, which cannot be written in UTF-8. With `any_text`, surrogates are allowed, because Python puts them
     into paths that are not UTF-8.
     """
-    text = data if isinstance(data, str) else data.decode()
+    text = data if isinstance(data, str) else data.decode(_UTF8)
     try:
         document = json.loads(text)
     except RecursionError:
@@ -70,7 +87,7 @@ def parse_json(data: str | bytes, any_text: bool = False) -> Any:
 
 def read_toml(file: Path) -> dict[str, Any]:
     """The TOML document in a file. Raises what `read_bytes` raises, and `ValueError` as `parse_json` does."""
-    text = read_bytes(file).decode()
+    text = read_bytes(file).decode(_UTF8)
     if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
         raise _too_deep()
     try:

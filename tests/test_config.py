@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from linformer_cli.config import DataConfig, ImageShape, ModelConfig, NetworkConfig, RunConfig, TrainConfig
 from linformer_cli.documents import Config, parse_config
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import parse_options
 
 IMAGE = {"height": 8, "width": 8}
 RUN: dict[str, Any] = {"model": {"image": IMAGE}, "data": {"name": "glyphs"}, "train": {"steps": 5}}
@@ -73,6 +74,39 @@ def test_every_configuration_refuses_keys_it_does_not_know(kind: type[Config]) -
 
 
 # Values
+
+
+@loop_over(
+    ("path", "value"),
+    [
+        *(("train.batch", value) for value in (True, "4", 4.0)),
+        *(("train.learning_rate", value) for value in (True, "0.1")),
+        *(("train.flip", value) for value in (1, "yes")),
+        *(("data.channels", value) for value in (True, 3.0)),
+        ("data.name", 1),
+        ("model.image.height", 8.0),
+        ("train.optimizer", True),
+    ],
+)
+def test_values_of_another_type_are_refused(raises_one_line, path: str, value: object) -> None:
+    with raises_one_line(UsageError, path, f"found {value!r}"):
+        parse_config(RunConfig, changed(path, value), "run")
+
+
+def test_an_integer_is_a_number_and_options_of_attention_may_be_text(raises_one_line) -> None:
+    assert parse_config(RunConfig, changed("train.learning_rate", 1), "run").train.learning_rate == 1
+    assert parse_options("linear", {"chunk": "4"}) == parse_options("linear", {"chunk": 4})
+    for wrong in (True, 4.0, "4.5"):
+        with raises_one_line(UsageError, "chunk"):
+            parse_options("linear", {"chunk": wrong})
+
+
+def test_muon_refuses_steps_that_overflow(raises_one_line) -> None:
+    settings = {"steps": 1, "optimizer": "muon", "learning_rate": 1e30}
+    parse_config(TrainConfig, settings, "train")
+    for wrong in ({"learning_rate": 1e31}, {"weight_decay": 2}):
+        with raises_one_line(UsageError, "at most 1e+30"):
+            parse_config(TrainConfig, settings | wrong, "train")
 
 
 @loop_over(

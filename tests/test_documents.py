@@ -44,6 +44,12 @@ def test_documents_may_have_some_depth(tmp_path: Path) -> None:
     assert read_toml(tmp_path / "file") == {"a": {"b": {"c": [[1, 2], [3]]}}}
 
 
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\xef\xbb\xbfa = 1")
+    assert read_toml(tmp_path / "file") == {"a": 1}
+    assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+
+
 @pytest.mark.parametrize("text", ['"\\ud800"', '{"\\udcff": 1}', '[["a\\udfff"]]'])
 def test_lone_surrogates_are_refused_unless_they_are_allowed(text: str) -> None:
     with pytest.raises(ValueError, match="surrogates not allowed"):

@@ -61,6 +61,8 @@ class AttentionShape:
 class AttentionOptions(Config):
     """Base class of every mechanism's options. Options are frozen, and unknown keys are refused."""
 
+    parses_text = True
+
 
 # The option `chunk` of many mechanisms.
 Chunk = Annotated[int, Field(gt=0, le=65_536, description="positions per chunk of the parallel form")]

@@ -4,14 +4,16 @@ import contextlib
 import os
 import signal
 import sys
+import traceback
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.exceptions import TyperException
 
+import linformer_cli
 from linformer_cli import __version__
-from linformer_cli.errors import Interrupted, LintxError
+from linformer_cli.errors import Interrupted, LintxError, shorten
 from linformer_cli.system.distributed import end_process, process_rank
 from linformer_cli.system.memory import is_out_of_memory, keep_freed_memory
 
@@ -81,6 +83,7 @@ def _run() -> NoReturn:
     keep_freed_memory()
     received = _unwind_on_signals()
     try:
+        _check_surroundings()
         code = app(standalone_mode=False)
         sys.stdout.flush()  # flushes inside the try, because the reader may have closed the pipe
     except Interrupted as stopped:
@@ -108,11 +111,30 @@ def _run() -> NoReturn:
             code = 130
         elif isinstance(error, MemoryError) or ("torch" in sys.modules and is_out_of_memory(error)):
             _end(f"Error: out of memory{'; try a smaller --batch' if _has_batch() else ''}", 1)
+        elif _broke_a_library(error):
+            _end(f"Error: a library cannot be loaded: {shorten(str(error).strip())}; free memory, or reinstall it", 1)
         else:
             raise
     if code == 130:  # Typer also returns 130 after Ctrl-C
         _stop("Stopped", 128 + (received[0] if received else signal.SIGINT))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _check_surroundings() -> None:
+    """Raise `LintxError` for surroundings in which libraries would end the process or write to a wrong place."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise LintxError("the working folder was deleted; change to a folder that exists") from None
+    if "--install-completion" in sys.argv and os.name != "nt" and not os.environ.get("HOME"):
+        raise LintxError("--install-completion writes to your home folder; set HOME to it")
+
+
+def _broke_a_library(error: Exception) -> bool:
+    """Whether `error` comes from a library that was being imported, for example while memory was limited."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    package = os.path.dirname(linformer_cli.__file__)
+    return any(code.co_name == "<module>" and not code.co_filename.startswith(package) for code in codes)
 
 
 def _has_batch() -> bool:

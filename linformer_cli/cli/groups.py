@@ -2,11 +2,15 @@
 
 import importlib
 from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.main import get_group
+
+from linformer_cli.errors import UsageError
 
 
 class LazyGroup(TyperGroup):
@@ -33,6 +37,24 @@ class LazyGroup(TyperGroup):
         super().format_help(ctx, formatter)
 
 
+class _Command(TyperCommand):
+    """A command that refuses an empty path, which would mean the working folder."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        empty = {before for before, word in pairwise(["", *args]) if not word}
+        empty |= {word.removesuffix("=") for word in args if word.endswith("=")}
+        has_empty = "" in args
+        rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            given = ctx.params.get(parameter.name or "")
+            # An empty path and "." are equal once they are parsed.
+            here = Path() in (given if isinstance(given, list | tuple) else [given])
+            if here and (has_empty if isinstance(parameter, TyperArgument) else empty & {*parameter.opts}):
+                name = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.opts[0].upper()
+                raise UsageError(f"{name} is empty; give it a path")
+        return rest
+
+
 def _load(name: str, target: str) -> Any:
     module, _, attribute = target.partition(".")
     found = getattr(importlib.import_module(f".{module}", __package__), attribute)
@@ -40,5 +62,5 @@ def _load(name: str, target: str) -> Any:
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
     else:
-        holder.command(name)(found)
+        holder.command(name, cls=_Command)(found)
     return get_group(holder).commands[name]

@@ -263,6 +263,8 @@ def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[n
             f"{labels_path}: labels must be {len(images)} integers, one per image, found {labels.dtype} "
             f"{list(labels.shape)}; fix or remove the file"
         )
+    if labels.max() > np.iinfo(np.int64).max:
+        raise DataError(f"{labels_path}: labels must be less than 2^63, found {labels.max()}; fix or remove the file")
     return images, labels.astype(np.int64)
 
 

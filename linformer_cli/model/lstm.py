@@ -20,6 +20,8 @@ from .dropout import Vectors, exact
 class LstmOptions(Config):
     """Options of the LSTM."""
 
+    parses_text = True
+
     hidden: Annotated[
         int | None,
         Field(

@@ -1,6 +1,7 @@
 """Reads sound files as mono samples at a given rate."""
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ LOWEST_RATE, HIGHEST_RATE = 4_000, 192_000
 # frequency, because the filter is not infinitely steep.
 _ZERO_CROSSINGS, _ROLLOFF = 16, 0.94
 _BLOCK = 2**14
+# Programs that write to a pipe leave about this size, or a larger one, in the header.
+_UNKNOWN_SIZE = 2**31 - 2**20
 # A recording is silent if no sample reaches one step of 16 bits.
 _SILENT = 2.0**-15
 
@@ -49,14 +52,22 @@ def read_rate(path: Path) -> int:
 def read_wave(path: Path, rate: int | None = None) -> Wave:
     """Read a file and take the mean of its channels. Resample it to `rate`, unless that is None.
 
-    Raises `DataError` if the file is missing, damaged or empty, contains NaN or infinity, or has a rate outside
-    `LOWEST_RATE` to `HIGHEST_RATE`.
+    Raises `DataError` if the file is missing, damaged, empty or shorter than its header says, contains NaN or infinity,
+    or has a rate outside `LOWEST_RATE` to `HIGHEST_RATE`.
     """
     soundfile = import_extra("soundfile", "speech")
     try:
-        data, file_rate = soundfile.read(str(path), dtype="float32", always_2d=True)
+        with soundfile.SoundFile(str(path)) as file:
+            file_rate, remarks = file.samplerate, file.extra_info
+            data = file.read(dtype="float32", always_2d=True)
     except (OSError, RuntimeError) as error:
         raise _unreadable(path, error) from None
+    for told, found in re.findall(r": (\d+) \(should be (\d+)\)", remarks):
+        if int(found) < int(told) < _UNKNOWN_SIZE:
+            raise DataError(
+                f"'{path}' is cut short: its header says {int(told):,} bytes, found {int(found):,}; copy it again or "
+                "leave it out"
+            )
     if not LOWEST_RATE <= file_rate <= HIGHEST_RATE:
         raise DataError(
             f"'{path}' has {file_rate:,} samples per second; lintx reads {LOWEST_RATE:,} to {HIGHEST_RATE:,}"

@@ -10,6 +10,7 @@ from commands import run_command
 from loops import loop_over
 from typer.main import get_command
 
+from linformer_cli.__main__ import drop_impossible_sizes
 from linformer_cli.cli.app import app, main
 
 COMMANDS = [
@@ -197,6 +198,10 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["plot", "nowhere", "--grids", "3"], 2, "--grids needs --samples FILE"),
         (["bench", "approximation", "--norms", "1,9"], 2, "norms above 7.92"),
         (["sample", "--scale", "1000"], 2, "less than or equal to 64"),
+        *((["sample", "-n", "1", *given], 2, "--files is empty") for given in (["--files", ""], ["--files="])),
+        (["train", "--data", "glyphs", "--out", ""], 2, "--out is empty"),
+        (["export", "mnist-deep", ""], 2, "OUT is empty"),
+        (["plot", ""], 2, "RUNS is empty"),
     ],
 )
 def test_a_mistake_gives_a_one_line_error_and_an_exit_code(lintx, tmp_path, monkeypatch, arguments, code, message):
@@ -263,6 +268,35 @@ def test_a_full_disk_behind_stdout_gives_a_one_line_error():
     assert run_command("info", "nosuch", stderr="/dev/full")[0] == 2
     code, _, errors = run_command("attentions", "--json", stdout="/dev/full")
     assert (code, errors) == (1, "Error: No space left on device\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the test prepares the surroundings in a shell")
+@loop_over(
+    ("before", "arguments", "message"),
+    [
+        ("ulimit -v 1500000;", "info mnist-deep", "a library cannot be loaded: "),
+        ("TORCH_LOGS=nonsense", "info mnist-deep", "a library cannot be loaded: Invalid log settings"),
+        ("mkdir gone; cd gone; rmdir ../gone;", "info mnist-deep", "the working folder was deleted"),
+        ("env -u HOME", "--install-completion", "set HOME"),
+    ],
+)
+def test_surroundings_that_a_library_cannot_bear_give_a_one_line_error(tmp_path, before, arguments, message):
+    line = f"{before} PYTHONPATH={ROOT} {shlex.quote(sys.executable)} -m linformer_cli {arguments}"
+    ended = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1), ended.stderr
+    assert message in ended.stderr
+
+
+@loop_over("size", ["0", "-5", "5", "x", "99999999999"])
+def test_impossible_sizes_of_the_terminal_are_ignored(monkeypatch, size):
+    monkeypatch.setattr(os, "environ", {"COLUMNS": size, "LINES": size, "TERMINAL_WIDTH": size, "HOME": "/"})
+    drop_impossible_sizes()
+    assert os.environ == {"HOME": "/"}
+
+
+def test_help_of_an_impossible_width_is_complete():
+    page = run_in_shell("--help", COLUMNS="0", TERMINAL_WIDTH="x")
+    assert page.returncode == 0 and "attentions" in page.stdout
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

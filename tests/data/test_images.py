@@ -157,7 +157,14 @@ def test_arrays_of_other_shapes_or_types_are_refused(
 
 
 @pytest.mark.parametrize(
-    "labels", [np.arange(19), np.zeros(20), np.zeros((20, 1), np.int64), np.array([None] * 20, dtype=object)]
+    "labels",
+    [
+        np.arange(19),
+        np.zeros(20),
+        np.zeros((20, 1), np.int64),
+        np.array([None] * 20, dtype=object),
+        np.array([2**64 - 1] * 20, np.uint64),
+    ],
 )
 def test_labels_of_other_shapes_or_types_are_refused(labels: np.ndarray, tmp_path: Path, raises_one_line) -> None:
     with raises_one_line(DataError, "train-labels.npy"):

@@ -5,6 +5,7 @@ import math
 import pytest
 import soundfile
 import torch
+from loops import loop_over
 
 from linformer_cli.errors import DataError
 from linformer_cli.speech.waves import read_wave, resample
@@ -56,10 +57,21 @@ def test_an_unusable_file_is_named_in_one_line(tmp_path, write_wave) -> None:
         assert "\n" not in str(found.value)
 
 
-def test_a_cut_file_is_read_up_to_the_cut_or_refused(write_wave) -> None:
-    path = write_wave("cut.wav", torch.rand(8_000))
+@loop_over("kind", ["wav", "aiff", "au", "w64", "rf64"])
+def test_a_cut_file_is_refused(tmp_path, kind: str) -> None:
+    path = tmp_path / f"cut.{kind}"
+    soundfile.write(str(path), torch.rand(8_000).numpy(), 16_000)
     path.write_bytes(path.read_bytes()[:2_000])
-    assert 0 < len(read_wave(path).samples) < 8_000
+    with pytest.raises(DataError, match="is cut short"):
+        read_wave(path)
+
+
+def test_a_file_that_was_written_to_a_pipe_is_read_to_its_end(write_wave) -> None:
+    path = write_wave("pipe.wav", torch.rand(8_000))
+    data = path.read_bytes()
+    start = data.index(b"data") + 4
+    path.write_bytes(data[:start] + b"\xff" * 4 + data[start + 4 :])
+    assert len(read_wave(path).samples) == 8_000
 
 
 def test_silence_is_recognised(write_wave) -> None:
