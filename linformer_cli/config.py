@@ -7,7 +7,7 @@ Three tables describe a run, both in `config.toml` and in memory: `[model]`, `[d
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from .documents import Config
 from .native.constants import LARGEST_GUIDANCE as LARGEST_GUIDANCE
@@ -43,7 +43,12 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 PositiveOrZero = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0), Duration()]
-Colour = Annotated[str, Field(pattern=r"^#[0-9a-f]{6}([0-9a-f]{2})?$")]
+# '#rrggbb', or '#rrggbbaa' for a colour that is not opaque.
+Colour = Annotated[
+    str,
+    Field(pattern=r"^#[0-9a-f]{6}([0-9a-f]{2})?$"),
+    AfterValidator(lambda text: text[:7] if text[7:] == "ff" else text),
+]
 
 
 def holds_bytes(data: str) -> bool:
@@ -84,6 +89,8 @@ class ImageShape(Config):
             raise ValueError(
                 f"a palette of {len(self.palette)} colours needs 1 channel and as many levels, found {found}"
             )
+        if len(set(self.palette)) < len(self.palette):
+            raise ValueError("a palette has each colour once")
         return self
 
     @property

@@ -162,6 +162,8 @@ def test_a_palette_has_one_colour_for_each_value(raises_one_line) -> None:
         parse_config(ImageShape, {**image, "levels": 3}, "image")
     with raises_one_line(UsageError, "found 3 and 2"):
         parse_config(ImageShape, {**image, "channels": 3}, "image")
+    with raises_one_line(UsageError, "image: a palette has each colour once"):
+        parse_config(ImageShape, {**image, "palette": ["#a0b1c2", "#a0b1c2ff"]}, "image")
     with raises_one_line(UsageError, "image: palette.1: ", "found '#A0B1C2'"):
         parse_config(ImageShape, {**image, "palette": ["#00000000", "#A0B1C2"]}, "image")
     with raises_one_line(UsageError, "model: head 'mixture' needs values with an order"):

@@ -162,7 +162,7 @@ class _OwnFormat:
         self.packed: Packed | None = None
 
     def encode(self, images: Pixels) -> Sequence[bytes]:
-        source, file = ArraySource(images, self._labels, self._coder.model.head.levels), io.BytesIO()
+        source, file = ArraySource(images, self._labels, self._coder.model.config.image), io.BytesIO()
         header = Header(self._program, "", source.contents, self._settings.block, ())
         self.packed = write_packed(file, header, source, self._coder, self._settings.batch, lambda done: None)
         return [file.getvalue()]

@@ -102,7 +102,7 @@ def _draw(path: Path, session: Session, images: Any, labels: Any) -> None:
     import torch
 
     from linformer_cli.bench.codec import render_bits
-    from linformer_cli.data.sequence import images_to_values
+    from linformer_cli.data.sequence import images_to_values, paint
     from linformer_cli.evaluation.bits import stepped_nats
     from linformer_cli.files import write_file
     from linformer_cli.report.grids import encode_png
@@ -113,5 +113,5 @@ def _draw(path: Path, session: Session, images: Any, labels: Any) -> None:
     given = None if labels is None else torch.from_numpy(labels[: len(images)])
     nats = stepped_nats(engines, images_to_values(images, model.config.image), given)
     bits = nats.double().numpy().reshape(images.shape) / math.log(2)
-    write_file(path, encode_png(render_bits(images, bits), session.record))
+    write_file(path, encode_png(render_bits(paint(images, model.config.image), bits), session.record))
     info(f"wrote {path}")

@@ -151,7 +151,11 @@ class _Task:
         picture = load_picture(path, shape=shape, fit=asked.fit or "crop", invert=asked.invert, frame=frame)
         for note in picture.notes:
             info(f"{path}: {note}")
-        if shape.channels == 1 and abs((ours := border_brightness(picture.image)) - data.border_mean) > 128:
+        if (
+            shape.channels == 1
+            and not shape.palette
+            and abs((ours := border_brightness(picture.image)) - data.border_mean) > 128
+        ):
             colours = ("light", "dark") if ours > 127 else ("dark", "light")
             remedy = "leave out --invert" if asked.invert else "try --invert"
             info(
@@ -211,14 +215,17 @@ def _render(
     session: Session, picture: "Picture", completion: "Completion", scale: int | None, shown_rows: int | None = None
 ) -> Any:
     """Draw the row of one image. With `shown_rows`, only the first rows of pixels of each completion are shown."""
-    from linformer_cli.data.sequence import values_to_images
+    from linformer_cli.data.sequence import paint, values_to_images
     from linformer_cli.report.animation import hide_rows
     from linformer_cli.report.grids import render_completion
 
-    completed = values_to_images(completion.values, session.model.config.image)
+    shape = session.model.config.image
+    completed = paint(values_to_images(completion.values, shape), shape)
     if shown_rows is not None:
         completed = hide_rows(completed, shown_rows)
-    return render_completion(picture.image, completion.known, completed, scale, picture.unframed)
+    original = paint(picture.image[None], shape)[0]
+    known = completion.known * original.size // shape.positions
+    return render_completion(original, known, completed, scale, picture.unframed)
 
 
 def _show_bits(picture: "Picture", completion: "Completion") -> None:

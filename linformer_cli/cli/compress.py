@@ -95,7 +95,8 @@ def compress(asked: CompressOptions) -> None:
     The model predicts every value, and an entropy coder stores it in about as many bits as the model's bits/dim say.
     `lintx decompress` returns the same pixels, names and order on every processor, with the same model. Only pixels are
     kept: a picture comes back as a PNG without metadata. Pictures must have the size and the channels of the model's
-    images, in 8 bits; others are refused by name, unless --tile is given.
+    images, in 8 bits; others are refused by name, unless --tile is given. If the model has a palette, pictures may be
+    indexed, RGB or RGBA with colours of this palette, and an indexed picture comes back with its own palette.
 
     A model of bytes compresses any files.
 
@@ -209,7 +210,7 @@ def _open_data_set(asked: CompressOptions, session: Session, name: str) -> "Sour
     shape, classes = session.model.config.image, session.model.config.required_classes
     images = load_images_to_fit(name, asked.split or "test", asked.data_dir, shape)
     labels = images.require_labels(classes)[: asked.limit] if classes else None
-    return ArraySource(images.images[: asked.limit], labels, shape.levels)
+    return ArraySource(images.images[: asked.limit], labels, shape)
 
 
 def _open_paths(

@@ -150,6 +150,7 @@ def _sample_images(asked: SampleOptions, session: Session, sampler: "Sampler", t
     asked = replace(asked, out=asked.out or _GRID)
     options.require_output("-o", asked.out, ".png", stdout=True)
 
+    from linformer_cli.data.sequence import paint
     from linformer_cli.sampling.numbered import NumberedImages, draw_images
 
     numbers = _choose_numbers(asked, session)
@@ -159,14 +160,15 @@ def _sample_images(asked: SampleOptions, session: Session, sampler: "Sampler", t
     def describe(index: int) -> dict[str, object]:
         return {**settings, "index": index, "class": numbers.class_of(index)}
 
-    folder = None if asked.files is None else NumberedImages(asked.files, describe)
+    image = session.model.config.image
+    folder = None if asked.files is None else NumberedImages(asked.files, describe, image.colours)
     work = draw_images(sampler, numbers, asked.batch, folder, _MOST_IN_GRID, team, warn_smaller_batch)
     if work.found:
         info(f"{work.found} of {len(numbers.all)} images are already in {asked.files}")
     if not work.shown:
         raise KeyboardInterrupt
     if team.leads:
-        images = work.stack(work.shown) if folder is None else folder.read(work.shown)
+        images = paint(work.stack(work.shown) if folder is None else folder.read(work.shown), image)
         row = asked.columns or (numbers.each if len(numbers.chosen) > 1 else None)
         _write_pictures(asked, images, row, {**settings, "count": len(work.shown)})
     _show_result(asked, session, work, team, settings)

@@ -6,10 +6,11 @@ small for the images that it promises is refused.
 
 import json
 import math
+import re
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, BinaryIO
 
 from linformer_cli.config import ImageShape
@@ -17,7 +18,7 @@ from linformer_cli.documents import parse_config, parse_json
 from linformer_cli.errors import DataError, UsageError, shorten
 from linformer_cli.system.environment import import_extra
 
-from .items import BANDS, LARGEST_PICTURE, Contents, Item, Tiling, check_names
+from .items import BANDS, LARGEST_PICTURE, PALETTE_BANDS, Contents, Item, Tiling, check_names
 from .predictor import SEMANTICS
 
 # Increase FORMAT when the layout of files changes, or when the same predictions give other frequencies.
@@ -27,6 +28,8 @@ CODED, DEFLATED = 0, 1
 LARGEST_BLOCK = 2**16
 # The largest list of names: about a million of them.
 _MOST_TEXT = 2**24
+# The palette of a picture: at most 256 colours.
+_PALETTE = re.compile("([0-9a-f]{8}){1,256}")
 # Deflate shrinks its input at most by this factor.
 DEFLATE_FACTOR = 1032
 # Magic, format, semantics, size of the header, SHA-256 of the program.
@@ -85,9 +88,10 @@ def encode_header(header: Header) -> bytes:
     tiling, name, text = header.contents.tiling, header.checkpoint.encode(), _encode_items(header.contents)
     shape = tiling.shape
     numbers = (
-        int(tiling.is_bytes),
+        2 if shape.palette else int(tiling.is_bytes),
         *(shape.channels, shape.height, shape.width, shape.levels),
         *(header.block, header.contents.count, len(name), len(text)),
+        *(int.from_bytes(bytes(colour), "big") for colour in shape.colours),
     )
     entries = (_ENTRY.pack(block.size << 1 | block.method, block.checksum) for block in header.blocks)
     body = b"".join((_encode_numbers(numbers), name, text, *entries))
@@ -129,10 +133,12 @@ def read_header(file: BinaryIO, file_size: int) -> Header:
 
 def _parse(program: bytes, reader: "_Reader") -> Header:
     """Parse the part between the fixed numbers and the checksum. Raises `DataError`, `UsageError` or `ValueError`."""
-    is_bytes, channels, height, width, levels, block, count, name_size, text_size = (reader.number() for _ in range(9))
-    size = {"channels": channels, "height": height, "width": width, "levels": levels}
-    tiling = Tiling(parse_config(ImageShape, size, "its image size"), is_bytes == 1)
-    if is_bytes > 1 or not 0 < block <= LARGEST_BLOCK or (is_bytes and (height, channels, levels) != (1, 1, 256)):
+    kind, channels, height, width, levels, block, count, name_size, text_size = (reader.number() for _ in range(9))
+    palette = [f"#{reader.number():08x}" for _ in range(levels)] if kind == 2 else []
+    size = {"channels": channels, "height": height, "width": width, "levels": levels, "palette": palette}
+    is_bytes = kind == 1
+    tiling = Tiling(parse_config(ImageShape, size, "its image size"), is_bytes)
+    if kind > 2 or not 0 < block <= LARGEST_BLOCK or (is_bytes and (height, channels, levels) != (1, 1, 256)):
         raise ValueError("its numbers contradict each other")
     checkpoint = reader.take(name_size).decode()
     contents = _decode_items(reader.take(text_size), tiling, count)
@@ -168,10 +174,10 @@ def _encode_items(contents: Contents) -> bytes:
     document: list[Any]
     if tiling.is_bytes:
         document = [[item.name, item.width] for item in contents.items]
-    elif all(map(tiling.fits, contents.items)):
+    elif all(item == tiling.name_tile(item.name) for item in contents.items):
         document = [item.name for item in contents.items]
     else:
-        document = [[item.name, item.height, item.width, item.bands] for item in contents.items]
+        document = [[*astuple(item)[: 5 if item.palette else 4]] for item in contents.items]
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     if len(text) > _MOST_TEXT:
         raise UsageError(f"the names of {len(contents.items):,} items are too long for one file; split them")
@@ -198,15 +204,18 @@ def _decode_items(data: bytes, tiling: Tiling, count: int) -> Contents:
 
 def _decode_item(entry: Any, tiling: Tiling) -> Item:
     if isinstance(entry, str) and not tiling.is_bytes:
-        return Item(entry, tiling.shape.height, tiling.shape.width, tiling.shape.channels)
-    wanted = 2 if tiling.is_bytes else 4
+        return tiling.name_tile(entry)
+    wanted, palette = 2 if tiling.is_bytes else 4, ""
+    if tiling.shape.palette and isinstance(entry, list) and len(entry) == 5 and _PALETTE.fullmatch(str(entry[4])):
+        *entry, palette = entry
     if isinstance(entry, list) and len(entry) == wanted and isinstance(entry[0], str):
         name, *sizes = entry
         if tiling.is_bytes and type(sizes[0]) is int and 0 <= sizes[0] < 2**48:
             return Item(name, 1, sizes[0], 1)
         whole = not tiling.is_bytes and all(type(size) is int and size > 0 for size in sizes)
-        if whole and sizes[0] * sizes[1] <= LARGEST_PICTURE and sizes[2] in BANDS.values():
-            return Item(name, *sizes)
+        bands = (1,) if palette else (PALETTE_BANDS if tiling.shape.palette else BANDS).values()
+        if whole and sizes[0] * sizes[1] <= LARGEST_PICTURE and sizes[2] in bands:
+            return Item(name, sizes[0], sizes[1], sizes[2], palette)
     raise ValueError("its list of names is damaged")
 
 

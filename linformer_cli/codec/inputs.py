@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -80,16 +80,17 @@ def open_pictures(
     faults: list[str] = []
     for one, file in zip(inputs, files, strict=True):
         try:
-            item = describe_picture(file, one.name)
+            item = describe_picture(file, one.name, shape)
         except DataError as error:
             faults.append(str(error))
             continue
-        if tile or tiling.fits(item):
+        if tile or (item.height, item.width, tiling.count_values(item)) == (shape.height, shape.width, shape.positions):
             items.append(item)
         else:
             kinds = {1: "grey", 2: "grey with alpha", 3: "RGB", 4: "RGB with alpha"}
-            found = f"{item.width} x {item.height} {kinds[item.bands]}"
-            faults.append(f"'{one.name}' is {found}, not {shape.width} x {shape.height} {kinds[shape.channels]}")
+            own, wanted = ("", "") if shape.palette else (f" {kinds[n]}" for n in (item.bands, shape.channels))
+            found = f"{item.width} x {item.height}{own}"
+            faults.append(f"'{one.name}' is {found}, not {shape.width} x {shape.height}{wanted}")
     if len(faults) == 1 == len(inputs):
         raise DataError(faults[0])
     for fault in faults:
@@ -103,7 +104,7 @@ def open_pictures(
         check_names(names)
     except DataError as error:
         raise UsageError(f"as PNGs, {error}") from None
-    named = [Item(name, item.height, item.width, item.bands) for name, item in zip(names, items, strict=True)]
+    named = [replace(item, name=name) for name, item in zip(names, items, strict=True)]
     contents = Contents(tiling, (), len(named))
     # Names take bytes, but numbers do not.
     if any(item != contents.item(index) for index, item in enumerate(named)):

@@ -22,25 +22,29 @@ _LONGEST_PATH, _LONGEST_PART = 1024, 240
 DAMAGED = "damaged-{}"
 # The most pixels of a picture. Pillow refuses to open larger ones.
 LARGEST_PICTURE = 2**27
-# The modes of pictures that are kept as they are, and their bands.
+# The modes of pictures that are kept as they are, and their bands: in general, and for models with a palette.
 BANDS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
+PALETTE_BANDS = {"P": 1, "RGB": 3, "RGBA": 4}
 
 
 @dataclass(frozen=True)
 class Item:
     """A picture [height, width, bands], or a file with `width` bytes in one row and one band.
 
-    `name` is a relative path with `/` between its parts.
+    `name` is a relative path with `/` between its parts. A picture with a palette other than the model's has its own
+    `palette`: the red, green, blue and opacity of each colour, in hexadecimal.
     """
 
     name: str
     height: int
     width: int
     bands: int
+    palette: str = ""
 
     @property
-    def values(self) -> int:
-        return self.height * self.width * self.bands
+    def colours(self) -> NDArray[np.uint8]:
+        """The colours [N, 4] of the item's own palette."""
+        return np.frombuffer(bytes.fromhex(self.palette), np.uint8).reshape(-1, 4)
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ class Tiling:
 
     A file of bytes (`is_bytes`) is cut into windows of which the last may be shorter. A picture is cut into planes of
     as many bands as the shape has channels, and each plane into tiles, row by row. At the right and bottom edges, a
-    tile repeats the last pixels. If the last plane has too few bands, it repeats the last band.
+    tile repeats the last pixels. If the last plane has too few bands, it repeats the last band. If the shape has a
+    palette, every picture is one plane of the numbers of its colours.
     """
 
     shape: ImageShape
@@ -62,17 +67,19 @@ class Tiling:
     def grid(self, item: Item) -> tuple[int, int, int]:
         """The numbers of planes, of rows of tiles and of tiles in a row."""
         shape = self.shape
-        planes = -(-item.bands // shape.channels)
+        planes = 1 if shape.palette else -(-item.bands // shape.channels)
         return planes, -(-item.height // shape.height), -(-item.width // shape.width)
 
     def count(self, item: Item) -> int:
         """The number of tiles of an item."""
         return math.prod(self.grid(item))
 
-    def fits(self, item: Item) -> bool:
-        """Whether an item is exactly one tile."""
-        shape = self.shape
-        return (item.height, item.width, item.bands) == (shape.height, shape.width, shape.channels)
+    def count_values(self, item: Item) -> int:
+        return item.height * item.width * (1 if self.shape.palette else item.bands)
+
+    def name_tile(self, name: str) -> Item:
+        """An item that is exactly one tile."""
+        return Item(name, self.shape.height, self.shape.width, self.shape.channels)
 
     def cut(self, picture: Pixels) -> Pixels:
         """The tiles [N, H, W, C] of a picture [height, width, bands]."""
@@ -109,8 +116,7 @@ class Contents:
     def item(self, index: int) -> Item:
         if self.items:
             return self.items[index]
-        shape = self.tiling.shape
-        return Item(f"{index:05d}.png", shape.height, shape.width, shape.channels)
+        return self.tiling.name_tile(f"{index:05d}.png")
 
     @cached_property
     def _ends(self) -> NDArray[np.int64]:
@@ -127,7 +133,8 @@ class Contents:
     @property
     def values(self) -> int:
         """The number of values of all items, without those that tiles repeat."""
-        return sum(item.values for item in self.items) if self.items else self.numbered * self.tiling.positions
+        count = self.tiling.count_values
+        return sum(map(count, self.items)) if self.items else self.numbered * self.tiling.positions
 
     def rows(self, index: int) -> tuple[int, int]:
         """The first sequence of item number `index`, and the sequence after its last."""

@@ -4,18 +4,19 @@ import io
 import os
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from linformer_cli.errors import UsageError
 from linformer_cli.files import open_atomically, write_file
+from linformer_cli.report.grids import to_picture
 
 from .header import Header
 from .items import DAMAGED, Pixels, Tiling
+from .sources import restore_colours
 from .unpack import Part, Restored, iter_parts
 
 
@@ -96,7 +97,12 @@ def _restore_picture(part: Part, parts: Iterator[Part], folder: Path, tiling: Ti
     if not lost.all():
         pixels = tiling.join(part.item, np.concatenate([each.tiles for each in found]))
         whole, damaged = _choose_paths(folder, part.item.name)
-        write_file(damaged if lost.any() else whole, encode_picture(pixels), flush=False)
+        colours: Sequence[Sequence[int]] = ()
+        if (shape := tiling.shape).palette:
+            pixels = restore_colours(pixels, part.item, shape)
+            own = part.item.colours.tolist() if part.item.palette else shape.colours
+            colours = own if part.item.bands == 1 else ()
+        write_file(damaged if lost.any() else whole, encode_picture(pixels, colours), flush=False)
     return int(lost.sum()), len(lost)
 
 
@@ -106,9 +112,8 @@ def _choose_paths(folder: Path, name: str) -> tuple[Path, Path]:
     return whole, whole.with_name(DAMAGED.format(whole.name))
 
 
-def encode_picture(pixels: Pixels) -> bytes:
-    """The PNG of pixels uint8 [H, W, bands]."""
-    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+def encode_picture(pixels: Pixels, colours: Sequence[Sequence[int]] = ()) -> bytes:
+    """The PNG of pixels uint8 [H, W, bands], or of the numbers of `colours` [H, W, 1]."""
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
+    to_picture(pixels, colours).save(buffer, "PNG")
     return buffer.getvalue()

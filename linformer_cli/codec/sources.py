@@ -12,10 +12,10 @@ from PIL import Image
 
 from linformer_cli.config import ImageShape
 from linformer_cli.data.pictures import open_picture
-from linformer_cli.data.sequence import images_to_values, values_to_images
+from linformer_cli.data.sequence import find_numbers, images_to_values, paint, values_to_images
 from linformer_cli.errors import DataError
 
-from .items import BANDS, Contents, Item, Pixels, Tiling
+from .items import BANDS, PALETTE_BANDS, Contents, Item, Pixels, Tiling
 
 # The most images or windows of a piece.
 _PIECE = 256
@@ -48,19 +48,17 @@ class ArraySource:
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None
-    levels: int
+    shape: ImageShape
 
     @property
     def contents(self) -> Contents:
-        count, height, width, channels = self.images.shape
-        shape = ImageShape(height=height, width=width, channels=channels, levels=self.levels)
-        return Contents(Tiling(shape, False), (), count)
+        return Contents(Tiling(self.shape, False), (), len(self.images))
 
     def read(self) -> Iterator[Piece]:
         for start in range(0, len(self.images), _PIECE):
             rows = slice(start, start + _PIECE)
             labels = None if self.labels is None else self.labels[rows]
-            yield Piece(_to_values(self.images[rows], self.contents.tiling.shape, "the data set"), labels)
+            yield Piece(_to_values(self.images[rows], self.shape, "the data set"), labels)
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,11 @@ class PictureSource:
         tiling = self.contents.tiling
         for index, file in enumerate(self.files):
             item = self.contents.item(index)
-            pixels = read_picture(file, item.name)
+            pixels = read_picture(file, item.name, tiling.shape)
             if pixels.shape != (item.height, item.width, item.bands):
                 raise DataError(f"'{item.name}' was changed while it was read; start again")
+            if tiling.shape.palette:
+                pixels = _number_colours(pixels, item, tiling.shape)
             tiles = tiling.cut(pixels)
             for start in range(0, len(tiles), _PIECE):
                 part = tiles[start : start + _PIECE]
@@ -120,39 +120,88 @@ class ByteSource:
             raise DataError(f"'{item.name}' became longer while it was read; start again")
 
 
-def describe_picture(file: Path | bytes, name: str) -> Item:
-    """The size of a picture. Only its header is read. Raises `DataError` as `read_picture` does."""
-    with _opened(file, name) as picture:
-        return Item(name, picture.height, picture.width, BANDS[picture.mode])
+def describe_picture(file: Path | bytes, name: str, shape: ImageShape) -> Item:
+    """The size and the palette of a picture. Otherwise, only its header is read.
+
+    Raises `DataError` as `read_picture` does.
+    """
+    with _opened(file, name, shape) as picture:
+        colours = _list_colours(picture) if picture.mode == "P" else shape.colours
+        palette = "" if colours == shape.colours else b"".join(map(bytes, colours)).hex()
+        return Item(name, picture.height, picture.width, (PALETTE_BANDS | BANDS)[picture.mode], palette)
 
 
-def read_picture(file: Path | bytes, name: str) -> Pixels:
+def _list_colours(picture: Image.Image) -> list[tuple[int, ...]]:
+    """The red, green, blue and opacity of the colours of a palette."""
+    bands = picture.getpalette() or []
+    opacities, transparent = [255] * (len(bands) // 3), picture.info.get("transparency", b"")
+    if isinstance(transparent, int):
+        opacities[transparent] = 0
+    else:
+        opacities[: len(transparent)] = transparent[: len(opacities)]
+    return [(*bands[3 * n : 3 * n + 3], opacity) for n, opacity in enumerate(opacities)]
+
+
+def read_picture(file: Path | bytes, name: str, shape: ImageShape) -> Pixels:
     """The pixels of a picture, uint8 [height, width, bands], as they are in the file.
 
     Raises `DataError` for a file that is missing, broken or too large to open safely, and for a picture that would not
-    come back as it is: with several frames, more than 8 bits, a palette, a transparent colour, or an orientation.
+    come back as it is: with several frames, more than 8 bits, a transparent colour, an orientation, or a palette or
+    greys that `shape` has not.
     """
-    with _opened(file, name) as picture:
+    with _opened(file, name, shape) as picture:
         pixels = np.asarray(picture)
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
+def _number_colours(pixels: Pixels, item: Item, shape: ImageShape) -> Pixels:
+    """The numbers [height, width, 1] of a picture's colours in the palette of `shape`.
+
+    Raises `DataError` if the palette lacks one of the colours, or if `restore_colours` would not return the pixels.
+    """
+    if item.bands == 1:
+        colours = item.colours if item.palette else np.array(shape.colours, np.uint8)
+        whole = colours[pixels[..., 0].clip(max=len(colours) - 1)]
+    else:
+        whole = np.pad(pixels, ((0, 0), (0, 0), (0, 4 - item.bands)), constant_values=255)
+    numbers = find_numbers(whole, shape.colours)[..., None]
+    if numbers.min() < 0:
+        red, green, blue, opacity = whole[np.unravel_index(numbers[..., 0].argmin(), numbers.shape[:2])]
+        found = f"#{red:02x}{green:02x}{blue:02x}" + (f"{opacity:02x}" if opacity < 255 else "")
+        raise DataError(f"'{item.name}' has the colour {found}, which the palette of the model lacks")
+    found_numbers = numbers.astype(np.uint8)
+    if not np.array_equal(restore_colours(found_numbers, item, shape), pixels):
+        raise DataError(f"'{item.name}' has two numbers for one colour, and would not come back as it is")
+    return found_numbers
+
+
+def restore_colours(numbers: Pixels, item: Item, shape: ImageShape) -> Pixels:
+    """The pixels [height, width, bands] of an item, from the numbers of its colours in the palette of `shape`."""
+    if item.bands > 1:
+        return paint(numbers, shape)[..., : item.bands]
+    if not item.palette:
+        return numbers
+    own = find_numbers(np.array(shape.colours, np.uint8), item.colours)
+    return own.astype(np.uint8)[numbers]
+
+
 @contextlib.contextmanager
-def _opened(file: Path | bytes, name: str) -> Iterator[Image.Image]:
+def _opened(file: Path | bytes, name: str, shape: ImageShape) -> Iterator[Image.Image]:
     """An open picture whose pixels would come back as they are. Raises `DataError` for any other."""
     with open_picture(file, name) as picture:
-        if (fault := _find_fault(picture)) is not None:
+        if (fault := _find_fault(picture, bool(shape.palette))) is not None:
             raise DataError(f"'{name}' {fault}; convert it first")
         yield picture
 
 
-def _find_fault(picture: Image.Image) -> str | None:
+def _find_fault(picture: Image.Image, palette: bool) -> str | None:
     """Say why the pixels of a picture would not come back as they are, or return None."""
     frames = getattr(picture, "n_frames", 1)
     if frames > 1:
         return f"has {frames} frames, and only single pictures are compressed"
-    if picture.mode not in BANDS:
-        return f"is in mode {picture.mode}, not in grey or RGB (with or without alpha) of 8 bits"
+    if picture.mode not in (PALETTE_BANDS if palette else BANDS):
+        kinds = "a palette or RGB" if palette else "grey or RGB"
+        return f"is in mode {picture.mode}, not in {kinds} (with or without alpha) of 8 bits"
     if _may_be_deep(picture):
         return "has, or may have, more than 8 bits per channel, which would be lost"
     if picture.mode in ("L", "RGB") and picture.has_transparency_data:

@@ -16,6 +16,7 @@ from linformer_cli.checkpoint import Checkpoint, load_weights, read_checkpoint
 from linformer_cli.checkpoint_files import holds_checkpoint
 from linformer_cli.config import LARGEST_STEP, LENGTHS, ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.images import ImageSet
+from linformer_cli.data.sequence import paint
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.files import write_file
@@ -230,7 +231,7 @@ def draw_samples(entry: Entry, device: str, check: Check = never_stop) -> bool:
         samples = (heading + render_windows([window.tobytes() for window in images])).encode()
     else:
         about = {"attention": entry.variant.label, _DIGEST: checkpoint.digest, "seed": 0}
-        samples = encode_png(render_grid(images), about)
+        samples = encode_png(render_grid(paint(images, entry.config.model.image)), about)
     write_file(entry.samples_file, samples)
     return True
 

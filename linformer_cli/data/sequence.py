@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from linformer_cli.config import ImageShape
 
@@ -40,3 +40,16 @@ def values_to_images(values: torch.Tensor, shape: ImageShape) -> NDArray[np.uint
     if not shape.palette:
         array = -(-array * 255 // (shape.levels - 1))
     return array.astype(np.uint8).reshape(-1, shape.height, shape.width, shape.channels)
+
+
+def paint(images: NDArray[np.uint8], shape: ImageShape) -> NDArray[np.uint8]:
+    """Images [N, H, W, 1] with a palette as RGBA [N, H, W, 4]; other images as they are."""
+    return np.array(shape.colours, np.uint8)[images[..., 0]] if shape.palette else images
+
+
+def find_numbers(pixels: NDArray[np.uint8], colours: ArrayLike) -> NDArray[np.int64]:
+    """The numbers [...] of the colours of RGBA pixels [..., 4], or -1; the first of equal colours."""
+    found, own = (np.ascontiguousarray(each, np.uint8).view(np.uint32)[..., 0] for each in (pixels, colours))
+    order = own.argsort(kind="stable")
+    numbers = order[np.searchsorted(own, found, sorter=order).clip(max=len(own) - 1)]
+    return np.where(own[numbers] == found, numbers, -1)

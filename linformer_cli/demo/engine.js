@@ -23,12 +23,10 @@ export class Runner {
     this.runner = engine.lintx_open(place, BigInt(file.length), BigInt(batch));
     engine.free(place);
     if (!this.runner) throw new Error(this.#reason());
-    const numbers = this.#array(BigInt64Array, 8);
+    const numbers = this.#array(BigInt64Array, 9);
     engine.lintx_describe(this.scratch, this.runner);
-    [this.channels, this.height, this.width, this.levels, this.classes, this.values, , this.layers] = Array.from(
-      numbers,
-      Number,
-    );
+    [this.channels, this.height, this.width, this.levels, this.classes, this.values, , this.layers, this.bands] =
+      Array.from(numbers, Number);
     this.known = 0;
   }
 
@@ -83,9 +81,9 @@ export class Runner {
     return Number(new BigInt64Array(this.engine.memory.buffer, place, this.values)[this.known - 1]);
   }
 
-  /** The brightnesses 0 to 255 of an image; unknown values are 0. */
+  /** The grey, RGB or RGBA pixels of an image, 0 to 255; unknown values are 0. */
   pixels(image = 0) {
-    const found = this.#array(Uint8Array, this.values);
+    const found = this.#array(Uint8Array, this.height * this.width * this.bands);
     this.engine.lintx_pixels(this.runner, BigInt(image), found.byteOffset);
     return Uint8Array.from(found);
   }

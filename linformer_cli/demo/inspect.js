@@ -167,7 +167,7 @@ export function setUpInspect(engine, shape, model) {
     paint();
   };
 
-  for (const id of ["inside-image", "inside-bits"]) paintImage(find(id), plane, new Uint8Array(plane.width * plane.height * plane.channels));
+  for (const id of ["inside-image", "inside-bits"]) paintImage(find(id), plane, new Uint8Array(plane.width * plane.height * plane.bands));
   return {
     show() {
       if (!shown) restart(0);

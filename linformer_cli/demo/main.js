@@ -94,8 +94,9 @@ try {
   const engine = new Engine();
   engine.run({ job: "load", engine: parts[0], files }, (shape) => {
     const views = {};
-    // A completion needs the class of the drawing, unless classes are optional.
-    if (!model.text && (model.optional_class || !shape.classes)) views.draw = setUpDraw(engine, shape, model.frame);
+    // A completion needs the class of the drawing, unless classes are optional. A pen has no colours of a palette.
+    const drawable = !model.text && shape.bands === shape.channels && (model.optional_class || !shape.classes);
+    if (drawable) views.draw = setUpDraw(engine, shape, model.frame);
     if (!model.text) views.sample = setUpSample(engine, shape, model);
     views.inspect = setUpInspect(engine, shape, model);
     if (model.rival && !model.text) views.race = setUpRace(engine, shape, model);

@@ -18,11 +18,14 @@ export function paintDots(canvas, rows, columns, colour) {
   canvas.getContext("2d").putImageData(picture, 0, 0);
 }
 
-/** The colour of a pixel of an image; from value `from` on, a grey image gets the colour of what the model drew. */
+/** The colour of a pixel of an image, transparent ones on a checkerboard; from value `from` on, a grey image gets the
+ * colour of what the model drew. */
 export function pixelColour(shape, pixels, row, column, from = Infinity) {
-  const at = (row * shape.width + column) * shape.channels;
-  if (shape.channels === 3) return [pixels[at], pixels[at + 1], pixels[at + 2]];
-  return at >= from ? drawn(pixels[at]) : [pixels[at], pixels[at], pixels[at]];
+  const at = (row * shape.width + column) * shape.bands;
+  if (shape.bands === 1) return at >= from ? drawn(pixels[at]) : [pixels[at], pixels[at], pixels[at]];
+  const ground = ((row >> 1) + (column >> 1)) % 2 ? 144 : 112;
+  const opacity = shape.bands === 4 ? pixels[at + 3] / 255 : 1;
+  return [0, 1, 2].map((band) => ground + (pixels[at + band] - ground) * opacity);
 }
 
 export function paintImage(canvas, shape, pixels, from) {

@@ -29,13 +29,14 @@ export function setUpRace(engine, shape, model) {
     addLane(model.rival, "random weights, so it draws noise", "--rival"),
   ];
   find("race-lead").textContent = `${capitals(model.attention)} attention against ${model.rival} with a cache: models of the same size, for the same time each. Random weights do not change the speed.`;
+  const empty = new Uint8Array(shape.height * shape.width * shape.bands);
   let running = false, seed = 0, largest = 1;
 
   function reset() {
     for (const lane of lanes) {
       [lane.finished, lane.times] = [[], []];
-      paintImage(lane.image, shape, new Uint8Array(shape.values));
-      paintGrid(lane.done, shape, Array(KEPT).fill(new Uint8Array(shape.values)), KEPT);
+      paintImage(lane.image, shape, empty);
+      paintGrid(lane.done, shape, Array(KEPT).fill(empty), KEPT);
     }
     plot();
   }
@@ -54,7 +55,7 @@ export function setUpRace(engine, shape, model) {
     (lane.times[row] ??= []).push(each);
     if (known === shape.values) {
       lane.finished = [...lane.finished, pixels].slice(-KEPT);
-      paintGrid(lane.done, shape, [...lane.finished, ...Array(KEPT).fill(new Uint8Array(shape.values))].slice(0, KEPT), KEPT);
+      paintGrid(lane.done, shape, [...lane.finished, ...Array(KEPT).fill(empty)].slice(0, KEPT), KEPT);
     }
     plot();
   }

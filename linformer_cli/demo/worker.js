@@ -127,8 +127,8 @@ onmessage = async ({ data: { id, job, ...details } }) => {
     if (job === "load") {
       engine = await startEngine(details.engine);
       Object.assign(files, details.files);
-      const { channels, height, width, levels, classes, values, layers } = runnerFor("inspect");
-      postMessage({ id, channels, height, width, levels, classes, values, layers });
+      const { channels, bands, height, width, levels, classes, values, layers } = runnerFor("inspect");
+      postMessage({ id, channels, bands, height, width, levels, classes, values, layers });
     } else if (job) await perform(id, JOBS[job](details));
   } catch (error) {
     const stopped = "The engine has stopped, perhaps because memory ran out. Please reload the page.";

@@ -172,7 +172,7 @@ class PixelEmbedding(nn.Module):
                 around = list_surroundings()
                 left, up = around.index(LEFT), around.index(UP)
                 differences = Differences(image.levels, image.channels, 0, left, up)
-            self.surroundings = Surroundings(seen[1].shape[1], config.width, image.levels, differences)
+            self.surroundings = Surroundings(seen[1].shape[1], config.width, image, differences)
         sources = torch.cat(seen, dim=1)
         self.register_buffer("sources", sources, persistent=False)
         # The columns of `sources` where the surroundings and the neighbour tables start.
@@ -287,6 +287,8 @@ class PixelEmbedding(nn.Module):
             numbers = builder.scratch("numbers", self.surroundings.input.in_features)
             if (differences := self.surroundings.differences) is None:
                 reader = {"ring": recent, "slots": around, "values": count, "levels": self.levels}
+                if self.surroundings.colours is not None:
+                    reader["colours"] = builder.shared(self.surroundings.colours)
                 builder.emit("look_around", output=numbers, **reader)
             else:
                 sizes = differences.arguments(count)

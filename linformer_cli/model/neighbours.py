@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.config import ImageShape
 from linformer_cli.native.constants import (
     DIFFERENCE_SCALE,
     HASH_BASE,
@@ -101,28 +102,46 @@ def scale_values(values: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
     return torch.cat([numbers, above], dim=-1)
 
 
+def scale_colours(image: ImageShape) -> Tensor:
+    """The numbers [levels + 1, 4] of the colours of a palette: red, green, blue and opacity, scaled to [-1, 1].
+
+    A transparent colour counts as black, as far as it is transparent. The last row, for a missing value, is 0.
+    """
+    colours = torch.tensor(image.colours, dtype=torch.float32) / 255
+    colours[:, :3] *= colours[:, 3:]
+    return functional.pad(2 * colours - 1, (0, 0, 0, 1))
+
+
 class Surroundings(nn.Module):
     """A small network whose numeric inputs are the known values in a wide window around a position.
 
     It maps values int64 [..., slots] to vectors [..., width]; `levels` stands for a missing value.
 
     Two layers with a gelu between them read the numbers of all values together (see `scale_values`). Unlike a sum of
-    embeddings, each looked up from one value, these layers can recognise the edge of a stroke by its shape. With
-    `differences`, they read the differences of all values instead.
+    embeddings, each looked up from one value, these layers can recognise the edge of a stroke by its shape. In an image
+    with a palette, they read the colours of all values instead (see `scale_colours`), and with `differences` the
+    differences of all values.
     """
 
-    def __init__(self, slots: int, width: int, levels: int, differences: Differences | None = None) -> None:
+    colours: Tensor | None
+
+    def __init__(self, slots: int, width: int, image: ImageShape, differences: Differences | None = None) -> None:
         super().__init__()
-        self.levels, self.differences = levels, differences
-        self.input = nn.Linear(2 * slots if differences is None else slots + differences.channels, 2 * width)
+        self.levels, self.differences = image.levels, differences
+        colours = scale_colours(image) if image.palette else None
+        self.register_buffer("colours", colours, persistent=False)
+        numbers = slots * (2 if colours is None else colours.shape[1])
+        self.input = nn.Linear(numbers if differences is None else slots + differences.channels, 2 * width)
         self.output = nn.Linear(2 * width, width)
 
     def forward(self, values: Tensor) -> Tensor:
         dtype = self.input.weight.dtype
-        if self.differences is None:
-            numbers = scale_values(values, self.levels, dtype)
-        else:
+        if self.differences is not None:
             numbers = self.differences.numbers(values, dtype)
+        elif self.colours is not None:
+            numbers = functional.embedding(values, self.colours).flatten(-2)
+        else:
+            numbers = scale_values(values, self.levels, dtype)
         y: Tensor = self.output(functional.gelu(self.input(numbers)))
         return y
 

@@ -48,8 +48,10 @@ def compile_step(model: PixelModel, window: int = 1, products: torch.dtype | Non
 def describe_images(model: PixelModel) -> Images:
     """What the program of `model` draws."""
     head, shape = model.head, model.config.image
-    mixture = (head.mixtures, head.log_scale_bounds) if isinstance(head, MixtureHead) else ()
-    return Images(shape.channels, shape.height, shape.width, shape.levels, model.config.classes, *mixture)
+    sizes = shape.channels, shape.height, shape.width, shape.levels, model.config.classes
+    if isinstance(head, MixtureHead):
+        return Images(*sizes, head.mixtures, head.log_scale_bounds)
+    return Images(*sizes, palette=shape.colours)
 
 
 def encode_model(model: PixelModel, window: int, products: torch.dtype | None = None) -> bytes:

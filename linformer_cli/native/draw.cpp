@@ -1,5 +1,5 @@
 // An example of runner.h: `draw PROGRAM SEED COUNT [TEMPERATURE] > images.pgm` draws images and writes them one below
-// the other.
+// the other: a PGM, PPM or PAM picture (grey, RGB or RGBA).
 
 #include <cstdio>
 #include <cstdlib>
@@ -34,10 +34,11 @@ int main(int count, char** words) {
 #ifdef _WIN32
     _setmode(_fileno(stdout), _O_BINARY);  // in text mode, a brightness of 10 would become two bytes
 #endif
-    // P5 is grey and P6 is red, green and blue.
-    std::printf("P%d\n%lld %lld\n255\n", shape.channels == 3 ? 6 : 5, static_cast<long long>(shape.width),
-                static_cast<long long>(shape.height * images));
-    std::vector<uint8_t> pixels(static_cast<size_t>(shape.values));
+    const long long width = shape.width, height = shape.height * images;
+    if (shape.bands == 4)
+        std::printf("P7\nWIDTH %lld\nHEIGHT %lld\nDEPTH 4\nMAXVAL 255\nTUPLTYPE RGB_ALPHA\nENDHDR\n", width, height);
+    else std::printf("P%d\n%lld %lld\n255\n", shape.bands == 3 ? 6 : 5, width, height);
+    std::vector<uint8_t> pixels(static_cast<size_t>(shape.height * shape.width * shape.bands));
     for (int64_t image = 0; image < images; image++) {
         lintx_pixels(runner, image, pixels.data());
         std::fwrite(pixels.data(), 1, pixels.size(), stdout);

@@ -15,7 +15,7 @@ namespace {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a program file is little-endian");
 
-constexpr int64_t FILE_FORMATS = 2, ALIGNMENT = 64, CHECKED_FROM = 32, LARGEST_SIZE = INT32_MAX;
+constexpr int64_t FILE_FORMATS = 3, ALIGNMENT = 64, CHECKED_FROM = 32, LARGEST_SIZE = INT32_MAX;
 
 // The types of the numbers in a buffer, and their sizes in bytes.
 enum class Type { FLOAT32, FLOAT64, BFLOAT16, INT16, INT32, INT64 };
@@ -39,11 +39,13 @@ struct FileOperation {
 struct FileProgram {
     int64_t channels, height, width, levels, classes, window, blocks, recent, label, output;
     Head head;
+    std::vector<int64_t> palette;              // red, green, blue and opacity of each value, or empty
     std::vector<std::vector<int64_t>> states;  // the state buffers of each layer
     std::vector<FileBuffer> buffers;
     std::vector<FileOperation> operations;
 
     int64_t values() const { return channels * height * width; }
+    int64_t bands() const { return palette.empty() ? channels : 4; }
 
     // Whether an image needs no class. The initial label is then `classes`, and the table of classes has a row for it.
     bool is_class_optional() const { return classes && buffers[label].initial == classes; }
@@ -142,7 +144,7 @@ inline Text read_program(const char* data, int64_t bytes, FileProgram& program, 
     if (verify && sum != checksum(data + CHECKED_FROM, bytes - CHECKED_FROM))
         return "the file is damaged: its checksum is wrong";
     const int64_t longest = 1 << 16, most_values = 1 << 24;
-    program.channels = words.integer(1, 3);
+    program.channels = words.integer(1, format == 3 ? 1 : 4);
     words.sound = words.sound && program.channels != 2;
     program.height = words.integer(1, longest);
     program.width = words.integer(1, longest);
@@ -154,6 +156,8 @@ inline Text read_program(const char* data, int64_t bytes, FileProgram& program, 
     program.classes = words.integer(0, LARGEST_SIZE);
     program.window = words.integer(1, longest);
     program.blocks = format == 1 ? 0 : words.integer(0, program.window == 1 ? bytes / 8 : 0);
+    program.palette.resize(format == 3 ? program.levels : 0);
+    for (int64_t& colour : program.palette) colour = words.integer(0, UINT32_MAX);
     program.recent = words.integer(0, bytes);
     program.label = words.integer(-1, bytes);
     program.output = words.integer(0, bytes);

@@ -5,6 +5,7 @@ The format is described in docs/reference/formats.md.
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,10 @@ TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int16, torch.int32,
 
 @dataclass(frozen=True)
 class Images:
-    """What a program draws. `mixtures` is 0 for a head with one logit per level. `bounds` limit the log scales."""
+    """What a program draws. `mixtures` is 0 for a head with one logit per level. `bounds` limit the log scales.
+
+    With a `palette`, values are numbers of its colours: red, green, blue and opacity, 0 to 255.
+    """
 
     channels: int
     height: int
@@ -40,6 +44,7 @@ class Images:
     classes: int
     mixtures: int = 0
     bounds: tuple[float, float] = (0.0, 0.0)
+    palette: Sequence[tuple[int, ...]] = ()
 
 
 def encode_program(program: Program, images: Images) -> bytes:
@@ -59,8 +64,8 @@ def lay_out_program(program: Program, images: Images) -> NDArray[np.uint8]:
         offsets.append(end)
         buffers += _encode_buffer(buffer, 0 if buffer.tensor is None else end)
         end += 0 if buffer.tensor is None else _count_numbers(buffer) * _stored_type(buffer).itemsize
-    # Format 2 has one more word. Programs without it keep format 1, so that compressed files still name their program.
-    start = MAGIC + _integers(2 if program.blocks else 1, end, 0)
+    # Later formats have more words. Programs without these keep format 1, so that compressed files still name them.
+    start = MAGIC + _integers(3 if images.palette else 2 if program.blocks else 1, end, 0)
     header = start + before + buffers + _integers(len(program.operations)) + after
     memory = np.zeros(end + ALIGNMENT, np.uint8)
     data = memory[-memory.ctypes.data % ALIGNMENT :][:end]
@@ -86,10 +91,12 @@ def _count_numbers(buffer: Buffer) -> int:
 def _encode_facts(program: Program, images: Images) -> bytes:
     """The header up to the number of buffers, without the first words."""
     order = 0  # raster order, with the channels of a pixel adjacent
+    added = [program.blocks] if program.blocks or images.palette else []
+    added += [int.from_bytes(bytes(colour), "little") for colour in images.palette]
     parts = [
         _integers(images.channels, images.height, images.width, images.levels, order, images.mixtures),
         _reals(*images.bounds),
-        _integers(images.classes, program.window, *([program.blocks] if program.blocks else [])),
+        _integers(images.classes, program.window, *added),
         _integers(program.recent, program.label, program.output),
         _integers(len(program.states)),
         *(_integers(len(layer), *layer) for layer in program.states),

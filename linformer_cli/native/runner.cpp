@@ -195,8 +195,9 @@ lintx_runner* lintx_open_in_place(const void* file, int64_t bytes, int64_t batch
 
 lintx_description lintx_describe(const lintx_runner* runner) {
     const FileProgram& file = runner->file;
-    return {file.channels, file.height,   file.width,      file.levels,
-            file.classes,  file.values(), runner->batch(), static_cast<int64_t>(file.states.size())};
+    const int64_t layers = static_cast<int64_t>(file.states.size());
+    return {file.channels, file.height,     file.width, file.levels, file.classes,
+            file.values(), runner->batch(), layers,     file.bands()};
 }
 
 void lintx_use_threads(lintx_runner* runner, int64_t threads) {
@@ -399,9 +400,13 @@ int64_t lintx_known(const lintx_runner* runner) { return runner->known; }
 int64_t lintx_look_aheads(const lintx_runner* runner) { return runner->look_aheads; }
 
 void lintx_pixels(const lintx_runner* runner, int64_t image, uint8_t* pixels) {
+    const std::vector<int64_t>& palette = runner->file.palette;
     const int64_t most = runner->file.levels - 1, *values = lintx_values(runner, image);
-    for (int64_t n = 0; n < runner->count(); n++)
-        pixels[n] = n < runner->known ? static_cast<uint8_t>((values[n] * 255 + most - 1) / most) : 0;
+    for (int64_t n = 0; n < runner->count(); n++) {
+        const int64_t value = n < runner->known ? values[n] : 0;
+        if (palette.empty()) pixels[n] = static_cast<uint8_t>((value * 255 + most - 1) / most);
+        else std::memcpy(pixels + 4 * n, n < runner->known ? &palette[value] : &value, 4);
+    }
 }
 
 const void* lintx_state(const lintx_runner* runner, int64_t image, int64_t layer, int64_t number, int64_t* bytes) {

@@ -21,6 +21,7 @@ typedef struct {
     int64_t classes;                         /* 0 if the model has no classes */
     int64_t values;                          /* of an image: channels * height * width */
     int64_t batch, layers;
+    int64_t bands; /* of a pixel of `lintx_pixels`: the channels, or 4 if a value is the number of a colour */
 } lintx_description;
 
 /* Makes a runner for `batch` images from the `bytes` bytes of a program file, which are copied. */
@@ -115,7 +116,7 @@ int64_t lintx_known(const lintx_runner* runner);
 /* The number of steps with look-ahead since `lintx_start`. */
 int64_t lintx_look_aheads(const lintx_runner* runner);
 
-/* Writes an image with brightnesses 0 to 255, [height, width, channels]; unknown values are 0. */
+/* Writes an image with brightnesses 0 to 255, [height, width, bands]: grey, RGB or RGBA. Unknown values are 0. */
 void lintx_pixels(const lintx_runner* runner, int64_t image, uint8_t* pixels);
 
 /* The bytes of state number `number` of a layer, for one image. They change with every step. Most states are floats.

@@ -25,6 +25,7 @@ def hide_rows(images: NDArray[np.uint8], shown: int) -> NDArray[np.uint8]:
     """Return a copy of images [N, H, W, C] in which only the first `shown` rows are visible."""
     hidden = images.copy()
     hidden[:, shown:] = BACKGROUND
+    hidden[:, shown:, :, 3:] = 255
     return hidden
 
 

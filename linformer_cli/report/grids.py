@@ -1,6 +1,7 @@
 """Grids of samples and completions, and PNG files with metadata about their origin.
 
-Images are uint8 arrays [N, H, W, C]: N images of H rows and W columns with C = 1 (grey) or 3 (RGB) channels.
+Images are uint8 arrays [N, H, W, C]: N images of H rows and W columns with C = 1 (grey), 3 (RGB) or 4 (RGBA) channels.
+Grids show what is transparent as a light checkerboard.
 """
 
 import io
@@ -27,7 +28,8 @@ CAPTION_FONT_PIXELS = 14
 CAPTION_HEIGHT = 20
 CAPTION_MARGIN = 4  # pixels between the captions of small images
 HIDDEN_TONES = (112, 144)  # two mid-tones of the checkerboard for hidden values
-HIDDEN_CELL = 4  # pixels in the finished picture, so that the checkerboard looks the same at every scale
+TRANSPARENT_TONES = (200, 232)
+CELL = 4  # pixels in the finished picture, so that a checkerboard looks the same at every scale
 GAP = 2  # pixels between images in the finished picture
 LONG_SIDE = 600  # the default scale aims for this many pixels
 LARGEST_DEFAULT_SCALE = 8
@@ -85,8 +87,11 @@ def render_completion(
     scale = _choose_scale(scale, max((count + 2 + len(framed)) * width, height))
 
     hidden = (np.arange(original.size) >= known).reshape(original.shape)
-    checker = _checker(height * scale, width * scale)[:, :, None]
-    shown = np.where(_repeat_pixels(hidden, scale), checker, _repeat_pixels(original, scale))
+    hidden = _repeat_pixels(hidden, scale)
+    given = _repeat_pixels(original, scale).copy()
+    given[..., 3:][hidden[..., 3:]] = 255
+    hidden, given = hidden[..., :3], flatten(given)
+    shown = np.where(hidden, _checker(given, HIDDEN_TONES), given)
 
     pictures = [_enlarge(image, scale) for image in (*framed, *completions, original)]
     pictures.insert(len(framed), to_picture(shown))
@@ -186,9 +191,9 @@ def read_png_metadata(path: str | os.PathLike[str]) -> dict[str, object] | None:
 
 
 def require_images(images: NDArray[np.uint8]) -> None:
-    """Raise `DataError` unless `images` is a uint8 array [N, H, W, C] of at least one image with 1 or 3 channels."""
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
-        wanted = "uint8 [count, height, width, 1 or 3 channels]"
+    """Raise `DataError` unless `images` is uint8 [N, H, W, C] of at least one image with 1, 3 or 4 channels."""
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3, 4):
+        wanted = "uint8 [count, height, width, 1, 3 or 4 channels]"
         raise DataError(f"images to draw must be {wanted}, found {images.dtype} {list(images.shape)}")
     if images.size == 0:
         raise DataError(f"there are no images to draw: found an array of {list(images.shape)}")
@@ -213,7 +218,7 @@ def _at_least(name: str, number: int, least: int) -> int:
 
 
 def _enlarge(image: NDArray[np.uint8], scale: int) -> Image.Image:
-    return to_picture(_repeat_pixels(image, scale))
+    return to_picture(flatten(_repeat_pixels(image, scale)))
 
 
 def _repeat_pixels(image: NDArray[Value], scale: int) -> NDArray[Value]:
@@ -221,16 +226,31 @@ def _repeat_pixels(image: NDArray[Value], scale: int) -> NDArray[Value]:
     return image.repeat(scale, axis=0).repeat(scale, axis=1)
 
 
-def to_picture(image: NDArray[np.uint8]) -> Image.Image:
-    """Return [H, W, C] as a Pillow image. It is grey for C = 1."""
-    return Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+def to_picture(image: NDArray[np.uint8], colours: Sequence[Sequence[int]] = ()) -> Image.Image:
+    """Return [H, W, C] as a Pillow image. It is grey for C = 1, or has a palette of `colours` (RGBA)."""
+    picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+    if colours:
+        picture.putpalette([band for colour in colours for band in colour[:3]])
+        if (opacities := bytes(colour[3] for colour in colours)).strip(b"\xff"):
+            picture.info["transparency"] = opacities
+    return picture
 
 
-def _checker(height: int, width: int) -> NDArray[np.uint8]:
-    """Draw a checkerboard [height, width] in the two tones for hidden values."""
-    cells = np.arange(height)[:, None] // HIDDEN_CELL + np.arange(width)[None, :] // HIDDEN_CELL
-    dark, light = (np.uint8(tone) for tone in HIDDEN_TONES)
-    return np.where(cells % 2 == 0, dark, light)
+def flatten(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """RGBA images [..., H, W, 4] on a light checkerboard, [..., H, W, 3]; other images as they are."""
+    if images.shape[-1] < 4:
+        return images
+    ground = _checker(images, TRANSPARENT_TONES)
+    opacity = images[..., 3:].astype(np.uint32)
+    return ((images[..., :3] * opacity + ground * (255 - opacity) + 127) // 255).astype(np.uint8)
+
+
+def _checker(images: NDArray[np.uint8], tones: tuple[int, int]) -> NDArray[np.uint8]:
+    """Draw a checkerboard [H, W, 1] in two tones, of the size of images [..., H, W, C]."""
+    height, width = images.shape[-3:-1]
+    cells = np.arange(height)[:, None] // CELL + np.arange(width)[None, :] // CELL
+    dark, light = (np.uint8(tone) for tone in tones)
+    return np.where(cells % 2 == 0, dark, light)[:, :, None]
 
 
 def _grey(mode: str, tone: int) -> int | tuple[int, int, int]:

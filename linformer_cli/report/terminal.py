@@ -11,7 +11,7 @@ from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
-from .grids import require_images, to_picture
+from .grids import flatten, require_images, to_picture
 
 UPPER_HALF = "\u2580"
 GAP_COLUMNS = 2
@@ -42,6 +42,7 @@ def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28
     Raises `DataError` if `images` is not a uint8 array of this shape.
     """
     require_images(images)
+    images = flatten(images)
     width, height_limit = max(1, width), max(1, height_limit)
     images = _shrink_to_fit(images, width, 2 * height_limit)
     count, image_rows, image_columns = images.shape[0], math.ceil(images.shape[1] / 2), images.shape[2]

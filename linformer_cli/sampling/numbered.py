@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.errors import DataError, UsageError, shorten
 from linformer_cli.files import write_file
-from linformer_cli.report.grids import encode_png, read_png, read_png_metadata, render_grid
+from linformer_cli.report.grids import encode_png, read_png, read_png_metadata, to_picture
 from linformer_cli.report.tables import to_json
 from linformer_cli.system.distributed import Team
 
@@ -25,17 +25,25 @@ _CIRCUMSTANCES = ("checkpoint", "device", "engine", "batch")
 
 
 class NumberedImages:
-    """Images in `folder`. The folder need not exist yet. `describe(index)` is the metadata of image number `index`."""
+    """Images in `folder`. The folder need not exist yet. `describe(index)` is the metadata of image number `index`.
 
-    def __init__(self, folder: Path, describe: Callable[[int], Mapping[str, object]]) -> None:
-        self.folder, self.describe = folder, describe
+    Images with a palette have its `colours`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        describe: Callable[[int], Mapping[str, object]],
+        colours: Sequence[tuple[int, ...]] = (),
+    ) -> None:
+        self.folder, self.describe, self.colours = folder, describe, colours
 
     def path(self, index: int) -> Path:
         return self.folder / f"{index:05d}.png"
 
     def write(self, index: int, image: NDArray[np.uint8]) -> None:
         """Write image number `index`, uint8 [H, W, C]. A power cut may damage the file; `holds` detects this."""
-        write_file(self.path(index), encode_png(render_grid(image[None], scale=1), self.describe(index)), flush=False)
+        write_file(self.path(index), encode_png(to_picture(image, self.colours), self.describe(index)), flush=False)
 
     def holds(self, index: int) -> bool:
         """Whether image number `index` exists and is undamaged.

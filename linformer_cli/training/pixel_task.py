@@ -10,7 +10,7 @@ from linformer_cli.checkpoint_files import CheckpointInfo, DataSummary, Training
 from linformer_cli.config import RunConfig
 from linformer_cli.data.batches import Batches, flip_images, shift_images
 from linformer_cli.data.images import ImageSet
-from linformer_cli.data.sequence import images_to_values
+from linformer_cli.data.sequence import images_to_values, paint
 from linformer_cli.evaluation.bits import Bits, measure_nats
 from linformer_cli.files import write_file
 from linformer_cli.model.pixel_model import PixelModel
@@ -112,7 +112,7 @@ class PixelTask(Task[PixelModel, tuple[Tensor, Tensor | None]]):
             write_file(path, text.encode())
         else:
             path, facts = path.with_suffix(".png"), {"step": progress.step, "images_seen": progress.images_seen}
-            write_file(path, encode_png(render_grid(images), facts))
+            write_file(path, encode_png(render_grid(paint(images, model.config.image)), facts))
         return path
 
     def describe(self, progress: Progress) -> CheckpointInfo:

@@ -127,6 +127,77 @@ def test_a_data_set_comes_back_in_order(lintx, build_checkpoint, tmp_path) -> No
         assert len(list(out.iterdir())) == 10
 
 
+COLOURS = [(0, 0, 0, 0), (255, 128, 0, 255), (16, 32, 48, 255), (16, 32, 48, 128)]
+
+
+@pytest.fixture(scope="module")
+def palette(build_checkpoint) -> Path:
+    names = ["#00000000", "#ff8000", "#102030", "#10203080"]
+    return build_checkpoint("palette", image=ImageShape(height=8, width=8, levels=4, palette=names))
+
+
+def indexed(numbers: np.ndarray, colours: list[tuple[int, ...]]) -> Image.Image:
+    picture = Image.fromarray(numbers.astype(np.uint8))
+    picture.putpalette([band for colour in colours for band in colour[:3]])
+    picture.info["transparency"] = bytes(colour[3] for colour in colours)
+    return picture
+
+
+def colours_of(folder: Path) -> dict[str, object]:
+    found = {}
+    for path in folder.rglob("*.png"):
+        with Image.open(path) as picture:
+            palette = picture.getpalette(), picture.info.get("transparency")
+            found[path.name] = picture.mode, np.asarray(picture).tolist(), palette
+    return found
+
+
+def test_pictures_of_a_palette_come_back_with_their_own(lintx, palette, tmp_path) -> None:
+    numbers = draw_typical(palette, 4)[..., 0]
+    folder = tmp_path / "in"
+    folder.mkdir()
+    indexed(numbers[0], COLOURS).save(folder / "model.png")
+    own = [(1, 2, 3, 255), *reversed(COLOURS), (4, 5, 6, 7)]  # with colours that the model lacks and no pixel has
+    indexed(4 - numbers[1], own).save(folder / "own.png")
+    Image.fromarray(np.array(COLOURS, np.uint8)[numbers[2]]).save(folder / "rgba.png")
+    Image.fromarray(np.array(COLOURS, np.uint8)[1 + numbers[3] % 2, :3]).save(folder / "rgb.png")
+    Image.fromarray(np.array(COLOURS, np.uint8)[np.tile(numbers[0], (2, 2))[:9, :11]]).save(tmp_path / "large.png")
+    for sources, options in (([folder], ()), ([folder, tmp_path / "large.png"], ("--tile",))):
+        command = ("compress", *sources, "-o", tmp_path / "x.lintz", "--checkpoint", palette, "--json", "--force")
+        found = lintx(*command, *options)
+        assert found.code == 0, found.stderr
+        assert found.document["values"] == 4 * 64 + (99 if options else 0)
+        decompress = ("decompress", tmp_path / "x.lintz", "-o", tmp_path / "out", "--checkpoint", palette, "--force")
+        assert lintx(*decompress).code == 0
+        if options:
+            (folder / "large.png").write_bytes((tmp_path / "large.png").read_bytes())
+        assert colours_of(tmp_path / "out") == colours_of(folder)
+
+
+def test_colours_that_a_palette_lacks_are_refused(lintx, palette, tmp_path) -> None:
+    faults = {
+        "has the colour #010203, which": Image.new("RGB", (8, 8), (1, 2, 3)),
+        "two numbers for one colour": indexed(np.arange(64).reshape(8, 8) % 2, [COLOURS[1], COLOURS[1]]),
+        "in mode L, not in a palette or RGB": Image.new("L", (8, 8)),
+        "8 x 9, not 8 x 8": Image.new("RGBA", (8, 9)),
+    }
+    for reason, picture in faults.items():
+        picture.save(tmp_path / "odd.png")
+        found = lintx("compress", tmp_path / "odd.png", "-o", tmp_path / "x.lintz", "--checkpoint", palette)
+        assert found.code == 1 and reason in found.stderr, found.stderr
+        assert not (tmp_path / "x.lintz").exists()
+
+
+def test_pictures_with_alpha_come_back(lintx, build_checkpoint, tmp_path) -> None:
+    model = build_checkpoint("alpha", image=ImageShape(height=4, width=4, channels=4))
+    for number, image in enumerate(draw_typical(model, 3)):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        Image.fromarray(image).save(tmp_path / "in" / f"{number}.png")
+    assert lintx("compress", tmp_path / "in", "-o", tmp_path / "x.lintz", "--checkpoint", model).code == 0
+    assert lintx("decompress", tmp_path / "x.lintz", "-o", tmp_path / "out", "--checkpoint", model).code == 0
+    assert pixels_of(tmp_path / "out") == pixels_of(tmp_path / "in")
+
+
 def test_a_class_is_needed_for_pictures_of_a_model_with_classes(lintx, build_checkpoint, folder, tmp_path) -> None:
     model = build_checkpoint("labels", image=ImageShape(height=8, width=8), classes=3)
     command = ("compress", folder, "-o", tmp_path / "x.lintx", "--checkpoint", model)

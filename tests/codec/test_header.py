@@ -16,11 +16,16 @@ from linformer_cli.errors import DataError
 pytest.importorskip("crc32c")
 
 PICTURES = Tiling(ImageShape(height=28, width=28), False)
+COLOURS = ("#00000000", "#ff8000", "#10203080")
+PALETTE = Tiling(ImageShape(height=28, width=28, levels=3, palette=COLOURS), False)
 WINDOWS = Tiling(ImageShape(height=1, width=1024), True)
 CONTENTS = {
     "numbered": Contents(PICTURES, (), 9),
     "named": Contents(PICTURES, [Item(f"{n}.png", 28, 28, 1) for n in "abcdefghi"]),
     "tiled": Contents(PICTURES, [Item("a.png", 30, 28, 4), Item("b.png", 1, 1, 1)]),
+    "palette": Contents(
+        PALETTE, [Item("a.png", 28, 28, 1), Item("b.png", 9, 28, 1, "000000ff10203080"), Item("c", 9, 9, 4)]
+    ),
     "bytes": Contents(WINDOWS, [Item("empty", 1, 0, 1), Item("a/b", 1, 5000, 1), Item("ä", 1, 3000, 1)]),
 }
 

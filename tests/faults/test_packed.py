@@ -51,7 +51,7 @@ def sample(build_tiny_model, tiny_info, tmp_path_factory) -> Sample:
     save_checkpoint(checkpoint, model, tiny_info.model_copy(update={"model": model.config}))
     images = Sampler(model, 1, engine="native", products=torch.int8).sample_images(IMAGES)
     images[4] = 255 - images[4]
-    source, coder, file = ArraySource(images, None, 256), Coder(model), io.BytesIO()
+    source, coder, file = ArraySource(images, None, model.config.image), Coder(model), io.BytesIO()
     header = Header(identify_program(model), "", source.contents, BLOCK, ())
     packed = write_packed(file, header, source, coder, 500, lambda done: None)
     assert not packed.deflated_blocks

@@ -9,8 +9,9 @@ import pytest
 import torch
 from loops import loop_over
 from torch import Tensor
+from torch.nn import functional
 
-from linformer_cli.config import ModelConfig
+from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.neighbours import (
     ROWS_OF_A_CHANNEL,
     TABLE_PIXELS,
@@ -78,7 +79,7 @@ def test_surroundings_are_the_known_pixels_of_four_rows() -> None:
 @pytest.mark.parametrize("levels", [2, 16, 256])
 def test_a_vector_is_computed_by_two_layers_from_two_numbers_per_value(levels: int) -> None:
     torch.manual_seed(0)
-    surroundings = Surroundings(4, 6, levels).double()
+    surroundings = Surroundings(4, 6, ImageShape(height=1, width=1, levels=levels)).double()
     values = torch.tensor([[0, 1, levels - 1, levels], [levels, levels, levels, levels]])
     numbers = [[-1.0, 2 / (levels - 1) - 1, 1.0, 0.0, 0.0, 1.0, 1.0, 0.5], [0.0] * 4 + [0.5] * 4]
     first, last = surroundings.input, surroundings.output
@@ -87,6 +88,19 @@ def test_a_vector_is_computed_by_two_layers_from_two_numbers_per_value(levels: i
     expected = hidden @ last.weight.T + last.bias
     assert hidden.shape == (2, 12) and expected.shape == (2, 6)
     torch.testing.assert_close(surroundings(values), expected, rtol=0, atol=1e-12)
+
+
+def test_the_colours_of_a_palette_are_read_as_four_numbers() -> None:
+    """Red, green and blue are those of a colour on black; a missing value has zeros."""
+    torch.manual_seed(0)
+    colours = ("#00000000", "#ff8000", "#ffffff80")
+    surroundings = Surroundings(4, 6, ImageShape(height=1, width=1, levels=3, palette=colours)).double()
+    half = 2 * 0x80 / 255 - 1
+    numbers = [[half] * 4, [0.0] * 4, [1.0, half, -1.0, 1.0], [-1.0] * 4]
+    expected = surroundings.output(
+        functional.gelu(surroundings.input(torch.tensor(numbers, dtype=torch.float64).flatten()))
+    )
+    torch.testing.assert_close(surroundings(torch.tensor([2, 3, 1, 0])), expected, rtol=0, atol=1e-6)
 
 
 def hash_values(values: list[int], bits: int) -> int:

@@ -23,7 +23,7 @@ from sampling.test_native_mechanisms import POSITIONS, VARIANTS, every_variant
 
 from linformer_cli.checkpoint import load_model
 from linformer_cli.config import ImageShape
-from linformer_cli.data.sequence import values_to_images
+from linformer_cli.data.sequence import paint, values_to_images
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.program import encode_model
@@ -80,7 +80,8 @@ class Opened(Runner):
         return found
 
     def pixels(self, image: int) -> NDArray[np.uint8]:
-        found = np.empty((self.image.height, self.image.width, self.image.channels), np.uint8)
+        bands = 4 if self.image.palette else self.image.channels
+        found = np.empty((self.image.height, self.image.width, bands), np.uint8)
         self.call("pixels", image, found)
         return found
 
@@ -146,7 +147,7 @@ def test_a_program_draws_the_images_of_the_sampler(open_program, build_tiny_mode
     runner = open_program(model, batch=3)
     runner.start(first=5)
     assert np.array_equal(runner.finish(), expected)
-    pixels = values_to_images(torch.from_numpy(expected), model.config.image)
+    pixels = paint(values_to_images(torch.from_numpy(expected), model.config.image), model.config.image)
     assert np.array_equal(runner.pixels(2), pixels[2])
     alone = open_program(model)
     alone.start(first=6)
@@ -420,7 +421,7 @@ def test_a_damaged_file_is_refused(open_program, build_tiny_model) -> None:
     data = encode_int8(model)
     cases = {
         "not a program file": b"PK" + data[2:],
-        "has format 3": data[:8] + b"\3" + data[9:],
+        "has format 4": data[:8] + b"\4" + data[9:],
         "bytes instead of": data[:-1],
         "checksum": data[:-9] + b"!" + data[-8:],
     }
@@ -453,6 +454,8 @@ def test_unknown_and_unsound_operations_are_refused(open_program, build_tiny_mod
     [
         ({"attention": "mesa"}, "mix.mesa", -1, 9),  # iterations of a head of width 8
         ({"short_convolution": 3}, "short_convolution", 1, 0),  # columns
+        (CHANGES["palette"], "look_around", 1, 6),  # levels of seven colours
+        (CHANGES["palette"], "look_around", 1, 8),
     ],
 )
 def test_integers_without_meaning_are_refused(
@@ -484,7 +487,7 @@ def compile_executable(target: Path, *arguments: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_executable_draws_the_images_of_a_shipped_model(tmp_path) -> None:
+def test_an_executable_draws_the_images_of_a_shipped_model(tmp_path, build_tiny_model) -> None:
     model = load_model("mnist-deep")
     (tmp_path / "digits.lintx").write_bytes(encode_int8(model))
     compile_executable(tmp_path / "draw", "-O1", str(NATIVE_FOLDER / "draw.cpp"))
@@ -497,6 +500,13 @@ def test_an_executable_draws_the_images_of_a_shipped_model(tmp_path) -> None:
     cold = Sampler(model, 11, Filters(temperature=0.8), engine=NATIVE, products=torch.int8).sample_images(2)
     command = [tmp_path / "draw", tmp_path / "digits.lintx", "11", "2", "0.8"]
     assert subprocess.run(command, env={}, check=True, capture_output=True).stdout.endswith(cold.tobytes())
+    palette = build_tiny_model(**CHANGES["palette"])
+    (tmp_path / "sprites.lintx").write_bytes(encode_int8(palette))
+    found = Sampler(palette, 11, engine=NATIVE, products=torch.int8).sample_images(2)
+    command = [tmp_path / "draw", tmp_path / "sprites.lintx", "11", "2"]
+    header = b"P7\nWIDTH 6\nHEIGHT 14\nDEPTH 4\nMAXVAL 255\nTUPLTYPE RGB_ALPHA\nENDHDR\n"
+    drawn = subprocess.run(command, env={}, check=True, capture_output=True)
+    assert drawn.stdout == header + paint(found, palette.config.image).tobytes()
     (tmp_path / "digits.lintx").write_bytes(b"LINTX")
     drawn = subprocess.run(
         [tmp_path / "draw", tmp_path / "digits.lintx", "11", "1"], check=False, capture_output=True, text=True

@@ -24,6 +24,8 @@ def test_later_rows_are_hidden_in_a_copy() -> None:
     hidden = hide_rows(images, 1)
     assert (hidden[:, :1] == 200).all() and (hidden[:, 1:] == BACKGROUND).all()
     assert (images == 200).all()
+    hidden = hide_rows(np.zeros((2, 4, 3, 4), np.uint8), 1)
+    assert (hidden[:, :1] == 0).all() and (hidden[:, 1:] == [BACKGROUND] * 3 + [255]).all()
 
 
 @pytest.mark.parametrize("channels", [1, 3])

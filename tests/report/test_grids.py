@@ -12,9 +12,10 @@ from linformer_cli.errors import DataError, UsageError
 from linformer_cli.report.grids import (
     BACKGROUND,
     CAPTION_HEIGHT,
+    CELL,
     GAP,
-    HIDDEN_CELL,
     HIDDEN_TONES,
+    TRANSPARENT_TONES,
     encode_png,
     read_png_metadata,
     render_captioned_row,
@@ -22,6 +23,7 @@ from linformer_cli.report.grids import (
     render_grid,
     render_title,
     stack_rows,
+    to_picture,
 )
 
 
@@ -61,6 +63,28 @@ def test_a_grid_of_one_image_at_scale_1_equals_the_image(channels, mode):
 def test_a_grid_enlarges_images_without_blurring():
     images = random_images(1, 3, 4, 3)
     np.testing.assert_array_equal(np.asarray(render_grid(images, scale=3)), images[0].repeat(3, 0).repeat(3, 1))
+
+
+def test_a_grid_shows_transparent_pixels_as_a_light_checkerboard():
+    images = random_images(1, 5, 7, 4)
+    images[0, 0, :, 3], images[0, 1, :, 3] = 0, 255
+    shown = np.asarray(render_grid(images, scale=3)).astype(float)
+    rows, columns = np.indices((15, 21)) // CELL
+    ground = np.array(TRANSPARENT_TONES)[(rows + columns) % 2][..., None]
+    colours, opacity = np.split(images[0].repeat(3, 0).repeat(3, 1) / [1, 1, 1, 255], [3], axis=2)
+    np.testing.assert_array_equal(shown[:3], ground[:3].repeat(3, axis=2))
+    np.testing.assert_array_equal(shown[3:6], colours[3:6])
+    np.testing.assert_allclose(shown, colours * opacity + ground * (1 - opacity), atol=0.51)
+
+
+def test_a_picture_with_a_palette_is_indexed_and_transparent(tmp_path):
+    indices = random_images(5, 7, 1) % 3
+    colours = [(0, 0, 0, 0), (255, 128, 1, 255), (9, 8, 7, 128)]
+    (tmp_path / "one.png").write_bytes(encode_png(to_picture(indices, colours), {}))
+    with Image.open(tmp_path / "one.png") as found:
+        assert found.mode == "P"
+        np.testing.assert_array_equal(np.asarray(found), indices[..., 0])
+        np.testing.assert_array_equal(np.asarray(found.convert("RGBA")), np.array(colours)[indices[..., 0]])
 
 
 @loop_over(
@@ -139,10 +163,20 @@ def test_a_completion_shows_all_images_and_hides_only_the_unknown_values(channel
             assert set(values[index].flat) == set(HIDDEN_TONES), index
 
 
+def test_a_hidden_part_differs_from_a_transparent_one():
+    given = np.zeros((8, 64, 4), np.uint8)
+    shown = completion_cells(render_completion(given, 4 * 64, given[None], scale=1), 2, 64)
+    assert set(shown[0][:1].flat) == set(shown[1].flat) == set(TRANSPARENT_TONES)
+    assert set(shown[0][1:].flat) == set(HIDDEN_TONES)
+    # Of the first hidden pixel, only the red value is known.
+    red = completion_cells(render_completion(given, 4 * 64 + 1, given[None], scale=1), 1, 64)[0][1, 0]
+    assert red[0] == 0 and set(red[1:]) <= set(HIDDEN_TONES)
+
+
 def test_the_hidden_part_is_a_checkerboard_of_fixed_cells():
     given = np.zeros((8, 64, 1), np.uint8)
     shown = completion_cells(render_completion(given, 0, given[None], scale=1), 1, 64)[0]
-    rows, columns = np.indices(shown.shape) // HIDDEN_CELL
+    rows, columns = np.indices(shown.shape) // CELL
     np.testing.assert_array_equal(shown, np.array(HIDDEN_TONES)[(rows + columns) % 2])
 
 

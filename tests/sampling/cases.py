@@ -13,6 +13,9 @@ from linformer_cli.native.runner import Runner
 from linformer_cli.sampling.choose import Filters
 from linformer_cli.sampling.decode import SampledBatch, Sampler
 
+# Seven colours, the first of them transparent and the last half transparent.
+_COLOURS = ("#00000000", "#ff8000", "#0080ff", "#ffffff", "#000000", "#20a040", "#80208080")
+PALETTE = ImageShape(height=7, width=6, levels=len(_COLOURS), palette=_COLOURS)
 CHANGES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "post norm": {"norm": "post"},
@@ -43,6 +46,11 @@ CHANGES: dict[str, dict[str, Any]] = {
         **{"context": "hashed", "width": 21, "feed_forward": 19, "norm": "post"},
         "image": ImageShape(height=5, width=4, channels=3, levels=256),
     },
+    "palette": {"context": "wide", "image": PALETTE},
+    "palette, hashed, odd widths": {
+        **{"context": "hashed", "width": 21, "feed_forward": 19, "norm": "post", "classes": 3, "image": PALETTE},
+    },
+    "RGBA": {"context": "residual", "image": ImageShape(height=4, width=5, channels=4, levels=16), "head": "mixture"},
     "pixels": {"context": "residual", "image": ImageShape(height=5, width=4, channels=3, levels=16)},
     "pixels, odd widths": {
         **{"context": "residual", "width": 21, "feed_forward": 19, "norm": "post", "head": "mixture"},

@@ -21,9 +21,11 @@ def begin(folder: Path, **changes: object) -> NumberedImages:
     return NumberedImages(folder / "drawn", lambda index: {**SETTINGS, "index": index, **changes})
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_written_image_is_reused_and_can_be_read_again(tmp_path, channels) -> None:
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("colours", [(), [(n, 255 - n, 7, n) for n in range(256)]], ids=["values", "palette"])
+def test_a_written_image_is_reused_and_can_be_read_again(tmp_path, channels, colours) -> None:
     folder, drawn = begin(tmp_path), images(channels)
+    folder.colours = colours if channels == 1 else ()
     assert not folder.holds(0)
     for index, image in zip((0, 7, 123_456), drawn, strict=True):
         folder.write(index, image)

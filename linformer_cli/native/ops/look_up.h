@@ -71,13 +71,21 @@ struct Embed : Reader {
 };
 OPERATION("embed", Embed, STATELESS);
 
-// output <- the values around a position, scaled to [-1, 1], followed by flags that say whether each is above 0.
+// The numbers of a colour: red, green, blue and opacity.
+constexpr int64_t COLOUR_NUMBERS = 4;
+
+// output <- the values around a position, scaled to [-1, 1], followed by flags that say whether each is above 0; or the
+// numbers of their colours.
 struct LookAround : Reader {
+    const int64_t colours = buffer_or_none();
     const int64_t values = integer(), levels = integer();
 
     void check(Rules& rules) const {
-        rules.scratch(output, {2, values});
         check_slots(rules, rules.T, values);
+        rules.scratch(output, {colours < 0 ? 2 : COLOUR_NUMBERS, values});
+        if (colours < 0) return;
+        rules.need(levels >= rules.file.levels);
+        rules.constant(colours, {levels + 1, COLOUR_NUMBERS});
     }
 
     void run() const {
@@ -85,6 +93,13 @@ struct LookAround : Reader {
             float* numbers = pass.at<float>(output, row);
             const int16_t* recent = pass.at<int16_t>(ring, row);
             const int32_t* slot = pass.at<int32_t>(slots, row) + pass.position_of(row) * values;
+            if (colours >= 0) {
+                const float* table = pass.at<float>(colours, row);
+                for (int64_t n = 0; n < values; n++, numbers += COLOUR_NUMBERS)
+                    std::memcpy(numbers, table + value_at(recent, slot[n], levels) * COLOUR_NUMBERS,
+                                COLOUR_NUMBERS * sizeof(float));
+                return;
+            }
             for (int64_t n = 0; n < values; n++) {
                 const bool known = slot[n] >= 0;
                 const int64_t value = known ? recent[slot[n]] : 0;
