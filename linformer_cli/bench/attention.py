@@ -13,10 +13,18 @@ from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.units import format_bytes, format_duration
 
 from .growth import Exponents, Point, describe_exponents, extrapolate
-from .measure.attention_pass import LEAST_TRAFFIC, Inputs, PassSetup, build_checked_model, build_pass, count_least_bytes
+from .measure.attention_pass import (
+    LEAST_TRAFFIC,
+    WARM_UP_POSITIONS,
+    Inputs,
+    PassSetup,
+    build_checked_model,
+    build_pass,
+    build_warm_pass,
+    count_least_bytes,
+)
 from .measure.ceilings import Ceilings
-from .measure.fresh_process import PassFailed
-from .measure.pass_memory import WARM_UP_POSITIONS, PassMemory, measure_pass_memory
+from .measure.memory import PassFailed, PeakMemory, measure_peak
 from .rounds import BenchReport, Measurement, measure_groups
 from .rows import AttentionRow
 
@@ -148,7 +156,7 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
         check: Check,
     ) -> None:
         super().__init__(settings.repeats, ceilings, check)
-        self.memory: PassMemory | None = None
+        self.memory: PeakMemory | None = None
         self._settings, self._name, self._setup = settings, variant.label, settings.setup(variant, length)
         self._inputs, self._shorter = inputs, shorter
 
@@ -178,7 +186,7 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
 
     def row(self) -> AttentionRow:
         setup, batch = self._setup, self._setup.batch
-        peak = None if self.memory is None else self.memory.peak_bytes
+        peak = None if self.memory is None else self.memory.bytes
         row = AttentionRow(
             name=self._name,
             attention=setup.attention,
@@ -223,16 +231,16 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
         length, batch = self._setup.positions, self._setup.batch
         if self.samples:
             times.append((length, Timing(self.samples).median / batch))
-        if self.memory is not None and self.memory.peak_bytes is not None:
-            sizes.append((length, self.memory.peak_bytes / batch))
+        if self.memory is not None and self.memory.bytes is not None:
+            sizes.append((length, self.memory.bytes / batch))
         return times, sizes
 
-    def _measure_memory(self) -> PassMemory:
+    def _measure_memory(self) -> PeakMemory:
         """Measure the memory of one pass. Raises `PassFailed` if the repeats would exceed the limit."""
         limit = self._settings.limit_seconds
         for _ in range(_ATTEMPTS):
             try:
-                memory = measure_pass_memory(self._setup, limit)
+                memory = measure_peak(build_warm_pass, self._setup, limit)
             except UsageError as error:
                 raise PassFailed(str(error)) from None
             if memory.seconds * self._count_passes() <= limit:

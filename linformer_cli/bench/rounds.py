@@ -11,8 +11,7 @@ from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import Check, never_stop
 
 from .measure.ceilings import Ceilings, CeilingsReport
-from .measure.fresh_process import PassFailed
-from .measure.pass_memory import refuse_misfits
+from .measure.memory import PassFailed, refuse_misfits
 from .rows import AnyRow, compare_with_softmax
 
 Ending = Literal["finished", "interrupted"]

@@ -28,9 +28,18 @@ from .measure.costs import (
     list_products,
     state_traffic_bytes,
 )
-from .measure.fresh_process import PassFailed
-from .measure.sampling_memory import METHOD, SamplingSetup, measure_sampling_memory
-from .measure.sampling_work import MIDDLE_WARM_UP_STEPS, RERUN, SHARES, MiddleSteps, RerunPrefixes, SamplingWork
+from .measure.memory import PassFailed, measure_peak
+from .measure.sampling_work import (
+    MEMORY_METHOD,
+    MIDDLE_WARM_UP_STEPS,
+    RERUN,
+    SHARES,
+    MiddleSteps,
+    RerunPrefixes,
+    SamplingSetup,
+    SamplingWork,
+    build_last_steps,
+)
 from .models import CHECKED_LAYERS, BenchModel, TrainedRun, group_by_preset
 from .published import find_published
 from .rounds import BenchReport, Measurement, measure_groups
@@ -127,7 +136,7 @@ def run_sampling_bench(
     conditions = SamplingConditions(
         settings.repeats,
         settings.limit_seconds,
-        METHOD if settings.memory else None,
+        MEMORY_METHOD if settings.memory else None,
         [describe_network(timed) for timed in models],
         measure_peak_memory(str(models[0].model.device)) if models else 0,
     )
@@ -196,19 +205,16 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
             self.measure_memory(self._settings.limit_seconds or _MEMORY_LIMIT_SECONDS)
 
     def measure_memory(self, limit_seconds: float) -> None:
-        """Measure the peak memory of a row with samples. If this fails, the peak memory stays None."""
-        if not self.samples:
+        """Measure the peak memory of a row with samples. If this fails or nothing counts it, it stays None."""
+        model = self._model
+        if not self.samples or model.device.type == "mps":
             return
         setup = SamplingSetup(
-            self._model.config.model_dump(),
-            self._batch,
-            self._engine,
-            self._precision,
-            str(self._model.device),
-            self._look_ahead,
+            model.config, self._batch, self._engine, self._precision, str(model.device), self._look_ahead
         )
         with contextlib.suppress(PassFailed):
-            self._peak_memory_bytes = self.measure_apart(lambda: measure_sampling_memory(setup, limit_seconds))
+            peak = self.measure_apart(lambda: measure_peak(build_last_steps, setup, limit_seconds))
+            self._peak_memory_bytes = None if peak.bytes is None else max(peak.bytes, self._state_bytes)
 
     def row(self) -> SamplingRow:
         config = self._model.config

@@ -1,6 +1,7 @@
 """Time and memory of training steps of `lintx bench speech`, against the length of the utterances."""
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +17,7 @@ from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.training.learner import Learner
 
 from .measure.ceilings import Ceilings
-from .measure.fresh_process import PassFailed, run_fresh
-from .measure.pass_memory import measure_device_growth, measure_process_growth
+from .measure.memory import PassFailed, measure_peak
 from .rounds import Measurement
 from .speech_rows import LengthRow
 
@@ -51,7 +51,9 @@ class LengthMeasurement(Measurement[LengthRow, Learner[CtcTask]]):
     def prepare(self) -> Learner[CtcTask]:
         self.check()
         if self._peak_bytes is None:
-            self._peak_bytes = self.measure_apart(self._measure_memory)
+            self._peak_bytes = self.measure_apart(
+                lambda: measure_peak(build_step, self._setup, _MEMORY_LIMIT_SECONDS)
+            ).bytes
         learner = build_learner(self._setup, self._batch)
         try:
             learner.train_step()
@@ -87,23 +89,13 @@ class LengthMeasurement(Measurement[LengthRow, Learner[CtcTask]]):
             row, seconds_per_epoch=steps * timing.median, seconds_per_epoch_quartiles=(steps * low, steps * high)
         )
 
-    def _measure_memory(self) -> int | None:
-        if self._setup.device == "cpu":
-            found: int | None = run_fresh(__name__, asdict(self._setup), _MEMORY_LIMIT_SECONDS)["peak_bytes"]
-            return found
-        learner = build_learner(self._setup, draw_batch(replace(self._setup, batch=1)))
-        learner.train_step()
-        learner.task.begin_epoch([self._batch])
-        return measure_device_growth(learner.train_step, self._setup.device)[1]
 
-
-def measure(given: dict[str, Any]) -> dict[str, Any]:
-    """Measure the memory of a step in this process, which should be fresh. `given` has the fields of a `StepSetup`."""
-    setup = StepSetup(**{**given, "settings": EncoderSettings(**given["settings"])})
+def build_step(setup: StepSetup) -> Callable[[], object]:
+    """Return a training step whose gradients have been allocated."""
     learner = build_learner(setup, draw_batch(replace(setup, batch=1, frames=min(setup.frames, 200))))
-    learner.train_step()  # allocates the gradients
+    learner.train_step()
     learner.task.begin_epoch([draw_batch(setup)])
-    return {"peak_bytes": measure_process_growth(learner.train_step)[1]}
+    return learner.train_step
 
 
 def build_learner(setup: StepSetup, batch: Batch) -> Learner[CtcTask]:

@@ -9,8 +9,7 @@ from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench import attention
 from linformer_cli.bench.attention import AttentionReport, AttentionSettings, prepare, run_attention_bench
 from linformer_cli.bench.measure.attention_pass import PassSetup
-from linformer_cli.bench.measure.fresh_process import PassFailed
-from linformer_cli.bench.measure.pass_memory import PassMemory
+from linformer_cli.bench.measure.memory import PassFailed, PeakMemory
 from linformer_cli.bench.rounds import turns_of
 from linformer_cli.bench.rows import AttentionRow
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
@@ -36,11 +35,11 @@ class Machine:
     def growth(self, setup: PassSetup) -> float:
         return float(setup.batch * (setup.positions / 1000) ** EXPONENTS[setup.attention])
 
-    def memory(self, setup: PassSetup, limit_seconds: float) -> PassMemory:
+    def memory(self, build: object, setup: PassSetup, limit_seconds: float) -> PeakMemory:
         self.measured.append((setup.attention, setup.positions))
         if (setup.attention, setup.positions) in self.failing:
             raise self.failing[setup.attention, setup.positions]
-        return PassMemory(int(MIB * self.growth(setup)), 0.1 * self.growth(setup))
+        return PeakMemory(int(MIB * self.growth(setup)), 0.1 * self.growth(setup))
 
     def build(self, setup: PassSetup, inputs: dict) -> Any:
         self.built += 1
@@ -57,7 +56,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
-    monkeypatch.setattr(attention, "measure_pass_memory", made.memory)
+    monkeypatch.setattr(attention, "measure_peak", made.memory)
     monkeypatch.setattr(attention, "measure_free_memory", lambda device: made.free)
     monkeypatch.setattr(attention, "build_pass", made.build)
     monkeypatch.setattr(attention, "time_work", made.time)
@@ -163,14 +162,14 @@ def test_a_pass_that_is_too_slow_at_the_first_length_is_not_timed(machine) -> No
 def test_a_mechanism_is_not_left_out_because_of_one_slow_measurement(machine, monkeypatch) -> None:
     slow = [("softmax", 2000)]
 
-    def memory(setup: PassSetup, limit_seconds: float) -> PassMemory:
-        found = machine.memory(setup, limit_seconds)
+    def memory(build: object, setup: PassSetup, limit_seconds: float) -> PeakMemory:
+        found = machine.memory(build, setup, limit_seconds)
         if (setup.attention, setup.positions) in slow:
             slow.clear()
-            return PassMemory(found.peak_bytes, 50.0)
+            return PeakMemory(found.bytes, 50.0)
         return found
 
-    monkeypatch.setattr(attention, "measure_pass_memory", memory)
+    monkeypatch.setattr(attention, "measure_peak", memory)
     assert set(left_out(bench([1000, 2000, 4000])).values()) == {None} and not slow
     assert machine.measured.count(("softmax", 2000)) == 2 and len(machine.measured) == 7
 

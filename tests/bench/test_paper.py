@@ -12,7 +12,7 @@ from machine import FASTEST_ENGINE
 from linformer_cli.bench import attention, budget, paper, sample, train
 from linformer_cli.bench.copy_task import CopySettings
 from linformer_cli.bench.measure.costs import count_product_flops
-from linformer_cli.bench.measure.pass_memory import PassMemory
+from linformer_cli.bench.measure.memory import PeakMemory
 from linformer_cli.bench.models import BenchModel, build_models, read_trained_runs
 from linformer_cli.bench.paper import METHODS, PaperBench, PaperSettings
 from linformer_cli.bench.paper_report import PaperReport, render_figures, render_page
@@ -43,8 +43,8 @@ def quick(monkeypatch: pytest.MonkeyPatch, ceilings) -> None:
     monkeypatch.setattr(paper, "Ceilings", lambda device: ceilings)
     monkeypatch.setattr(BenchModel, "require_agreement", lambda timed: None)
     monkeypatch.setattr(attention, "require_agreement", lambda model: None)
-    monkeypatch.setattr(sample, "measure_sampling_memory", lambda setup, limit: 1000 * setup.batch)
-    monkeypatch.setattr(attention, "measure_pass_memory", lambda setup, limit: PassMemory(100 * setup.positions, 0.001))
+    monkeypatch.setattr(sample, "measure_peak", lambda build, setup, limit: PeakMemory(10**9 * setup.batch, 0.001))
+    monkeypatch.setattr(attention, "measure_peak", lambda build, setup, limit: PeakMemory(100 * setup.positions, 0.001))
     monkeypatch.setattr(paper, "CopySettings", lambda length, width, device: CopySettings(8, 16, 2, device=device))
 
 
@@ -90,7 +90,7 @@ def test_all_parts_are_measured_and_shown_in_the_report(networks) -> None:
     assert [row.name for row in report.exponents] == ["linear", "softmax", "lsh-1", "lsh-4"]
     assert report.copy is not None and [row.name for row in report.copy.rows] == ["linear", "softmax", "lsh-4"]
     timed = [row for row in report.sampling if row.samples_seconds]
-    assert timed and all(row.peak_memory_bytes == 1000 * row.batch for row in timed)
+    assert timed and all(row.peak_memory_bytes == 10**9 * row.batch for row in timed)
     assert report.sampling[0].published.images_per_second == 142.8 and report.sampling[-1].published is None
     said = "\n".join(report.reduced)
     for words in (
@@ -164,7 +164,7 @@ def test_every_round_adds_a_sample_to_all_rows(networks) -> None:
 @pytest.mark.slow
 def test_rows_that_are_left_out_are_reported_once(networks, monkeypatch) -> None:
     monkeypatch.setattr(
-        attention, "measure_pass_memory", lambda setup, limit: PassMemory(100, 9.0 if setup.positions > 16 else 0.001)
+        attention, "measure_peak", lambda build, setup, limit: PeakMemory(100, 9.0 if setup.positions > 16 else 0.001)
     )
     told: list[tuple[str, str, int]] = []
 
@@ -251,7 +251,9 @@ def test_trainers_are_freed_after_the_training_part(networks, monkeypatch) -> No
 
 def test_every_measurement_of_memory_gets_the_same_time_limit(networks, monkeypatch) -> None:
     limits: list[float] = []
-    monkeypatch.setattr(sample, "measure_sampling_memory", lambda setup, limit: limits.append(limit))
+    monkeypatch.setattr(
+        sample, "measure_peak", lambda build, setup, limit: limits.append(limit) or PeakMemory(None, 0.001)
+    )
     report = measure(networks[:1], sizes=Sizes((1,), 1, {}, 64, lengths=(16,)))
     assert len(limits) == 5 and min(limits) == max(limits) > 10
     assert "peak memory of sampling: not measured for 5 rows" in report.reduced

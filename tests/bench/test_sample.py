@@ -13,7 +13,7 @@ from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.bench import sample
 from linformer_cli.bench.measure.costs import count_product_flops, count_rerun_positions, state_traffic_bytes
-from linformer_cli.bench.measure.fresh_process import PassFailed
+from linformer_cli.bench.measure.memory import PassFailed, PeakMemory
 from linformer_cli.bench.models import BenchModel, TrainedRun, build_models, with_softmax
 from linformer_cli.bench.rounds import BenchReport
 from linformer_cli.bench.rows import Quality, SamplingRow
@@ -192,20 +192,20 @@ def test_running_out_of_memory_affects_no_other_row(models, clock, monkeypatch, 
 
 
 def test_every_row_has_its_own_memory(models, clock, monkeypatch) -> None:
-    """Memory is measured after all rounds of a group, and only for rows with samples."""
-    asked = []
+    """Memory is measured after all rounds of a group, and only for rows with samples. It is at least the state."""
+    asked, states = [], [timed.model.state_bytes(1) for timed in models[:2]]
 
-    def measure(setup, limit):
+    def measure(build, setup, limit):
         asked.append((setup.engine, setup.batch, limit, clock.timed))
         if setup.engine == "rerun":
             raise PassFailed("its process ended")
-        return 77
+        return PeakMemory(77 if setup.batch == 1 else 10**9, 0.1)
 
-    monkeypatch.setattr(sample, "measure_sampling_memory", measure)
+    monkeypatch.setattr(sample, "measure_peak", measure)
     rows = bench(models[:2], [1, 2], 2, memory=True, engines=["reference", "cuda"]).rows
-    assert [(row.engine, row.peak_memory_bytes) for row in rows] == [
-        *(("reference", 77), ("cuda", None), ("rerun", None), ("reference", 77), ("cuda", None)),
-    ] * 2
+    peaks = [[row.peak_memory_bytes for row in rows if row.batch == batch] for batch in (1, 2)]
+    assert [row.engine for row in rows] == ["reference", "cuda", "rerun", "reference", "cuda"] * 2
+    assert peaks == [[states[0], None, None, states[1], None], [10**9, None, None, 10**9, None]]
     assert asked == [
         (engine, batch, 60.0, 6 * batch) for batch in (1, 2) for engine in ("reference", "rerun", "reference")
     ]

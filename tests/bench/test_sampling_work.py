@@ -9,9 +9,12 @@ from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.bench.measure import sampling_work
 from linformer_cli.bench.measure.sampling_work import (
+    LAST_STEPS,
     SHARES,
     MiddleSteps,
     RerunPrefixes,
+    SamplingSetup,
+    build_last_steps,
     place_state,
 )
 from linformer_cli.errors import Interrupted
@@ -144,3 +147,23 @@ def test_a_placed_state_equals_the_state_after_stepping(build_tiny_model, attent
     expected, _ = model.step(token, state)
     found, _ = model.step(token, placed)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("engine", "attention"), [("reference", "linear"), ("reference", "softmax"), ("rerun", "softmax")]
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_last_steps_use_the_whole_batch(build_tiny_model, monkeypatch, engine, attention, precision) -> None:
+    seen: list[tuple[str, tuple[int, ...]]] = []
+    for name in ("step", "attend"):
+        right = getattr(PixelModel, name)
+
+        def watched(self, tokens, *rest, name=name, right=right):
+            seen.append((name, tuple(tokens.shape)))
+            return right(self, tokens, *rest)
+
+        monkeypatch.setattr(PixelModel, name, watched)
+    work = build_last_steps(SamplingSetup(build_tiny_model(attention=attention).config, 3, engine, precision))
+    seen.clear()
+    work()
+    assert seen == ([("attend", (3, 64))] if engine == "rerun" else [("step", (3,))] * LAST_STEPS)

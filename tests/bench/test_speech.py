@@ -12,10 +12,10 @@ import torch
 
 from linformer_cli.bench import budget, speech, speech_lengths, speech_training
 from linformer_cli.bench.measure.ceilings import Ceilings
-from linformer_cli.bench.measure.fresh_process import PassFailed
+from linformer_cli.bench.measure.memory import PassFailed
 from linformer_cli.bench.published import find_published_speech
 from linformer_cli.bench.speech import METHODS, SpeechBench, parse_methods
-from linformer_cli.bench.speech_lengths import LengthMeasurement, StepSetup, measure
+from linformer_cli.bench.speech_lengths import LengthMeasurement, StepSetup, build_step
 from linformer_cli.bench.speech_rows import SeedResult, SpeechReport, SpeechRow, SpeechSettings, describe_findings
 from linformer_cli.bench.speech_training import Trainee
 from linformer_cli.errors import Interrupted, UsageError
@@ -108,7 +108,7 @@ def test_a_step_has_the_same_frames_at_every_length(corpus: Corpus, monkeypatch:
     monkeypatch.setattr(speech, "LengthMeasurement", build)
     assert run(corpus, ["softmax"], seeds=1, epochs=1, lengths=(300, 2_400, 600)).ended == "interrupted"
     assert [(one.frames, one.batch) for one in setups] == [(600, 4), (300, 8), (2_400, 1)]
-    assert set(measure(dataclasses.asdict(setups[1]))) == {"peak_bytes"}
+    assert build_step(setups[1])() is not None
 
 
 def test_an_interrupted_round_is_forgotten(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,11 +156,11 @@ def test_ctrl_c_while_the_memory_is_measured_leaves_no_row_out(monkeypatch: pyte
     """Ctrl-C also ends the fresh process, which then has no result."""
     stop = StopRequest()
 
-    def interrupt(*arguments: object) -> dict[str, Any]:
+    def interrupt(*arguments: object) -> None:
         stop.signal_number = signal.SIGINT
         raise PassFailed("failed: KeyboardInterrupt: ")
 
-    monkeypatch.setattr(speech_lengths, "run_fresh", interrupt)
+    monkeypatch.setattr(speech_lengths, "measure_peak", interrupt)
     setup = StepSetup("linear", {}, TINY, 3, 60, 1, "cpu")
     measurement = LengthMeasurement("linear", setup, 1_000, Ceilings("cpu"), stop.raise_if_set)
     with pytest.raises(Interrupted):

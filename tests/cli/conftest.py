@@ -1,8 +1,7 @@
-import importlib
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +58,10 @@ def fixed_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes run in this process, whose growth means nothing; `tests/bench` measures memory in fresh processes."""
 
-    def run(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
-        return {**importlib.import_module(module).measure(setup), "peak_bytes": 2**20}
+    def run(work: Callable[..., Any], *arguments: object, limit_seconds: float) -> Any:
+        return replace(work(*arguments), bytes=2**20)
 
-    for user in ("pass_memory", "sampling_memory"):
-        monkeypatch.setattr(f"linformer_cli.bench.measure.{user}.run_fresh", run)
+    monkeypatch.setattr("linformer_cli.bench.measure.memory.run_fresh", run)
 
 
 @pytest.fixture

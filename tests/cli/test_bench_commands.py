@@ -144,7 +144,7 @@ def little_paper(monkeypatch, tiny_model_config):
     """Makes `bench paper` use tiny networks and sizes."""
     from linformer_cli.bench import attention, paper, sample
     from linformer_cli.bench.copy_task import CopySettings
-    from linformer_cli.bench.measure.pass_memory import PassMemory
+    from linformer_cli.bench.measure.memory import PeakMemory
     from linformer_cli.bench.paper_sizes import Sizes
 
     monkeypatch.setattr(paper, "preset_network", lambda name: (name, tiny_model_config))
@@ -152,8 +152,8 @@ def little_paper(monkeypatch, tiny_model_config):
     monkeypatch.setattr(paper, "METHODS", ("linear", "softmax"))
     monkeypatch.setattr(paper, "choose_sizes", lambda seconds: Sizes((1, 2), 1, {}, lengths=(16, 32)))
     monkeypatch.setattr(paper, "CopySettings", lambda *size, device: CopySettings(8, 16, 2, device=device))
-    monkeypatch.setattr(sample, "measure_sampling_memory", lambda setup, limit: 1000)
-    monkeypatch.setattr(attention, "measure_pass_memory", lambda setup, limit: PassMemory(9, 0.001))
+    monkeypatch.setattr(sample, "measure_peak", lambda build, setup, limit: PeakMemory(1000, 0.001))
+    monkeypatch.setattr(attention, "measure_peak", lambda build, setup, limit: PeakMemory(9, 0.001))
 
 
 @pytest.mark.smoke
@@ -218,12 +218,12 @@ def test_bench_attention_gives_points_and_exponents(lintx):
 
 def test_bench_attention_plots_time_and_memory(lintx, monkeypatch, tmp_path):
     from linformer_cli.bench import attention
-    from linformer_cli.bench.measure.pass_memory import PassMemory
+    from linformer_cli.bench.measure.memory import PeakMemory
 
-    def measure(setup, limit_seconds):
-        return PassMemory(2**10 * setup.positions * setup.batch, 0.01)
+    def measure(build, setup, limit_seconds):
+        return PeakMemory(2**10 * setup.positions * setup.batch, 0.01)
 
-    monkeypatch.setattr(attention, "measure_pass_memory", measure)
+    monkeypatch.setattr(attention, "measure_peak", measure)
     monkeypatch.setenv("COLUMNS", "80")
     plot = tmp_path / "deep" / "scaling.svg"
     base = ["bench", "attention", "--attention", "softmax,linear", "--positions", "32,64", "--repeats", 1]
@@ -302,15 +302,14 @@ def test_a_plot_that_is_not_drawn_is_not_named(lintx, run_folder, monkeypatch, t
 @pytest.mark.parametrize("style", ["table", "md", "csv"])
 def test_bench_attention_gives_the_reason_for_an_empty_row(lintx, monkeypatch, style):
     from linformer_cli.bench import attention
-    from linformer_cli.bench.measure.fresh_process import PassFailed
-    from linformer_cli.bench.measure.pass_memory import PassMemory
+    from linformer_cli.bench.measure.memory import PassFailed, PeakMemory
 
-    def measure(setup, limit_seconds):
+    def measure(build, setup, limit_seconds):
         if setup.positions > 32:
             raise PassFailed("needs more memory than there is")
-        return PassMemory(2**20, 0.01)
+        return PeakMemory(2**20, 0.01)
 
-    monkeypatch.setattr(attention, "measure_pass_memory", measure)
+    monkeypatch.setattr(attention, "measure_peak", measure)
     monkeypatch.setenv("COLUMNS", "80")
     base = ["bench", "attention", "--attention", "linear", "--positions", "32,64", "--repeats", 1, "--format", style]
     outcome = lintx(*base, "--batch", 1)

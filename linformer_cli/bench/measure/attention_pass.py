@@ -1,7 +1,7 @@
 """One forward and backward pass of a mechanism alone: the work that `lintx bench attention` measures."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 import torch
@@ -18,6 +18,8 @@ LEAST_TRAFFIC = (
     "and writes outputs. The backward pass reads inputs and output gradients, and writes input gradients"
 )
 
+# A warm-up at this length loads what torch loads on first use and creates torch's buffers, so neither is counted.
+WARM_UP_POSITIONS = 256
 _KINDS = ("q", "k", "v", "extra", "gradient")
 
 # The image on which the parallel and the step form of a mechanism are compared before it is timed.
@@ -76,6 +78,12 @@ def build_pass(setup: PassSetup, inputs: Inputs | None = None) -> Callable[[], N
             tensor.grad = None
 
     return work
+
+
+def build_warm_pass(setup: PassSetup) -> Callable[[], None]:
+    """Build a pass after a short one. The pass also draws its inputs, so its peak memory includes them."""
+    build_pass(replace(setup, positions=min(setup.positions, WARM_UP_POSITIONS), batch=1))()
+    return build_pass(setup)
 
 
 def count_least_bytes(setup: PassSetup) -> int:

@@ -1,4 +1,4 @@
-"""Ways of sampling a batch of images, as work that can be timed repeatedly.
+"""Ways of sampling a batch of images, as work that can be timed repeatedly or whose peak memory is measured.
 
 A sample creates its state or key-value cache outside the timed section and drops it afterwards. A cache of 64 CIFAR-10
 images takes gigabytes, so only one cache is in memory at a time. When whole images are drawn, however, creating the
@@ -6,15 +6,19 @@ state is timed, because it is part of drawing an image.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
+from linformer_cli.config import ModelConfig
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import build_engine
 from linformer_cli.sampling.whole_images import warm_up
+from linformer_cli.system.device import product_dtype, seeded, torch_dtype
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import time_work
 
@@ -25,6 +29,13 @@ SHARES = (0.125, 0.375, 0.625, 0.875)
 MIDDLE_WARM_UP_STEPS = 4
 # The engine name of rows that read the whole prefix again for every value and have no state.
 RERUN = "rerun"
+# The steps whose memory is measured.
+LAST_STEPS = 4
+MEMORY_METHOD = (
+    f"growth of the peak resident memory of a fresh process that builds the state of the batch and takes its last "
+    f"{LAST_STEPS} steps (in a re-run, it reads whole images once), but at least the size of the state. Weights are "
+    "not counted. On a GPU, torch counts this memory"
+)
 
 
 class SamplingWork(Protocol):
@@ -72,16 +83,17 @@ class MiddleSteps:
 class RerunPrefixes:
     """Sample without a state: the whole prefix is read again for every value. Only a few prefix lengths are timed.
 
-    Katharopoulos 2020 calls this method softmax.
+    The lengths are `shares` of the positions. Katharopoulos 2020 calls this method softmax.
     """
 
     model: PixelModel
     batch: int
     check: Check = never_stop
+    shares: Sequence[float] = SHARES
 
     @property
     def steps(self) -> int:
-        return len(SHARES)
+        return len(self.shares)
 
     def time_sample(self) -> float:
         self.read(1)
@@ -91,7 +103,7 @@ class RerunPrefixes:
     def read(self, count: int) -> None:
         """Draw one value after each of the `count` shortest prefixes."""
         streams = UniformStreams(0, range(self.batch))
-        for share in SHARES[:count]:
+        for share in self.shares[:count]:
             self.check()
             length = math.ceil(share * self.model.config.image.positions)
             parameters, _ = self.model.attend(
@@ -104,3 +116,36 @@ def place_state(model: PixelModel, position: int) -> PixelState:
     """Return the state of one image after `position` tokens, with room for a whole image."""
     tokens = torch.zeros(1, position, dtype=torch.int64, device=model.device)
     return model.attend(tokens, model.init_state(1))[1]
+
+
+@dataclass(frozen=True)
+class SamplingSetup:
+    """The last steps of untrained images. `engine` is one of `ENGINES`, or `RERUN`."""
+
+    model: ModelConfig
+    batch: int
+    engine: str
+    precision: str
+    device: str = "cpu"
+    look_ahead: bool = False
+
+
+def build_last_steps(setup: SamplingSetup) -> Callable[[], None]:
+    """Return a function that builds a batch's state and takes the last steps of its images, after doing so for one."""
+    with seeded(0):
+        model = PixelModel(setup.model)
+    model = model.to(device=setup.device, dtype=torch_dtype(setup.precision)).eval()
+    if setup.engine == RERUN:
+        RerunPrefixes(model, 1, shares=(1.0,)).read(1)
+        return partial(RerunPrefixes(model, setup.batch, shares=(1.0,)).read, 1)
+    products, positions = product_dtype(setup.precision), model.config.image.positions
+    placed = place_state(model, max(1, positions - LAST_STEPS - 1))
+
+    @torch.no_grad()
+    def step(batch: int) -> None:
+        stepper = build_engine(setup.engine, model, batch, placed, setup.look_ahead, products)
+        first = stepper.step(torch.zeros(batch, dtype=torch.int64, device=setup.device))
+        stepper.draw_values(first, UniformStreams(0, range(batch)), Filters(), min(LAST_STEPS, positions - 1))
+
+    step(1)
+    return partial(step, setup.batch)

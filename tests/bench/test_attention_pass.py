@@ -1,6 +1,4 @@
-"""Tests of the peak memory of a pass (the growth of a fresh process) and of the pass itself."""
-
-import sys
+"""Tests of the pass of a mechanism whose time and memory `lintx bench attention` measures."""
 
 import pytest
 import torch
@@ -9,7 +7,6 @@ from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.bench.measure import attention_pass
-from linformer_cli.bench.measure import pass_memory as memory_module
 from linformer_cli.bench.measure.attention_pass import (
     Inputs,
     PassSetup,
@@ -17,13 +14,7 @@ from linformer_cli.bench.measure.attention_pass import (
     build_pass,
     count_least_bytes,
 )
-from linformer_cli.bench.measure.fresh_process import PassFailed
-from linformer_cli.bench.measure.pass_memory import measure_pass_memory
 from linformer_cli.model.mixers import MIXERS
-from linformer_cli.system import timing
-from linformer_cli.system.memory import measure_free_memory
-
-MIB = 2**20
 
 
 def setup(positions: int, **changes) -> PassSetup:
@@ -31,69 +22,11 @@ def setup(positions: int, **changes) -> PassSetup:
     return PassSetup(**{**values, **changes})
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is exact only on Linux")
-def test_the_peak_covers_what_a_pass_holds_at_once() -> None:
-    # q, k, v and the gradient take 4 MiB each. The scores are chunked and much smaller.
-    found = measure_pass_memory(setup(2**13, heads=8, head_width=16), 60)
-    inputs = 4 * 2**13 * 8 * 16 * 4
-    assert found.seconds > 0
-    assert inputs < found.peak_bytes < 20 * inputs
-    # The caller's memory does not count.
-    ballast = torch.ones(50 * MIB)
-    again = measure_pass_memory(setup(2**13, heads=8, head_width=16), 60)
-    assert again.peak_bytes == pytest.approx(found.peak_bytes, rel=0.1)
-    assert ballast[-1] == 1
-
-
 def test_a_pass_has_the_whole_batch(monkeypatch) -> None:
     seen, right = [], LinearAttention.attend
     monkeypatch.setattr(LinearAttention, "attend", lambda self, q, *rest: seen.append(q.shape) or right(self, q, *rest))
     build_pass(setup(32, batch=3))()
     assert [tuple(shape) for shape in seen] == [(3, 2, 32, 8)]
-
-
-def test_on_a_gpu_torchs_counters_are_used(monkeypatch, raises_one_line) -> None:
-    """The counters are made up here, because the real ones need a GPU."""
-    order: list[str] = []
-    bytes_in_use = iter([1000])
-    monkeypatch.setattr(memory_module, "build_pass", lambda given: lambda: order.append("pass"))
-    monkeypatch.setattr(timing, "synchronize", lambda device: order.append("synchronize"))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("synchronize"))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: order.append("reset"))
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(bytes_in_use))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5000)
-    found = measure_pass_memory(setup(32, device="cuda:0"), 1)
-    assert found.peak_bytes == 4000 and found.seconds >= 0
-    assert order == ["synchronize", "reset", "synchronize", "pass", "synchronize"]
-
-    def full(*_arguments: object) -> None:
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(memory_module, "build_pass", lambda given: full)
-    bytes_in_use = iter([1000])
-    with raises_one_line(PassFailed, "more memory than there is"):
-        measure_pass_memory(setup(32, device="cuda:0"), 1)
-
-
-def test_freed_memory_that_this_process_keeps_counts_as_free(monkeypatch) -> None:
-    order: list[str] = []
-    monkeypatch.setattr("linformer_cli.system.memory.give_back_freed_memory", lambda: order.append("given back"))
-    measure_free_memory("cpu")
-    assert order == ["given back"]
-
-
-def test_free_memory_is_unknown_if_the_system_does_not_say(monkeypatch) -> None:
-    monkeypatch.setattr("linformer_cli.system.memory.Path.read_text", lambda path: "MemTotal: 5 kB")
-    assert measure_free_memory("cpu") is None
-
-
-def test_free_memory_is_positive_or_unknown() -> None:
-    free = measure_free_memory("cpu")
-    assert free is None or free > 0
-    assert measure_free_memory("mps") is None
-
-
-# One pass
 
 
 @pytest.fixture

@@ -1,0 +1,258 @@
+"""Tests of peak memory: the growth of fresh processes, their results and failures, and the counters of a GPU."""
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from linformer_cli.bench.measure import memory
+from linformer_cli.bench.measure.attention_pass import PassSetup, build_warm_pass
+from linformer_cli.bench.measure.memory import PassFailed, measure_peak, run_fresh
+from linformer_cli.bench.measure.sampling_work import SamplingSetup, build_last_steps
+from linformer_cli.system import timing
+from linformer_cli.system.memory import measure_free_memory
+
+ODD = """
+import os, time
+import torch
+
+here = []
+
+def look():
+    here.append(1)
+    return {"pid": os.getpid(), "parent": os.getppid(), "threads": torch.get_num_threads(), "seen": len(here)}
+
+def kill(number):
+    os.kill(os.getpid(), number)
+
+def fail(error):
+    raise error
+
+def wait(path):
+    with open(path, "w") as file:
+        file.write(f"{os.getpid()}\\n")
+    time.sleep(600)
+
+def shout():
+    print("loud", flush=True)
+    os.write(1, b"louder")
+    return look()
+"""
+
+# In place of torch, which takes seconds to load, in the servers that a test starts.
+TORCH = """
+class OutOfMemoryError(RuntimeError):
+    pass
+
+
+def set_num_threads(number):
+    global get_num_threads
+    get_num_threads = lambda: number
+"""
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The module `odd`, whose functions run in fresh processes.
+
+    The current folder has another `linformer_cli`, which must be ignored. Servers have a small module `torch`.
+    """
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "odd.py").write_text(ODD)
+    (folder / "small").mkdir()
+    (folder / "small" / "torch.py").write_text(TORCH)
+    (folder / "here" / "linformer_cli").mkdir(parents=True)
+    (folder / "here" / "linformer_cli" / "__init__.py").write_text("raise SystemExit('another one')")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (folder / "small", folder))))
+        patch.chdir(folder / "here")
+        module = importlib.import_module("odd")
+        yield module
+        end(run_fresh(module.look, limit_seconds=60)["parent"])
+
+
+def end(server: int) -> None:
+    os.kill(server, signal.SIGKILL)
+    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+
+
+def test_every_measurement_has_a_process_of_its_own(odd, monkeypatch) -> None:
+    given_back: list[int] = []
+    monkeypatch.setattr(memory, "give_back_freed_memory", lambda: given_back.append(1))
+    before = dict(os.environ)
+    first, second = (run_fresh(odd.look, limit_seconds=60) for _ in range(2))
+    assert len({first["pid"], second["pid"], os.getpid()}) == 3
+    assert first["parent"] == second["parent"] != os.getpid()  # one server starts both
+    assert first["seen"] == second["seen"] == 1
+    assert given_back == [1, 1] and dict(os.environ) == before
+
+
+def test_a_process_uses_as_many_threads_as_its_caller(odd) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        assert run_fresh(odd.look, limit_seconds=60)["threads"] == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "message"),
+    [
+        ("kill", int(signal.SIGKILL), "needs more memory than there is"),
+        ("kill", int(signal.SIGSEGV), "its process ended"),
+        ("fail", MemoryError("odd heads"), "needs more memory than there is"),
+        ("fail", ValueError("odd heads\nand more"), "failed: ValueError: odd heads"),
+    ],
+)
+def test_a_process_that_fails_gives_its_reason_in_one_line(odd, raises_one_line, name, argument, message) -> None:
+    with raises_one_line(PassFailed, message):
+        run_fresh(getattr(odd, name), argument, limit_seconds=60)
+    assert run_fresh(odd.look, limit_seconds=60)["seen"] == 1
+
+
+def test_a_process_that_takes_too_long_is_ended(odd, monkeypatch, tmp_path, raises_one_line) -> None:
+    monkeypatch.setattr(memory, "STARTING_SECONDS", 0.0)
+    with raises_one_line(PassFailed, "more than 0.5 s"):
+        run_fresh(odd.wait, tmp_path / "pid", limit_seconds=0.5)
+    assert not (tmp_path / "pid").exists() or not is_alive(wait_for_pid(tmp_path / "pid"))
+
+
+def test_text_that_a_measurement_prints_does_not_reach_stdout(odd, capfd) -> None:
+    assert run_fresh(odd.shout, limit_seconds=60)["seen"] == 1
+    assert capfd.readouterr().out == ""
+
+
+def test_a_server_that_was_ended_is_replaced(odd) -> None:
+    server = run_fresh(odd.look, limit_seconds=60)["parent"]
+    end(server)
+    assert run_fresh(odd.look, limit_seconds=60)["parent"] != server
+
+
+def test_a_server_that_cannot_start_fails_only_the_measurement(odd, tmp_path, monkeypatch, raises_one_line) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('libgomp.so.1: cannot open')")
+    end(run_fresh(odd.look, limit_seconds=60)["parent"])
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tmp_path, Path(odd.__file__).parent))))
+        with raises_one_line(PassFailed, "its process ended"):
+            run_fresh(odd.look, limit_seconds=60)
+    assert run_fresh(odd.look, limit_seconds=60)["seen"] == 1
+
+
+def wait_for_pid(path: Path) -> int:
+    while not path.exists() or not path.read_text().endswith("\n"):
+        time.sleep(0.01)
+    return int(path.read_text())
+
+
+def is_alive(pid: int) -> bool:
+    # A process that has ended stays listed until its parent (init for an orphan) has read its exit status.
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_an_interrupted_caller_leaves_no_measurement_behind(odd, tmp_path) -> None:
+    pid = tmp_path / "pid"
+
+    def press() -> None:
+        wait_for_pid(pid)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_fresh(odd.wait, pid, limit_seconds=60)
+    pressing.join()
+    assert not is_alive(wait_for_pid(pid))
+
+
+def test_ctrl_c_ends_the_measurement_but_not_the_server(odd, tmp_path, raises_one_line) -> None:
+    server = run_fresh(odd.look, limit_seconds=60)["parent"]
+    pid = tmp_path / "pid"
+
+    def press() -> None:
+        measured = wait_for_pid(pid)
+        for process in (server, measured):  # a terminal sends SIGINT to all its processes
+            os.kill(process, signal.SIGINT)
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    with raises_one_line(PassFailed, "failed: KeyboardInterrupt"):
+        run_fresh(odd.wait, pid, limit_seconds=60)
+    pressing.join()
+    assert run_fresh(odd.look, limit_seconds=60)["parent"] == server
+
+
+# Peaks
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is exact only on Linux")
+def test_the_peak_covers_what_a_pass_holds_at_once() -> None:
+    setup = PassSetup("linear", {"chunk": 16}, heads=8, head_width=16, positions=2**13)
+    # q, k, v and the gradient take 4 MiB each. The scores are chunked and much smaller.
+    found = measure_peak(build_warm_pass, setup, 60)
+    inputs = 4 * 2**13 * 8 * 16 * 4
+    assert found.seconds > 0
+    assert inputs < found.bytes < 20 * inputs
+    ballast = torch.ones(50 * 2**20)  # the caller's memory does not count
+    again = measure_peak(build_warm_pass, setup, 60)
+    assert again.bytes == pytest.approx(found.bytes, rel=0.1)
+    assert ballast[-1] == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is exact only on Linux")
+def test_the_peak_of_sampling_covers_the_state_of_the_batch(build_tiny_model) -> None:
+    model = build_tiny_model(attention="softmax", heads=8, head_width=32)
+    found = measure_peak(build_last_steps, SamplingSetup(model.config, 256, "reference", "fp32"), 60)
+    state = model.state_bytes(256)  # 2 layers x 64 positions x 512 floats x 256 images
+    assert state <= found.bytes < 1.5 * state
+
+
+def test_on_a_gpu_torchs_counters_are_used(monkeypatch, raises_one_line) -> None:
+    """The counters are made up here, because the real ones need a GPU."""
+    order: list[str] = []
+    bytes_in_use = iter([1000])
+    monkeypatch.setattr(timing, "synchronize", lambda device: order.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: order.append("reset"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(bytes_in_use))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5000)
+    setup = PassSetup("linear", {}, heads=2, head_width=8, positions=32, device="cuda:0")
+    found = measure_peak(lambda given: lambda: order.append("pass"), setup, 1)
+    assert found.bytes == 4000 and found.seconds >= 0
+    assert order == ["synchronize", "reset", "synchronize", "pass", "synchronize"]
+
+    def full() -> None:
+        raise torch.OutOfMemoryError
+
+    bytes_in_use = iter([1000])
+    with raises_one_line(PassFailed, "more memory than there is"):
+        measure_peak(lambda given: full, setup, 1)
+
+
+def test_freed_memory_that_this_process_keeps_counts_as_free(monkeypatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr("linformer_cli.system.memory.give_back_freed_memory", lambda: order.append("given back"))
+    measure_free_memory("cpu")
+    assert order == ["given back"]
+
+
+def test_free_memory_is_unknown_if_the_system_does_not_say(monkeypatch) -> None:
+    monkeypatch.setattr("linformer_cli.system.memory.Path.read_text", lambda path: "MemTotal: 5 kB")
+    assert measure_free_memory("cpu") is None
+
+
+def test_free_memory_is_positive_or_unknown() -> None:
+    free = measure_free_memory("cpu")
+    assert free is None or free > 0
+    assert measure_free_memory("mps") is None
