@@ -1,44 +1,116 @@
-"""`lintx bench copy`: how fast models with different mechanisms learn the copy task.
+"""`lintx bench copy`: how fast models with different mechanisms learn the copy task, with tables and a plot.
 
 Mechanisms are compared by the mean loss of the copied symbols after the same number of updates. For the source of the
 task, see `copy_task.py`.
 """
 
-import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
 from linformer_cli.errors import TrainingError
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.variants import Variant
+from linformer_cli.report.plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
+from linformer_cli.report.tables import Column, Shown, list_columns
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.system.timing import time_work
 from linformer_cli.training.loop import Trainer
+from linformer_cli.units import format_milliseconds, format_percent
 
-from .copy_report import CopyConditions, CopyEnding, CopyPoint, CopyReport, CopyRow
-from .copy_task import (
-    BATCH,
-    HEADS,
-    CopySettings,
-    CopyTask,
-    learning_rate_at,
-)
+from . import copy_task
+from .copy_task import BATCH, HEADS, CopySettings, CopyTask, learning_rate_at
 from .measure.attention_pass import PassSetup, build_checked_model
-from .measure.ceilings import Ceilings
+from .measure.ceilings import Ceilings, CeilingsReport
 from .measure.costs import TRAINING_FACTOR, count_product_flops, list_products
+
+CopyEnding = Literal["finished", "budget", "interrupted", "failed"]
 
 
 @dataclass(frozen=True)
-class _Update:
-    """An update, or the reason why it failed."""
+class CopyPoint:
+    """A point of a learning curve: the mean loss and accuracy over the `points_every` updates up to `update`.
+
+    `loss` is in nats per copied symbol. `accuracy` is the share of correct predictions.
+    """
+
+    update: int
+    loss: float
+    accuracy: float
+    learning_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyRow:
+    """The results of one mechanism: the last point of its curve, its speed, and all points.
+
+    `product_gigaflops` is the rate of the matrix products of an update in GFLOP/s. `product_share` is this rate as a
+    share of the machine's highest rate. `failed` says why the model's training ended early.
+    """
+
+    task: str
+    reduced: bool
+    name: Annotated[str, Shown("attention")]
+    attention: str
+    attention_options: Mapping[str, object]
+    device: str
+    parameters: int
+    updates: Annotated[int, Shown("updates", ",")] = 0
+    loss: Annotated[float | None, Shown("loss, nats per symbol", ".4f")] = None
+    accuracy: Annotated[float | None, Shown("accuracy", ".1%")] = None
+    seconds_per_update: Annotated[float | None, Shown("time per update", format_milliseconds)] = None
+    product_gigaflops: float | None = None
+    product_share: Annotated[float | None, Shown("products", format_percent)] = None
+    failed: Annotated[str | None, Shown("failed")]
+    points: tuple[CopyPoint, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyConditions:
+    """All settings that the figures of a report depend on, except the machine."""
+
+    task: str
+    reduced: bool
+    length: int
+    symbols: int = copy_task.SYMBOLS
+    layers: int = copy_task.LAYERS
+    heads: int = HEADS
+    width: int
+    feed_forward: int
+    batch: int = BATCH
+    optimizer: str = "radam"
+    learning_rate: float = copy_task.LEARNING_RATE
+    learning_rate_later: float = copy_task.LOWER_LEARNING_RATE
+    learning_rate_later_from_update: int = copy_task.LOWER_AFTER_UPDATES
+    updates_wanted: int
+    updates: int
+    points_every: int
+    budget_seconds: float | None
+    interleaved: bool = True
+    precision: str = "fp32"
+    seed: int
+
+
+@dataclass(frozen=True)
+class CopyReport:
+    """One row for each mechanism, and how the benchmark ended."""
+
+    rows: tuple[CopyRow, ...]
+    ended: CopyEnding
+    settings: CopyConditions
+    environment: dict[str, Any]
+    ceilings: CeilingsReport
+
+
+class _Update(NamedTuple):
+    """The loss and the accuracy before an update, when the model had not yet seen the batch, and its seconds."""
 
     loss: float
     accuracy: float
     seconds: float
-    failed: str | None = None
 
 
 class CopyRun:
@@ -52,31 +124,24 @@ class CopyRun:
         self._steps = self.trainer.steps()
         self.updates: list[_Update] = []
 
-    def time_update(self) -> _Update:
-        """Train on one batch and time the update, without recording it."""
+    def time_update(self) -> _Update | str:
+        """Train on one batch and time the update, without recording it. If it fails, return the reason."""
         found: list[tuple[float, float]] = []
         try:
             seconds = time_work(lambda: found.append(self.update()), self._settings.device)
         except TrainingError as error:
-            return _Update(math.nan, math.nan, math.nan, str(error))
+            return str(error)
         return _Update(*found[0], seconds)
 
-    def record(self, update: _Update) -> None:
-        """Add an update to the curve, unless it failed."""
-        self.failed = update.failed
-        if self.failed is None:
-            self.updates.append(update)
-
     def update(self) -> tuple[float, float]:
-        """Train on one batch. Return loss and accuracy before the update, when the model has not yet seen the batch."""
+        """Train on one batch. Return loss and accuracy before the update."""
         loss = next(self._steps).nats
         return loss, float(self.trainer.task.accuracy)
 
     def point(self, update: int) -> CopyPoint:
         """Return the point of the curve at `update`, counted from 1."""
-        recent = self.updates[max(0, update - self._settings.points_every) : update]
-        loss, accuracy = (statistics.fmean(getattr(one, key) for one in recent) for key in ("loss", "accuracy"))
-        return CopyPoint(update, loss, accuracy, learning_rate_at(update - 1))
+        losses, accuracies, _ = zip(*self.updates[max(0, update - self._settings.points_every) : update], strict=True)
+        return CopyPoint(update, statistics.fmean(losses), statistics.fmean(accuracies), learning_rate_at(update - 1))
 
     def row(self) -> CopyRow:
         """Return all points so far. Unless the model has failed, the last point is at the last update."""
@@ -84,14 +149,15 @@ class CopyRun:
         places = list(range(every, done + 1, every))
         if self.failed is None and done % every:
             places.append(done)
-        points = tuple(self.point(place) for place in places)
-        last = points[-1] if points else None
-        seconds = rate = share = None
+        points, figures = tuple(self.point(place) for place in places), dict[str, Any]()
+        if points:
+            figures = {"updates": points[-1].update, "loss": points[-1].loss, "accuracy": points[-1].accuracy}
+        model = self.trainer.task.model
         if self.failed is None and done:
-            seconds = statistics.fmean(update.seconds for update in self.updates)
-            positions = BATCH * self._settings.length
-            rate = positions * TRAINING_FACTOR * count_product_flops(self.trainer.task.model) / seconds / 1e9
-            share = rate / self._ceilings.product(list_products(self.trainer.task.model), positions, "fp32").gigaflops
+            seconds, positions = statistics.fmean(one.seconds for one in self.updates), BATCH * self._settings.length
+            rate = positions * TRAINING_FACTOR * count_product_flops(model) / seconds / 1e9
+            share = rate / self._ceilings.product(list_products(model), positions, "fp32").gigaflops
+            figures |= {"seconds_per_update": seconds, "product_gigaflops": rate, "product_share": share}
         return CopyRow(
             task=self._settings.title,
             reduced=self._settings.reduced,
@@ -99,28 +165,11 @@ class CopyRun:
             attention=self.variant.attention,
             attention_options=self.variant.options,
             device=self._settings.device,
-            parameters=sum(parameter.numel() for parameter in self.trainer.task.model.parameters()),
-            updates=0 if last is None else last.update,
-            loss=None if last is None else last.loss,
-            accuracy=None if last is None else last.accuracy,
-            seconds_per_update=seconds,
-            product_gigaflops=rate,
-            product_share=share,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
             failed=self.failed,
             points=points,
+            **figures,
         )
-
-
-def prepare(variants: Sequence[Variant], settings: CopySettings, ceilings: Ceilings) -> list[CopyRun]:
-    """Return an untrained model for each of `variants`.
-
-    Raises `UsageError` for sizes that a mechanism does not support, and `DisagreementError` if the parallel and the
-    step form of a mechanism disagree.
-    """
-    for variant in variants:
-        setup = PassSetup(variant.attention, variant.options, HEADS, settings.width // HEADS, settings.length)
-        require_agreement(build_checked_model(setup))
-    return [CopyRun(variant, settings, ceilings) for variant in variants]
 
 
 def run_copy_task(
@@ -137,11 +186,15 @@ def run_copy_task(
     NaN or infinite keeps its points and takes no more updates. An update counts only if all other models finished it,
     so the curves are comparable wherever they end. `report` receives the new point of every mechanism.
 
-    Raises the errors of `prepare` before any training.
+    Before any training, it raises `UsageError` for sizes that a mechanism does not support, and `DisagreementError` if
+    the parallel and the step form of a mechanism disagree.
     """
     began = time.monotonic()
     stop = stop or StopRequest()
-    runs = prepare(variants, settings, ceilings)
+    for variant in variants:
+        setup = PassSetup(variant.attention, variant.options, HEADS, settings.width // HEADS, settings.length)
+        require_agreement(build_checked_model(setup))
+    runs = [CopyRun(variant, settings, ceilings) for variant in variants]
 
     def is_over() -> bool:
         late = budget_seconds is not None and time.monotonic() - began >= budget_seconds
@@ -161,34 +214,7 @@ def run_copy_task(
     if done < settings.updates:
         failed = all(run.failed is not None for run in runs)
         ended = "interrupted" if stop.signal_number is not None else "failed" if failed else "budget"
-    return CopyReport(
-        tuple(run.row() for run in runs),
-        ended,
-        _describe_conditions(settings, budget_seconds, done),
-        describe_environment(),
-        ceilings.describe(),
-    )
-
-
-def _measure_round(runs: Sequence[CopyRun], number: int, is_over: Callable[[], bool]) -> bool:
-    """Update every model that has not failed. Return False if all have failed or time ran out.
-
-    If time runs out during the round, the round is not recorded.
-    """
-    learning = [run for run in runs if run.failed is None]
-    learning[0].trainer.task.load_batch(number, range(BATCH))  # drawn here, so that no update includes the time
-    updates: list[_Update] = []
-    for run in learning:
-        if updates and is_over():
-            return False
-        updates.append(run.time_update())
-    for run, update in zip(learning, updates, strict=True):
-        run.record(update)
-    return any(run.failed is None for run in learning)
-
-
-def _describe_conditions(settings: CopySettings, budget_seconds: float | None, done: int) -> CopyConditions:
-    return CopyConditions(
+    conditions = CopyConditions(
         task=settings.title,
         reduced=settings.reduced,
         length=settings.length,
@@ -200,3 +226,64 @@ def _describe_conditions(settings: CopySettings, budget_seconds: float | None, d
         budget_seconds=budget_seconds,
         seed=settings.seed,
     )
+    return CopyReport(tuple(run.row() for run in runs), ended, conditions, describe_environment(), ceilings.describe())
+
+
+def _measure_round(runs: Sequence[CopyRun], number: int, is_over: Callable[[], bool]) -> bool:
+    """Update every model that has not failed. Return False if all have failed or time ran out.
+
+    If time runs out during the round, the round is not recorded.
+    """
+    learning = [run for run in runs if run.failed is None]
+    learning[0].trainer.task.load_batch(number, range(BATCH))  # drawn here, so that no update includes the time
+    updates: list[_Update | str] = []
+    for run in learning:
+        if updates and is_over():
+            return False
+        updates.append(run.time_update())
+    for run, update in zip(learning, updates, strict=True):
+        if isinstance(update, str):
+            run.failed = update
+        else:
+            run.updates.append(update)
+    return any(run.failed is None for run in learning)
+
+
+COPY_COLUMNS = list_columns(CopyRow)
+CSV_COLUMNS = (
+    *list_columns(CopyRow, "task reduced name attention device"),
+    *list_columns(CopyPoint, "update loss accuracy learning_rate"),
+)
+_SHOWN_POINTS = 10
+
+
+def list_points(rows: Sequence[CopyRow]) -> list[dict[str, object]]:
+    """Return one record for each point of each mechanism, for CSV."""
+    return [{**vars(row), **vars(point)} for row in rows for point in row.points]
+
+
+def tabulate_losses(rows: Sequence[CopyRow]) -> tuple[list[Mapping[str, object]], list[Column]]:
+    """Return records and columns with the losses of all mechanisms at the last and at evenly spaced earlier updates."""
+    losses = {row.name: {point.update: point.loss for point in row.points} for row in rows if row.points}
+    updates = sorted({update for points in losses.values() for update in points}, reverse=True)
+    shown = sorted(updates[:: max(1, -(-len(updates) // _SHOWN_POINTS))])
+    records = [{"update": update, **{name: points.get(update) for name, points in losses.items()}} for update in shown]
+    names = [Column(row.name, row.name, format=".4f") for row in rows]
+    return list(records), [Column("update", "loss at update", format=","), *names]
+
+
+def render_copy(rows: Sequence[CopyRow], title: str, kind: PlotFormat) -> bytes:
+    """Plot loss and accuracy against updates, with one colour for each mechanism."""
+
+    def build_panel(key: str, label: str, scale: Scale) -> Panel:
+        curves = [
+            Curve.through(row.name, [(point.update, getattr(point, key)) for point in row.points], style)
+            for row, style in zip(rows, number_styles(len(rows)), strict=True)
+        ]
+        return Panel("", curves, y_label=label, x_scale="linear", y_scale=scale)
+
+    panels = [
+        build_panel("loss", "loss (nats per copied symbol)", "log"),
+        build_panel("accuracy", "accuracy on the copy (share)", "linear"),
+    ]
+    return render_plot(panels, "updates", "", kind, title=title)

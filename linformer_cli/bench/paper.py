@@ -21,8 +21,7 @@ from linformer_cli.system.signals import StopRequest
 from . import attention, sample, train
 from .attention import AttentionMeasurement, AttentionSettings
 from .budget import BudgetBench, Groups, Part, Schedule
-from .copy import run_copy_task
-from .copy_report import CopyReport
+from .copy import CopyReport, run_copy_task
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size
 from .growth import describe_exponents
 from .measure.ceilings import Ceilings, ProductCeiling

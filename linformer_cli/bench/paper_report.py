@@ -20,7 +20,7 @@ from .columns import (
     TRAINING,
     choose_columns,
 )
-from .copy_report import COPY_COLUMNS, CopyReport, render_copy
+from .copy import COPY_COLUMNS, CopyReport, render_copy
 from .figures import render_growth, render_quality, render_speed, trained_rows
 from .growth import Exponents
 from .measure.ceilings import CeilingsReport

@@ -15,7 +15,7 @@ from .config_options import with_fields
 from .output import info, print_json, print_records, write_plot
 
 if TYPE_CHECKING:
-    from linformer_cli.bench.copy_report import CopyPoint, CopyReport
+    from linformer_cli.bench.copy import CopyPoint, CopyReport
 
 # This is 16 times the paper's width.
 _LARGEST_WIDTH = 4_096
@@ -92,8 +92,7 @@ def copy(asked: CopyOptions) -> None:
     seconds = options.parse_duration(asked.budget)
     options.require_plots(asked.plot)
 
-    from linformer_cli.bench.copy import run_copy_task
-    from linformer_cli.bench.copy_report import render_copy
+    from linformer_cli.bench.copy import render_copy, run_copy_task
     from linformer_cli.bench.copy_task import CopySettings, choose_size
     from linformer_cli.bench.measure.ceilings import Ceilings
     from linformer_cli.errors import Interrupted, LintxError
@@ -142,7 +141,7 @@ class _Reporter:
 
 def _print(report: "CopyReport", style: TableStyle) -> None:
     from linformer_cli.bench.columns import choose_columns
-    from linformer_cli.bench.copy_report import COPY_COLUMNS, CSV_COLUMNS, list_points, tabulate_losses
+    from linformer_cli.bench.copy import COPY_COLUMNS, CSV_COLUMNS, list_points, tabulate_losses
 
     if style == "csv":
         print_records(list_points(report.rows), CSV_COLUMNS, "csv")

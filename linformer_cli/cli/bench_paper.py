@@ -74,7 +74,7 @@ def paper(
 
 def _print(report: "PaperReport", style: TableStyle) -> None:
     from linformer_cli.bench.columns import SAMPLING, TRAINING, choose_columns
-    from linformer_cli.bench.copy_report import COPY_COLUMNS
+    from linformer_cli.bench.copy import COPY_COLUMNS
 
     from .bench_output import print_growth, print_speeds, show_machine
 

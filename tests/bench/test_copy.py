@@ -12,8 +12,7 @@ from fixed_ceilings import FixedCeilings
 from loops import loop_over
 
 from linformer_cli.attention.linear import LinearAttention
-from linformer_cli.bench.copy import CopyRun, run_copy_task
-from linformer_cli.bench.copy_report import CopyReport
+from linformer_cli.bench.copy import CopyReport, CopyRun, run_copy_task
 from linformer_cli.bench.copy_task import (
     BATCH,
     SEPARATOR,
