@@ -32,19 +32,19 @@ _FILE = {
     "seconds_per_step": Shown("s per step", ".3g"),
     "state_bytes_per_image": Shown("state bytes per image", ","),
     "peak_memory_bytes": Shown("peak memory bytes", ","),
-    "published_seconds_per_image_cpu": Shown("published s per image", "g"),
-    "published_bits_per_dim": Shown("published bits/dim", "g"),
+    "published.seconds_per_image_cpu": Shown("published s per image", "g"),
+    "published.bits_per_dim": Shown("published bits/dim", "g"),
 }
 _FILE_SPEED = "precision device images_per_second images_per_second_quartile_1 images_per_second_quartile_3"
 SAMPLING = SpeedColumns(
     [
         list_columns(SamplingRow, f"name engine batch {keys}")
         for keys in (
-            "images_per_second images_per_second_extrapolated quartiles times_softmax left_out",
+            "images_per_second images_per_second_extrapolated speed_quartiles times_softmax left_out",
             "latency_seconds latency_seconds_extrapolated state_bytes_per_image peak_memory_bytes product_share "
             "copy_share",
             "times_softmax_of_other_engine looked_ahead reduced bits_per_dim images_seen",
-            "published_images_per_second published_seconds_per_image_cpu published_bits_per_dim",
+            "published.images_per_second published.seconds_per_image_cpu published.bits_per_dim",
         )
     ],
     list_columns(
@@ -52,7 +52,7 @@ SAMPLING = SpeedColumns(
         f"preset name engine batch look_ahead {_FILE_SPEED} images_per_second_extrapolated times_softmax "
         "times_softmax_of_other_engine latency_seconds latency_seconds_extrapolated seconds_per_position "
         "seconds_per_position_extrapolated state_bytes_per_image peak_memory_bytes product_share copy_share "
-        "bits_per_dim images_seen published_images_per_second published_seconds_per_image_cpu published_bits_per_dim "
+        "bits_per_dim images_seen published.images_per_second published.seconds_per_image_cpu published.bits_per_dim "
         "left_out",
         _FILE,
     ),
@@ -61,7 +61,7 @@ TRAINING = SpeedColumns(
     [
         list_columns(TrainingRow, f"name engine precision batch {keys}")
         for keys in (
-            "images_per_second quartiles times_softmax left_out",
+            "images_per_second speed_quartiles times_softmax left_out",
             "seconds_per_step product_share reduced",
             "bits_per_dim images_seen",
         )
@@ -80,7 +80,8 @@ POSITION_COLUMNS = list_columns(
 )
 SCALING_COLUMNS = list_columns(
     AttentionRow,
-    "name positions batch seconds_per_sequence quartiles times_softmax memory_bytes_per_sequence copy_share left_out",
+    "name positions batch seconds_per_sequence seconds_per_sequence_quartiles times_softmax memory_bytes_per_sequence "
+    "copy_share left_out",
 )
 _POWERS = "time_exponent_last_two memory_exponent_last_two time_exponent_all memory_exponent_all"
 EXPONENT_COLUMNS = list_columns(Exponents, f"name {_POWERS}", {"name": Shown("exponents of", names=True)})

@@ -19,7 +19,7 @@ from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 
 from . import attention, sample, train
-from .attention import AttentionMeasurement, AttentionSettings
+from .attention import AttentionSettings
 from .budget import BudgetBench, Groups, Part, Schedule
 from .copy import CopyReport, run_copy_task
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size
@@ -31,9 +31,9 @@ from .paper_report import PaperConditions, PaperReport, describe_gaps
 from .paper_sizes import PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes, describe_scaling
 from .published import Source
 from .rounds import Measurement, rows_of, turns_of
-from .rows import AnyRow, AttentionRow, ModelRow
+from .rows import AttentionRow, ModelRow
 from .sample import SamplingMeasurement, SamplingSettings
-from .train import TrainingMeasurement, TrainingSettings
+from .train import TrainingSettings
 
 METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
 COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")
@@ -94,9 +94,11 @@ class PaperBench(BudgetBench[PaperReport]):
         self._variants = parse_variants(METHODS)
         self._models: dict[str, list[BenchModel]] = {}
         # The measurements of each part by the title of their group.
-        self._sampling: dict[str, list[SamplingMeasurement]] = {}
-        self._training: dict[str, list[TrainingMeasurement]] = {}
-        self._scaling: dict[str, list[AttentionMeasurement]] = {}
+        self._groups: dict[str, dict[str, Sequence[Measurement[Any, Any]]]] = {
+            "sampling": {},
+            "training": {},
+            "scaling": {},
+        }
         self._copy: CopyReport | None = None
         self._reduced: list[str] = []
         rounds = self._sizes.rounds
@@ -118,13 +120,14 @@ class PaperBench(BudgetBench[PaperReport]):
         self._schedule.run(max(budget / 2, budget - self.elapsed_seconds()))
 
     def describe(self) -> PaperReport:
-        scaling = _list_rows(self._scaling)
-        sampling = _list_rows(self._sampling)
+        sampling, training, scaling = (
+            [row for group in groups.values() for row in rows_of(group)] for groups in self._groups.values()
+        )
         ceilings = self._ceilings.describe()
         return PaperReport(
             self._settings.budget_seconds,
             sampling,
-            _list_rows(self._training),
+            training,
             scaling,
             describe_exponents(scaling),
             self._copy,
@@ -181,14 +184,19 @@ class PaperBench(BudgetBench[PaperReport]):
 
     def _finish_group(self, part: Part, title: str) -> None:
         """Report the rows of a group that finished a round."""
-        measured: Mapping[str, Any] = {"sampling": self._sampling, "training": self._training, "scaling": self._scaling}
-        number = part.rounds_done + 1
-        for row in rows_of(measured.get(part.name, {}).get(title, ())):
+        number, group = part.rounds_done + 1, self._groups.get(part.name, {}).get(title, ())
+        for row in rows_of(group):
             if number == 1 or not row.left_out:
                 self._report(part.name, row, number)
-        for measurement in self._scaling.get(title, ()):
-            measurement.release()
+        if part.name == "scaling":
+            for measurement in group:
+                measurement.release()
         self.save_now_and_then()
+
+    def _begin(self, part: str, groups: Mapping[str, Sequence[Measurement[Any, Any]]]) -> Groups:
+        """Keep the measurements of a part, and return the functions that run a round of each group."""
+        self._groups[part] |= groups
+        return {title: list(turns_of(group)) for title, group in groups.items()}
 
     def _prepare_sampling(self, seconds: float) -> Groups:
         """Prepare the sampling rows, smallest batches first. Results for one image therefore come first."""
@@ -199,10 +207,11 @@ class PaperBench(BudgetBench[PaperReport]):
         wanted = [
             (name, batch) for batch in sizes.batches for name in self._models if batch <= largest.get(name, batch)
         ]
+        groups: dict[str, list[SamplingMeasurement]] = {}
         for name, batch in wanted:
             rows = len(self._models[name]) + 1  # softmax has two rows
             limit = _TIMED_SHARE * seconds / len(wanted) / sizes.rounds / rows
-            if not self._sampling:
+            if not groups:
                 limit = min(limit, _FIRST_RESULTS_SECONDS / rows)
             settings = SamplingSettings(
                 [batch],
@@ -213,11 +222,12 @@ class PaperBench(BudgetBench[PaperReport]):
                 formats=self._formats,
             )
             (group,) = sample.prepare(self._models[name], settings, self._ceilings, self._stop.raise_if_set)
-            self._sampling[f"{name} batch {batch}"] = group
-        return _list_rounds(self._sampling)
+            groups[f"{name} batch {batch}"] = group
+        return self._begin("sampling", groups)
 
     def _prepare_training(self, seconds: float) -> Groups:
         rows = len(self._settings.networks) * len(self._variants)
+        groups = {}
         for name, _ in self._settings.networks:
             batch = self._sizes.training_batches.get(name, 1)
             if batch != (paper := PAPER_TRAINING_BATCH.get(name, batch)):
@@ -226,13 +236,11 @@ class PaperBench(BudgetBench[PaperReport]):
             settings = TrainingSettings(
                 [batch], [(AUTO, self._training_precision)], 1, seconds / rows, self._settings.runs
             )
-            (self._training[name],) = train.prepare(
-                self._models[name], settings, self._ceilings, self._stop.raise_if_set
-            )
-        return _list_rounds(self._training)
+            (groups[name],) = train.prepare(self._models[name], settings, self._ceilings, self._stop.raise_if_set)
+        return self._begin("training", groups)
 
     def _release_training(self) -> None:
-        for group in self._training.values():
+        for group in self._groups["training"].values():
             for measurement in group:
                 measurement.release()
 
@@ -249,14 +257,13 @@ class PaperBench(BudgetBench[PaperReport]):
         for measurement in groups[0]:
             self._stop.raise_if_set()
             measurement.require_agreement()
-        self._scaling = {f"T = {length:,}": group for length, group in zip(lengths, groups, strict=True)}
-        return _list_rounds(self._scaling)
+        return self._begin("scaling", {f"T = {length:,}": one for length, one in zip(lengths, groups, strict=True)})
 
     def _prepare_memory(self, seconds: float) -> Groups:
         """Prepare to measure the peak memory of the sampling rows, largest batches first."""
         return {
-            title: [partial(measurement.measure_memory, seconds) for measurement in group]
-            for title, group in reversed(self._sampling.items())
+            title: [partial(one.measure_memory, seconds) for one in group if isinstance(one, SamplingMeasurement)]
+            for title, group in reversed(self._groups["sampling"].items())
         }
 
     def _prepare_copy(self, seconds: float) -> Groups:
@@ -272,11 +279,3 @@ class PaperBench(BudgetBench[PaperReport]):
             self._stop.raise_if_set()
 
         return {settings.title: [learn]}
-
-
-def _list_rounds(groups: Mapping[str, Sequence[Measurement[Any, Any]]]) -> Groups:
-    return {title: list(turns_of(group)) for title, group in groups.items()}
-
-
-def _list_rows(groups: Mapping[str, Sequence[Measurement[AnyRow, Any]]]) -> list[AnyRow]:
-    return [row for group in groups.values() for row in rows_of(group)]

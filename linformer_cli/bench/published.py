@@ -31,9 +31,9 @@ class Published(Source):
     `bits_per_dim` omits the first value of each image, whereas our bits/dim counts every value.
     """
 
-    bits_per_dim: float
-    images_per_second: float
-    seconds_per_image_cpu: float
+    bits_per_dim: Annotated[float, Shown("bits/dim", "g")]
+    images_per_second: Annotated[float, Shown("published images/s", "g")]
+    seconds_per_image_cpu: Annotated[float, Shown("s/image", "g")]
     seconds_per_image_gpu: float
 
 
@@ -73,8 +73,8 @@ def find_published(
 class PublishedSpeech:
     """The figures of one method in speech recognition. The error rate is a share: 0.0808 for 8.08 %."""
 
-    error_rate: float
-    seconds_per_epoch: float
+    error_rate: Annotated[float, Shown("published PER, WSJ", ".2%")]
+    seconds_per_epoch: Annotated[float, Shown("published s/epoch", ",.0f")]
     data: str = "WSJ, 80 hours"
     source: str = "Katharopoulos 2020, arXiv 2006.16236, table 3"
     hardware: str = "an unnamed GPU"

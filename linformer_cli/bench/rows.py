@@ -17,6 +17,7 @@ from .measure.sampling_work import RERUN
 from .published import Published
 
 Quartiles = tuple[float, float]
+QUARTILES = Shown("quartiles", lambda ends: "{:.3g}-{:.3g}".format(*ends))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,13 +86,9 @@ class ModelRow(Quality, Row):
         return self.images_per_second
 
     @property
-    def speed_quartiles(self) -> Quartiles | None:
+    def speed_quartiles(self) -> Annotated[Quartiles | None, QUARTILES]:
         """Return the quartiles of `speed`."""
         return self.images_per_second_quartiles
-
-    @property
-    def quartiles(self) -> Annotated[str | None, Shown("quartiles")]:
-        return self.speed_quartiles and "{:.3g}-{:.3g}".format(*self.speed_quartiles)
 
     @property
     def images_per_second_quartile_1(self) -> Annotated[float | None, Shown("quartile 1", ".4g")]:
@@ -158,7 +155,7 @@ class SamplingRow(ModelRow):
         return self.extrapolated.images_per_second if self.extrapolated else self.images_per_second
 
     @property
-    def speed_quartiles(self) -> Quartiles | None:
+    def speed_quartiles(self) -> Annotated[Quartiles | None, QUARTILES]:
         found = self.extrapolated or self
         return found.images_per_second_quartiles
 
@@ -187,18 +184,6 @@ class SamplingRow(ModelRow):
         return self.extrapolated.seconds_per_image / self.positions if self.extrapolated else None
 
     @property
-    def published_images_per_second(self) -> Annotated[float | None, Shown("published images/s", "g")]:
-        return self.published.images_per_second if self.published else None
-
-    @property
-    def published_seconds_per_image_cpu(self) -> Annotated[float | None, Shown("s/image", "g")]:
-        return self.published.seconds_per_image_cpu if self.published else None
-
-    @property
-    def published_bits_per_dim(self) -> Annotated[float | None, Shown("bits/dim", "g")]:
-        return self.published.bits_per_dim if self.published else None
-
-    @property
     def method(self) -> str:
         cached = self.attention == SOFTMAX and self.engine != RERUN
         return self.engine + ", cached" * cached + ", looking ahead" * self.look_ahead
@@ -224,7 +209,9 @@ class AttentionRow(Row):
     heads: int
     head_width: int
     seconds_per_sequence: Annotated[float | None, Shown("time", format_milliseconds)] = None
-    seconds_per_sequence_quartiles: Quartiles | None = None
+    seconds_per_sequence_quartiles: Annotated[
+        Quartiles | None, Shown("quartiles", lambda ends: " - ".join(map(format_milliseconds, ends)))
+    ] = None
     peak_memory_bytes: int | None = None
     memory_bytes_per_sequence: Annotated[float | None, Shown("memory", format_bytes)] = None
     copy_share: Annotated[float | None, Shown("copying", format_percent)] = None
@@ -232,11 +219,6 @@ class AttentionRow(Row):
     @property
     def speed(self) -> float | None:
         return 1 / self.seconds_per_sequence if self.seconds_per_sequence else None
-
-    @property
-    def quartiles(self) -> Annotated[str | None, Shown("quartiles")]:
-        found = self.seconds_per_sequence_quartiles
-        return found and " - ".join(map(format_milliseconds, found))
 
     @property
     def seconds_quartile_1(self) -> float | None:

@@ -3,35 +3,29 @@
 Every mechanism is the encoder of a CTC model. Every seed holds out other speakers, whose error rate is measured.
 """
 
+import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.model.variants import Variant, parse_variants
 from linformer_cli.speech.corpus import Corpus
-from linformer_cli.speech.ctc_task import CtcSettings
 from linformer_cli.speech.encoder import BI_LSTM, PRESETS, build_encoder
 from linformer_cli.speech.saved import save_recogniser
 from linformer_cli.speech.utterances import Fold
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
+from linformer_cli.system.timing import Timing
 
 from .budget import BudgetBench, Groups, Part, Schedule
 from .measure.ceilings import Ceilings
 from .published import find_published_speech
 from .rounds import rows_of, turns_of
-from .speech_lengths import LengthMeasurement, StepSetup
-from .speech_rows import (
-    LengthRow,
-    SpeechConditions,
-    SpeechReport,
-    SpeechRow,
-    SpeechSettings,
-    describe_findings,
-    summarise,
-)
-from .speech_training import FoldData, Trainee, compare_epochs
+from .speech_report import LengthRow, SpeechConditions, SpeechReport, SpeechRow, describe_findings
+from .speech_training import FoldData, LengthMeasurement, StepSetup, Trainee, compare_epochs
 
 METHODS = (BI_LSTM, "softmax", "lsh-4=lsh:rounds=4", "linear")
 # The length whose memory stands in the table: about the mean of the paper's utterances.
@@ -40,6 +34,22 @@ TABLE_FRAMES = 800
 _SCHEDULED_SHARE, _TRAINING_SHARE = 0.94, 0.92
 _LENGTH_ROUNDS = 5
 _MANY_EPOCHS = 2**24
+
+
+@dataclass(frozen=True)
+class SpeechSettings:
+    """The settings that a user may choose. Without `epochs`, training lasts as long as the budget."""
+
+    budget_seconds: float
+    preset: str = "small"
+    seeds: int = 3
+    epochs: int | None = None
+    strings: int = 128
+    validation_strings: int = 64
+    lengths: Sequence[int] = (400, 800, 1_600, 3_200, 6_400)
+    batch_frames: int = 1_200
+    beam: int = 8
+    device: str = "cpu"
 
 
 def parse_methods(entries: Sequence[str]) -> list[Variant]:
@@ -132,31 +142,41 @@ class SpeechBench(BudgetBench[SpeechReport]):
 
     def _describe_conditions(self) -> SpeechConditions:
         settings = self._settings
-        frames = self._epoch_frames
         return SpeechConditions(
-            self._corpus.title,
-            self._corpus.notes,
-            settings.preset,
-            self._encoder,
-            CtcSettings(),
-            "radam",
-            settings.seeds,
-            settings.epochs,
-            settings.batch_frames,
-            round(sum(frames) / len(frames)) if frames else 0,
-            self._epoch_utterances,
-            settings.beam,
+            title=self._corpus.title,
+            notes=self._corpus.notes,
+            preset=settings.preset,
+            encoder=self._encoder,
+            seeds=settings.seeds,
+            epochs_wanted=settings.epochs,
+            batch_frames=settings.batch_frames,
+            epoch_frames=round(statistics.fmean(self._epoch_frames or [0])),
+            epoch_utterances=self._epoch_utterances,
+            beam=settings.beam,
         )
 
     def _describe_row(self, variant: Variant) -> SpeechRow:
         trainees = self._trainees[variant.label]
         softmax = next((self._trainees[one.label] for one in self._variants if one.attention == "softmax"), None)
-        memory = [
-            row.peak_memory_bytes
-            for row in self._list_lengths()
-            if row.name == variant.label and row.positions == TABLE_FRAMES
-        ]
-        row = SpeechRow(
+        lengths = {(row.name, row.positions): row.peak_memory_bytes for row in self._list_lengths()}
+        figures: dict[str, Any] = {}
+        seeds = [found for one in trainees if (found := one.result()) is not None]
+        if seeds:
+            rates, timing = (
+                [seed.error_rate for seed in seeds],
+                Timing([one for each in trainees for one in each.seconds]),
+            )
+            beams = [seed.beam_error_rate for seed in seeds if seed.beam_error_rate is not None]
+            figures = {
+                "epochs": min(len(seed.points) for seed in seeds),
+                "error_rate": statistics.fmean(rates),
+                "error_rate_range": (min(rates), max(rates)),
+                "beam_error_rate": statistics.fmean(beams) if len(beams) == len(seeds) else None,
+                "seconds_per_epoch": timing.median,
+                "seconds_per_epoch_quartiles": timing.quartiles,
+                "seeds": seeds,
+            }
+        return SpeechRow(
             title=self._corpus.title,
             name=variant.label,
             attention=variant.attention,
@@ -164,12 +184,11 @@ class SpeechBench(BudgetBench[SpeechReport]):
             device=self._settings.device,
             parameters=trainees[0].parameters,
             times_softmax=None if softmax is None else compare_epochs(trainees, softmax),
-            memory_bytes=memory[0] if memory else None,
+            memory_bytes=lengths.get((variant.label, TABLE_FRAMES)),
             published=find_published_speech(variant.attention, variant.options),
             failed=next((one.failed for one in trainees if one.failed), None),
+            **figures,
         )
-        seeds = [found for one in trainees if (found := one.result()) is not None]
-        return summarise(row, seeds, [seconds for one in trainees for seconds in one.seconds])
 
     def _list_trainees(self) -> list[Trainee]:
         return [one for trainees in self._trainees.values() for one in trainees]

@@ -1,8 +1,9 @@
-"""The tables, figures and pages of `lintx bench speech`."""
+"""The report of `lintx bench speech`: its rows and conditions, tables, figures and page."""
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from linformer_cli.report.plots import (
     PLOT_FORMATS,
@@ -15,35 +16,184 @@ from linformer_cli.report.plots import (
     render_spectrogram,
 )
 from linformer_cli.report.tables import Column, Record, Shown, list_columns, render_records
+from linformer_cli.speech.ctc_task import CtcSettings
+from linformer_cli.speech.encoder import EncoderSettings
 from linformer_cli.speech.saved import Transcript
 from linformer_cli.system.environment import describe_machine
-from linformer_cli.units import format_duration
+from linformer_cli.units import format_bytes, format_duration
 
 from .columns import choose_columns
 from .figures import render_costs
-from .speech_rows import ENCODER, LengthRow, SeedResult, SpeechPoint, SpeechReport, SpeechRow
+from .published import PublishedSpeech
+from .rows import QUARTILES, Quartiles, Row
 
-_CURVES, _LENGTHS = FIGURES = ("curves", "lengths")
-SPEECH_COLUMNS = list_columns(
+# How tables show the name of a row.
+_ENCODER = Shown("encoder", names=True)
+
+
+@dataclass(frozen=True)
+class SpeechPoint:
+    """A point of a learning curve after an epoch, counted from 1.
+
+    `loss` is the mean over the epoch in nats per symbol. `error_rate` is that of the held-out speakers, decoded
+    greedily. `training_seconds` are all epochs so far, without validation.
+    """
+
+    epoch: int
+    loss: float
+    error_rate: float
+    training_seconds: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """The training with one seed. `beam_error_rate` is measured once, at the end."""
+
+    seed: Annotated[int, Shown("seed", names=True)]
+    held_out: Annotated[Sequence[str], Shown("held-out speakers", ", ".join)]
+    validation_symbols: Annotated[int, Shown("of symbols", ",")]
+    error_rate: Annotated[float, Shown("PER", ".1%")]
+    beam_error_rate: Annotated[float | None, Shown("PER, beam", ".1%")]
+    substitutions: Annotated[int, Shown("substituted", ",")]
+    deletions: Annotated[int, Shown("missed", ",")]
+    insertions: Annotated[int, Shown("inserted", ",")]
+    points: Sequence[SpeechPoint]
+
+
+def _format_rates(ends: tuple[float, float]) -> str:
+    return "{:.1f}-{:.1f} %".format(*(100 * rate for rate in ends))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechRow:
+    """One mechanism. Error rates are means over the seeds, and `error_rate_range` is the lowest and the highest.
+
+    `seconds_per_epoch` is the median over all epochs of all seeds. `times_softmax` is how many epochs it trains in the
+    time that softmax takes for one. `failed` says why the training of a seed ended early.
+    """
+
+    title: str
+    name: Annotated[str, _ENCODER]
+    attention: str
+    attention_options: Mapping[str, object]
+    device: str
+    parameters: int
+    epochs: Annotated[int, Shown("epochs", ",")] = 0
+    error_rate: Annotated[float | None, Shown("PER", ".1%")] = None
+    error_rate_range: Annotated[tuple[float, float] | None, Shown("range", _format_rates)] = None
+    beam_error_rate: Annotated[float | None, Shown("PER, beam", ".1%")] = None
+    seconds_per_epoch: Annotated[float | None, Shown("s/epoch", ".3g")] = None
+    seconds_per_epoch_quartiles: Annotated[Quartiles | None, QUARTILES] = None
+    times_softmax: Annotated[float | None, Shown("x softmax", ".3g")]
+    memory_bytes: Annotated[int | None, Shown("memory", format_bytes)]
+    published: PublishedSpeech | None
+    failed: Annotated[str | None, Shown("failed")]
+    seeds: Sequence[SeedResult] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthRow(Row):
+    """Training steps on `batch` utterances of `positions` frames. All lengths have about the same frames in all.
+
+    `seconds_per_epoch` is the time for an epoch with as many frames as those of the table, in utterances of this
+    length. `peak_memory_bytes` is the memory of one training step, without weights and optimizer.
+    """
+
+    engine: str = "parallel"
+    precision: str = "fp32"
+    seconds_per_epoch: Annotated[float | None, Shown("s/epoch", ".3g")] = None
+    seconds_per_epoch_quartiles: Annotated[Quartiles | None, QUARTILES] = None
+    peak_memory_bytes: Annotated[int | None, Shown("memory", format_bytes)] = None
+
+    @property
+    def speed(self) -> float | None:
+        return self.batch / statistics.median(self.samples_seconds) if self.samples_seconds else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechConditions:
+    """The conditions of the rows. `epoch_frames` is the mean number of frames (10 ms) of a training epoch."""
+
+    title: str
+    notes: Sequence[str]
+    preset: str
+    encoder: EncoderSettings
+    training: CtcSettings = field(default_factory=CtcSettings)
+    optimizer: str = "radam"
+    seeds: int
+    epochs_wanted: int | None
+    batch_frames: int
+    epoch_frames: int
+    epoch_utterances: int
+    beam: int
+    precision: str = "fp32"
+
+
+@dataclass(frozen=True)
+class SpeechReport:
+    """Everything measured so far. `findings` compare linear attention with softmax here and in the paper."""
+
+    rows: list[SpeechRow]
+    lengths: list[LengthRow]
+    findings: list[str]
+    reduced: list[str]
+    budget_seconds: float
+    elapsed_seconds: float
+    ended: str
+    settings: SpeechConditions
+    environment: Mapping[str, Any]
+
+    @property
+    def has_figures(self) -> bool:
+        return bool(self.rows)
+
+    @property
+    def title(self) -> str:
+        """The title of all output, which says what the data are."""
+        return f"Phoneme error rate (PER) with CTC: {self.settings.title}"
+
+
+def describe_findings(rows: Sequence[SpeechRow]) -> list[str]:
+    """Say how the errors and the time of linear attention compare with those of softmax, here and in the paper."""
+    named = {row.attention: row for row in rows if row.error_rate is not None and row.published is not None}
+    linear, softmax = named.get("linear"), named.get("softmax")
+    if linear is None or softmax is None or linear.published is None or softmax.published is None:
+        return []
+    assert linear.error_rate is not None and softmax.error_rate is not None
+    theirs = {seed.seed: seed.error_rate for seed in softmax.seeds}
+    pairs = [(seed.error_rate, theirs[seed.seed]) for seed in linear.seeds if seed.seed in theirs]
+    more = sum(rate > other for rate, other in pairs)
+    lines = [
+        f"errors: linear {linear.error_rate:.1%}, softmax {softmax.error_rate:.1%}; linear makes more in {more} of "
+        f"{len(pairs)} seeds. In the paper: {linear.published.error_rate:.2%} and {softmax.published.error_rate:.2%}"
+    ]
+    if linear.seconds_per_epoch is not None and softmax.seconds_per_epoch is not None:
+        share = linear.seconds_per_epoch / softmax.seconds_per_epoch
+        published = linear.published.seconds_per_epoch / softmax.published.seconds_per_epoch
+        lines.append(f"time: an epoch of linear takes {share:.0%} of softmax's. In the paper: {published:.0%}")
+    return lines
+
+
+FIGURES = ("curves", "lengths")
+_NAME = list_columns(SpeechRow, "name")
+_SPEECH_COLUMNS = list_columns(
     SpeechRow,
-    "name epochs error_rate error_rates beam_error_rate seconds_per_epoch quartiles times_softmax memory_bytes "
-    "published_error_rate published_seconds_per_epoch failed",
+    "name epochs error_rate error_rate_range beam_error_rate seconds_per_epoch seconds_per_epoch_quartiles "
+    "times_softmax memory_bytes published.error_rate published.seconds_per_epoch failed",
 )
-LENGTH_COLUMNS = list_columns(
+_LENGTH_COLUMNS = list_columns(
     LengthRow,
-    "name positions batch seconds_per_epoch quartiles times_softmax peak_memory_bytes left_out",
-    {"name": ENCODER, "positions": Shown("frames", ",", names=True)},
+    "name positions batch seconds_per_epoch seconds_per_epoch_quartiles times_softmax peak_memory_bytes left_out",
+    {"name": _ENCODER, "positions": Shown("frames", ",", names=True)},
 )
-SEED_COLUMNS = (
-    *list_columns(SpeechRow, "name"),
-    *list_columns(
-        SeedResult,
-        "seed speakers error_rate beam_error_rate substitutions deletions insertions validation_symbols",
-    ),
+_SEED_COLUMNS = list_columns(
+    SeedResult, "seed held_out error_rate beam_error_rate substitutions deletions insertions validation_symbols"
 )
 CSV_COLUMNS = (
-    *(Column(key) for key in ("title", "name", "attention", "device", "seed", "speakers", "epoch", "loss")),
-    *(Column(key) for key in ("error_rate", "training_seconds", "learning_rate")),
+    *list_columns(SpeechRow, "title name attention device"),
+    *(Column("seed"), Column("speakers")),
+    *list_columns(SpeechPoint, "epoch loss error_rate training_seconds learning_rate"),
 )
 HEARD_COLUMNS = (
     Column("symbol", "symbol"),
@@ -53,32 +203,23 @@ HEARD_COLUMNS = (
 )
 
 
-def list_seeds(rows: Sequence[SpeechRow]) -> list[dict[str, Any]]:
-    """Return one record for each seed of each encoder."""
-    return [{**vars(seed), "name": row.name, "speakers": seed.speakers} for row in rows for seed in row.seeds]
-
-
 def list_points(rows: Sequence[SpeechRow]) -> list[dict[str, Any]]:
     """Return one record for each point of every curve, for CSV."""
     return [
-        {**vars(row), "seed": seed.seed, "speakers": seed.speakers, **vars(point)}
+        {**vars(row), "seed": seed.seed, "speakers": ", ".join(seed.held_out), **vars(point)}
         for row in rows
         for seed in row.seeds
         for point in seed.points
     ]
 
 
-def describe_title(report: SpeechReport) -> str:
-    """Return the title of all output, which says what the data are."""
-    return f"Phoneme error rate (PER) with CTC: {report.settings.title}"
-
-
 def list_tables(report: SpeechReport) -> list[tuple[Sequence[Record], list[Column]]]:
     """Return the records and the columns of all tables: the mechanisms, the seeds and the lengths. None is empty."""
+    seeds = [{**vars(seed), "name": row.name} for row in report.rows for seed in row.seeds]
     tables: tuple[tuple[Sequence[Record], Sequence[Column]], ...] = (
-        (report.rows, SPEECH_COLUMNS),
-        (list_seeds(report.rows), SEED_COLUMNS),
-        (report.lengths, LENGTH_COLUMNS),
+        (report.rows, _SPEECH_COLUMNS),
+        (seeds, (*_NAME, *_SEED_COLUMNS)),
+        (report.lengths, _LENGTH_COLUMNS),
     )
     return [(records, choose_columns(records, columns)) for records, columns in tables if records]
 
@@ -87,15 +228,14 @@ def render_page(report: SpeechReport) -> str:
     """Render `report` as Markdown."""
     settings = report.settings
     lines = [
-        f"# {describe_title(report)}",
+        f"# {report.title}",
         "",
         f"{describe_machine(report.environment)}; measured in {format_duration(report.elapsed_seconds)} of a budget of "
         f"{format_duration(report.budget_seconds)}.",
         f"{settings.seeds} seeds, each with other held-out speakers. An epoch is {settings.epoch_utterances:,} "
         f"utterances with {settings.epoch_frames:,} frames of 10 ms.",
     ]
-    if sources := dict.fromkeys(row.published for row in report.rows if row.published):
-        published = next(iter(sources))
+    if published := next((row.published for row in report.rows if row.published), None):
         lines += ["", f"Published figures: {published.source}, on {published.data}, on {published.hardware}."]
     for line in report.findings:
         lines += ["", f"{line[0].upper()}{line[1:]}."]
@@ -111,32 +251,31 @@ def render_figures(report: SpeechReport) -> dict[str, bytes]:
     figures: dict[str, bytes] = {}
     for kind in PLOT_FORMATS:
         if any(row.seeds for row in report.rows):
-            figures[f"{_CURVES}.{kind}"] = render_curves(report, kind)
+            figures[f"curves.{kind}"] = render_curves(report, kind)
         if any(row.samples_seconds for row in report.lengths):
-            figures[f"{_LENGTHS}.{kind}"] = render_lengths(report, kind)
+            figures[f"lengths.{kind}"] = render_lengths(report, kind)
     return figures
 
 
 def render_curves(report: SpeechReport, kind: PlotFormat) -> bytes:
     """Plot the error rate against epochs and against training time. Bands go from the lowest to the highest seed."""
     against_epochs, against_time = [], []
-    for row, (colour, dash) in zip(report.rows, number_styles(len(report.rows)), strict=True):
-        if not row.seeds:
-            continue
-        rounds: list[tuple[SpeechPoint, ...]] = list(zip(*(seed.points for seed in row.seeds), strict=False))
-        rates = [[100 * point.error_rate for point in points] for points in rounds]
-        means = [statistics.fmean(one) for one in rates]
-        low, high = [min(one) for one in rates], [max(one) for one in rates]
-        epochs = [points[0].epoch for points in rounds]
-        minutes = [statistics.fmean(point.training_seconds for point in points) / 60 for points in rounds]
-        against_epochs.append(Curve(row.name, epochs, means, low, high, colour, dash))
-        against_time.append(Curve(row.name, minutes, means, low, high, colour, dash))
+    for row, style in zip(report.rows, number_styles(len(report.rows)), strict=True):
+        by_epoch, by_time = [], []
+        for points in zip(*(seed.points for seed in row.seeds), strict=False):
+            rates = [100 * point.error_rate for point in points]
+            band = statistics.fmean(rates), min(rates), max(rates)
+            by_epoch.append((points[0].epoch, *band))
+            by_time.append((statistics.fmean(point.training_seconds for point in points) / 60, *band))
+        if row.seeds:
+            against_epochs.append(Curve.through(row.name, by_epoch, style))
+            against_time.append(Curve.through(row.name, by_time, style))
     label = "validation PER (%)"
     panels = [
         Panel("", against_epochs, "epochs", label, x_scale="linear", y_scale="linear"),
         Panel("", against_time, "training time (min)", label, x_scale="linear", y_scale="linear"),
     ]
-    return render_plot(panels, "", "", kind, title=describe_title(report))
+    return render_plot(panels, "", "", kind, title=report.title)
 
 
 def render_lengths(report: SpeechReport, kind: PlotFormat) -> bytes:
@@ -159,8 +298,5 @@ def render_transcript(transcript: Transcript, title: str, kind: PlotFormat) -> b
 
 def describe_progress(rows: Sequence[SpeechRow]) -> str:
     """Describe the newest epoch of every encoder in one line."""
-    found: Mapping[str, float | None] = {row.name: row.error_rate for row in rows}
-    epochs = max((row.epochs for row in rows), default=0)
-    return f"epoch {epochs:,}: PER " + ", ".join(
-        f"{name} {'failed' if rate is None else f'{rate:.1%}'}" for name, rate in found.items()
-    )
+    rates = ", ".join(f"{row.name} {'failed' if row.error_rate is None else f'{row.error_rate:.1%}'}" for row in rows)
+    return f"epoch {max((row.epochs for row in rows), default=0):,}: PER {rates}"

@@ -1,23 +1,34 @@
-"""The models that `lintx bench speech` trains, one for each mechanism and seed."""
+"""The work of `lintx bench speech`: training a model for each mechanism and seed, and steps at several lengths."""
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
 
 from linformer_cli.errors import TrainingError
 from linformer_cli.model.variants import Variant
 from linformer_cli.speech.ctc_task import CtcSettings, CtcTask, measure_errors
 from linformer_cli.speech.decoding import Errors
 from linformer_cli.speech.encoder import EncoderSettings, build_encoder
+from linformer_cli.speech.features import BANDS
 from linformer_cli.speech.saved import Recogniser
 from linformer_cli.speech.utterances import Batch, Fold, group_by_length, make_batches
 from linformer_cli.system.device import seeded
 from linformer_cli.system.signals import Check
-from linformer_cli.system.timing import time_work
-from linformer_cli.training.learner import Step
+from linformer_cli.system.timing import Timing, time_work
+from linformer_cli.training.learner import Learner, Step
 from linformer_cli.training.loop import Trainer
 
-from .speech_rows import SeedResult, SpeechPoint
+from .measure.ceilings import Ceilings
+from .measure.memory import PassFailed, measure_peak
+from .rounds import Measurement
+from .speech_report import LengthRow, SeedResult, SpeechPoint
+
+# Digits have about one symbol in this many frames.
+_FRAMES_PER_SYMBOL = 16
+_MEMORY_LIMIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -104,17 +115,9 @@ class Trainee:
         if not self._errors:
             return None
         errors, fold = self._errors[-1], self.data.fold
-        return SeedResult(
-            fold.seed,
-            fold.held_out,
-            errors.symbols,
-            errors.rate,
-            None if self._beam_errors is None else self._beam_errors.rate,
-            errors.substitutions,
-            errors.deletions,
-            errors.insertions,
-            tuple(self.points),
-        )
+        beam = None if self._beam_errors is None else self._beam_errors.rate
+        counts = errors.substitutions, errors.deletions, errors.insertions
+        return SeedResult(fold.seed, fold.held_out, errors.symbols, errors.rate, beam, *counts, tuple(self.points))
 
     def recogniser(self) -> Recogniser | None:
         """Return the model for transcribing, or None before the first epoch."""
@@ -142,3 +145,92 @@ def compare_epochs(trainees: Sequence[Trainee], others: Sequence[Trainee]) -> fl
         for own, theirs in zip(one.seconds, other.seconds, strict=False)
     ]
     return statistics.median(ratios) if ratios else None
+
+
+@dataclass(frozen=True)
+class StepSetup:
+    """A training step on `batch` utterances of `frames` frames."""
+
+    attention: str
+    options: dict[str, Any]
+    settings: EncoderSettings
+    symbols: int
+    frames: int
+    batch: int
+    device: str
+
+
+class LengthMeasurement(Measurement[LengthRow, Learner[CtcTask]]):
+    """Training steps of one mechanism at one length. `epoch_frames` is the number of frames of an epoch."""
+
+    def __init__(self, label: str, setup: StepSetup, epoch_frames: int, ceilings: Ceilings, check: Check) -> None:
+        super().__init__(1, ceilings, check, setup.frames)
+        self._label, self._setup, self._epoch_frames = label, setup, epoch_frames
+        self._batch = draw_batch(setup)
+        self._peak_bytes: int | None = None
+
+    def prepare(self) -> Learner[CtcTask]:
+        self.check()
+        if self._peak_bytes is None:
+            peak = self.measure_apart(lambda: measure_peak(build_step, self._setup, _MEMORY_LIMIT_SECONDS))
+            self._peak_bytes = peak.bytes
+        learner = build_learner(self._setup, self._batch)
+        try:
+            learner.train_step()
+        except TrainingError as error:
+            raise PassFailed(str(error)) from None
+        return learner
+
+    def time_sample(self, work: Learner[CtcTask]) -> float:
+        self.check()
+        return time_work(work.train_step, self._setup.device)
+
+    def row(self) -> LengthRow:
+        setup = self._setup
+        row = LengthRow(
+            name=self._label,
+            attention=setup.attention,
+            attention_options=setup.options,
+            device=setup.device,
+            batch=setup.batch,
+            positions=setup.frames,
+            peak_memory_bytes=self._peak_bytes,
+            **self.outcome,
+        )
+        if not self.samples:
+            return row
+        timing, steps = Timing(self.samples), self._epoch_frames / (setup.batch * setup.frames)
+        low, high = timing.quartiles
+        return replace(
+            row, seconds_per_epoch=steps * timing.median, seconds_per_epoch_quartiles=(steps * low, steps * high)
+        )
+
+
+def build_step(setup: StepSetup) -> Callable[[], object]:
+    """Return a training step whose gradients have been allocated."""
+    learner = build_learner(setup, draw_batch(replace(setup, batch=1, frames=min(setup.frames, 200))))
+    learner.train_step()
+    learner.task.begin_epoch([draw_batch(setup)])
+    return learner.train_step
+
+
+def build_learner(setup: StepSetup, batch: Batch) -> Learner[CtcTask]:
+    """Return an untrained encoder that learns from `batch` again and again."""
+    with seeded(0):
+        encoder = build_encoder(setup.attention, setup.options, setup.settings, setup.symbols)
+    task = CtcTask(encoder.to(setup.device), CtcSettings(), 0, setup.device)
+    task.begin_epoch([batch])
+    return Learner(task)
+
+
+def draw_batch(setup: StepSetup) -> Batch:
+    """Return random features and symbols."""
+    generator = torch.Generator().manual_seed(0)
+    count = max(1, setup.frames // _FRAMES_PER_SYMBOL)
+    shape = (setup.batch, setup.frames, BANDS)
+    return Batch(
+        torch.randn(shape, generator=generator),
+        torch.full((setup.batch,), setup.frames),
+        torch.randint(1, setup.symbols + 1, (setup.batch, count), generator=generator),
+        torch.full((setup.batch,), count),
+    ).to(setup.device)

@@ -16,7 +16,7 @@ from .config_options import with_fields
 from .output import info, print_json, print_records, warn, write_plot
 
 if TYPE_CHECKING:
-    from linformer_cli.bench.speech_rows import SpeechReport
+    from linformer_cli.bench.speech_report import SpeechReport
 
 _MODELS = "models"
 # The other options are only for measuring.
@@ -129,8 +129,8 @@ def speech(context: typer.Context, asked: SpeechOptions) -> None:
     require_writable(asked.out / "speech.json")
 
     from linformer_cli.bench import speech_report
-    from linformer_cli.bench.speech import METHODS, SpeechBench, parse_methods
-    from linformer_cli.bench.speech_rows import SpeechReport, SpeechSettings
+    from linformer_cli.bench.speech import METHODS, SpeechBench, SpeechSettings, parse_methods
+    from linformer_cli.bench.speech_report import SpeechReport
     from linformer_cli.speech.corpus import load_corpus
     from linformer_cli.system.environment import import_extra
     from linformer_cli.system.signals import catch_signals
@@ -177,7 +177,7 @@ def _print(report: "SpeechReport", style: TableStyle) -> None:
     if style == "csv":
         print_records(speech_report.list_points(report.rows), speech_report.CSV_COLUMNS, "csv")
         return
-    print(f"{speech_report.describe_title(report)}\n")
+    print(f"{report.title}\n")
     for records, columns in speech_report.list_tables(report):
         print_records(records, columns, style)
         print()

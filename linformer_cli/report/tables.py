@@ -9,7 +9,7 @@ import math
 import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, get_args, get_type_hints, overload
 
 from rich import box
 from rich.cells import cell_len
@@ -34,17 +34,18 @@ TableStyle = Literal["table", "md", "csv"]
 class Column:
     """One column of a table. CSV needs only the key.
 
-    `key` is the key of a mapping or the field or property of a dataclass. It is also the CSV header, so it should name
-    the unit (`state_bytes`). `title` and `unit` form the heading in tables. `format` is a format specification such as
-    `.2f`, or a function such as `format_bytes`. It applies to numbers in tables; CSV and JSON keep every digit. `names`
-    marks a column that identifies the record. A table that is too wide is split into parts, and each part repeats the
-    marked columns. If no column is marked, the first one is used.
+    `key` is the key of a mapping or the field or property of a dataclass; `published.source` is a field of a field. It
+    is also the CSV header (`published_source`), so it should name the unit (`state_bytes`). `title` and `unit` form the
+    heading in tables. `format` is a format specification of numbers such as `.2f`, or a function such as
+    `format_bytes`. It applies in tables; CSV and JSON keep every digit. `names` marks a column that identifies the
+    record. A table that is too wide is split into parts, and each part repeats the marked columns. If no column is
+    marked, the first one is used.
     """
 
     key: str
     title: str = ""
     unit: str = ""
-    format: str | Callable[[float], str] = ""
+    format: str | Callable[[Any], str] = ""
     names: bool = False
 
     @property
@@ -60,7 +61,7 @@ class Shown:
     """
 
     title: str
-    format: str | Callable[[float], str] = ""
+    format: str | Callable[[Any], str] = ""
     unit: str = ""
     names: bool = False
 
@@ -70,16 +71,19 @@ def list_columns(record: type, keys: str | None = None, other: Mapping[str, Show
 
     `other` has marks that replace those of the type. A key without a mark is only for CSV.
     """
-    fields = get_type_hints(record, include_extras=True)
-
-    def find_mark(key: str) -> Shown | None:
-        found = getattr(record, key, None)
-        hint = get_type_hints(found.fget, include_extras=True)["return"] if isinstance(found, property) else fields[key]
-        return next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Shown)), None)
-
-    chosen = [key for key in fields if find_mark(key)] if keys is None else keys.split()
-    marks = {key: (other or {}).get(key) or find_mark(key) or Shown("") for key in chosen}
+    chosen = [key for key in get_type_hints(record) if _find_mark(record, key)] if keys is None else keys.split()
+    marks = {key: (other or {}).get(key) or _find_mark(record, key) or Shown("") for key in chosen}
     return tuple(Column(key, mark.title, mark.unit, mark.format, mark.names) for key, mark in marks.items())
+
+
+def _find_mark(record: Any, key: str) -> Shown | None:
+    name, _, rest = key.partition(".")
+    found = getattr(record, name, None)
+    holder, name = (found.fget, "return") if isinstance(found, property) else (record, name)
+    hint = get_type_hints(holder, include_extras=True)[name]
+    if rest:
+        return _find_mark(next(part for part in get_args(hint) if dataclasses.is_dataclass(part)), rest)
+    return next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Shown)), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +183,12 @@ def render_records(records: Sequence[Record], columns: Sequence[Column], style: 
 
 def find_value(record: Record, key: str) -> Any:
     """Return `key` of a record: the item of a mapping, or the field or property of a dataclass. None if missing."""
-    return record.get(key) if isinstance(record, Mapping) else getattr(record, key, None)
+    if isinstance(record, Mapping):
+        return record.get(key)
+    found: Any = record
+    for name in key.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def to_json(value: object, *, compact: bool = False) -> str:
@@ -244,7 +253,10 @@ def _is_numeric(values: Iterable[object]) -> bool:
 
 
 def _cell(value: Any, column: Column) -> str:
-    """Return the text of a table cell. It is empty for None, `yes` or `no` for a bool, and formatted for a number."""
+    """Return the text of a table cell: empty for None, `yes` or `no` for a bool, and formatted for a number.
+
+    A function that is the column's format also formats other values than text.
+    """
     if value is None:
         return ""
     if type(value).__module__ == "numpy":
@@ -252,8 +264,12 @@ def _cell(value: Any, column: Column) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if _is_number(value):
-        number = int(value) if isinstance(value, numbers.Integral) else float(value)
-        return column.format(number) if callable(column.format) else format(number, column.format)
+        value = int(value) if isinstance(value, numbers.Integral) else float(value)
+    if callable(column.format):
+        if not isinstance(value, str):
+            return column.format(value)
+    elif _is_number(value):
+        return format(value, column.format)
     text = str(value.value) if isinstance(value, enum.Enum) else str(value)
     return "\n".join(printable(line) for line in text.splitlines())  # it may come from a foreign file
 
@@ -279,7 +295,7 @@ def _escape_markdown(text: str) -> str:
 def _render_csv(records: Sequence[Record], columns: Sequence[Column]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([column.key for column in columns])
+    writer.writerow([column.key.replace(".", "_") for column in columns])
     writer.writerows([[_csv_cell(find_value(record, column.key)) for column in columns] for record in records])
     return buffer.getvalue()
 

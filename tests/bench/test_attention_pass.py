@@ -1,5 +1,7 @@
 """Tests of the pass of a mechanism whose time and memory `lintx bench attention` measures."""
 
+import sys
+
 import pytest
 import torch
 
@@ -12,14 +14,30 @@ from linformer_cli.bench.measure.attention_pass import (
     PassSetup,
     build_checked_model,
     build_pass,
+    build_warm_pass,
     count_least_bytes,
 )
+from linformer_cli.bench.measure.memory import measure_peak
 from linformer_cli.model.mixers import MIXERS
 
 
 def setup(positions: int, **changes) -> PassSetup:
     values = {"attention": "linear", "options": {"chunk": 16}, "heads": 2, "head_width": 8, "positions": positions}
     return PassSetup(**{**values, **changes})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is exact only on Linux")
+def test_the_peak_covers_what_a_pass_holds_at_once() -> None:
+    given = setup(2**13, heads=8, head_width=16)
+    # q, k, v and the gradient take 4 MiB each. The scores are chunked and much smaller.
+    found = measure_peak(build_warm_pass, given, 60)
+    inputs = 4 * 2**13 * 8 * 16 * 4
+    assert found.seconds > 0
+    assert inputs < found.bytes < 20 * inputs
+    ballast = torch.ones(50 * 2**20)  # the caller's memory does not count
+    again = measure_peak(build_warm_pass, given, 60)
+    assert again.bytes == pytest.approx(found.bytes, rel=0.1)
+    assert ballast[-1] == 1
 
 
 def test_a_pass_has_the_whole_batch(monkeypatch) -> None:

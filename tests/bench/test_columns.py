@@ -11,7 +11,7 @@ from linformer_cli.bench.growth import Exponents
 from linformer_cli.bench.published import Published
 from linformer_cli.bench.rows import AttentionRow, Extrapolated, SamplingRow, TrainingRow
 from linformer_cli.errors import UsageError
-from linformer_cli.report.tables import Column
+from linformer_cli.report.tables import Column, list_columns, render_records
 
 MEASURED = SamplingRow(
     name="linear",
@@ -61,13 +61,20 @@ def test_models_of_bytes_have_windows_and_bits_per_byte() -> None:
 def test_measured_and_extrapolated_speeds_have_separate_columns() -> None:
     measured, extrapolated, left_out = MEASURED, EXTRAPOLATED, LEFT_OUT
     assert (measured.images_per_second, measured.images_per_second_extrapolated) == (2.0, None)
-    assert (measured.quartiles, measured.latency_seconds) == ("1.5-2.5", 0.5)
-    assert measured.published_images_per_second == 142.8
+    assert measured.latency_seconds == 0.5
     assert extrapolated.images_per_second is None and extrapolated.images_per_second_extrapolated == 0.25
     assert (extrapolated.latency_seconds, extrapolated.latency_seconds_extrapolated) == (None, 4.0)
-    assert measured.latency_seconds_extrapolated is None and extrapolated.quartiles == "0.2-0.3"
+    assert measured.latency_seconds_extrapolated is None
     assert left_out.latency_seconds_extrapolated is None and left_out.images_per_second_extrapolated is None
-    assert left_out.quartiles is None
+    shown = list_columns(SamplingRow, "speed_quartiles published.images_per_second")
+    table = render_records([measured, extrapolated, left_out], shown, "md").splitlines()
+    assert [line.replace("|", " ").split() for line in table if "--" not in line] == [
+        ["quartiles", "published", "images/s"],
+        *(["1.5-2.5", "142.8"], ["0.2-0.3"], []),
+    ]
+    assert (
+        render_records([measured], shown, "csv") == 'speed_quartiles,published_images_per_second\n"[1.5,2.5]",142.8\n'
+    )
 
 
 def test_the_time_of_a_value_is_the_time_of_an_image_divided_by_its_values() -> None:

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from linformer_cli.bench.measure import memory
-from linformer_cli.bench.measure.attention_pass import PassSetup, build_warm_pass
+from linformer_cli.bench.measure.attention_pass import PassSetup
 from linformer_cli.bench.measure.memory import PassFailed, measure_peak, run_fresh
-from linformer_cli.bench.measure.sampling_work import SamplingSetup, build_last_steps
 from linformer_cli.system import timing
 from linformer_cli.system.memory import measure_free_memory
 
@@ -191,31 +190,6 @@ def test_ctrl_c_ends_the_measurement_but_not_the_server(odd, tmp_path, raises_on
         run_fresh(odd.wait, pid, limit_seconds=60)
     pressing.join()
     assert run_fresh(odd.look, limit_seconds=60)["parent"] == server
-
-
-# Peaks
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is exact only on Linux")
-def test_the_peak_covers_what_a_pass_holds_at_once() -> None:
-    setup = PassSetup("linear", {"chunk": 16}, heads=8, head_width=16, positions=2**13)
-    # q, k, v and the gradient take 4 MiB each. The scores are chunked and much smaller.
-    found = measure_peak(build_warm_pass, setup, 60)
-    inputs = 4 * 2**13 * 8 * 16 * 4
-    assert found.seconds > 0
-    assert inputs < found.bytes < 20 * inputs
-    ballast = torch.ones(50 * 2**20)  # the caller's memory does not count
-    again = measure_peak(build_warm_pass, setup, 60)
-    assert again.bytes == pytest.approx(found.bytes, rel=0.1)
-    assert ballast[-1] == 1
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is exact only on Linux")
-def test_the_peak_of_sampling_covers_the_state_of_the_batch(build_tiny_model) -> None:
-    model = build_tiny_model(attention="softmax", heads=8, head_width=32)
-    found = measure_peak(build_last_steps, SamplingSetup(model.config, 256, "reference", "fp32"), 60)
-    state = model.state_bytes(256)  # 2 layers x 64 positions x 512 floats x 256 images
-    assert state <= found.bytes < 1.5 * state
 
 
 def test_on_a_gpu_torchs_counters_are_used(monkeypatch, raises_one_line) -> None:

@@ -1,5 +1,6 @@
 """Tests of the timed work of sampling: whole images, steps around the middle of an image, and prefixes of a re-run."""
 
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.bench.measure import sampling_work
+from linformer_cli.bench.measure.memory import measure_peak
 from linformer_cli.bench.measure.sampling_work import (
     LAST_STEPS,
     SHARES,
@@ -167,3 +169,11 @@ def test_the_last_steps_use_the_whole_batch(build_tiny_model, monkeypatch, engin
     seen.clear()
     work()
     assert seen == ([("attend", (3, 64))] if engine == "rerun" else [("step", (3,))] * LAST_STEPS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is exact only on Linux")
+def test_the_peak_of_sampling_covers_the_state_of_the_batch(build_tiny_model) -> None:
+    model = build_tiny_model(attention="softmax", heads=8, head_width=32)
+    found = measure_peak(build_last_steps, SamplingSetup(model.config, 256, "reference", "fp32"), 60)
+    state = model.state_bytes(256)  # 2 layers x 64 positions x 512 floats x 256 images
+    assert state <= found.bytes < 1.5 * state

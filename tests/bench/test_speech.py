@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from linformer_cli.bench import budget, speech, speech_lengths, speech_training
+from linformer_cli.bench import budget, speech, speech_training
 from linformer_cli.bench.measure.ceilings import Ceilings
 from linformer_cli.bench.measure.memory import PassFailed
 from linformer_cli.bench.published import find_published_speech
-from linformer_cli.bench.speech import METHODS, SpeechBench, parse_methods
-from linformer_cli.bench.speech_lengths import LengthMeasurement, StepSetup, build_step
-from linformer_cli.bench.speech_rows import SeedResult, SpeechReport, SpeechRow, SpeechSettings, describe_findings
-from linformer_cli.bench.speech_training import Trainee
+from linformer_cli.bench.speech import METHODS, SpeechBench, SpeechSettings, parse_methods
+from linformer_cli.bench.speech_report import SeedResult, SpeechReport, SpeechRow, describe_findings
+from linformer_cli.bench.speech_training import LengthMeasurement, StepSetup, Trainee, build_step
 from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.model.variants import Variant
 from linformer_cli.speech.corpus import Corpus, Recording
@@ -160,7 +159,7 @@ def test_ctrl_c_while_the_memory_is_measured_leaves_no_row_out(monkeypatch: pyte
         stop.signal_number = signal.SIGINT
         raise PassFailed("failed: KeyboardInterrupt: ")
 
-    monkeypatch.setattr(speech_lengths, "measure_peak", interrupt)
+    monkeypatch.setattr(speech_training, "measure_peak", interrupt)
     setup = StepSetup("linear", {}, TINY, 3, 60, 1, "cpu")
     measurement = LengthMeasurement("linear", setup, 1_000, Ceilings("cpu"), stop.raise_if_set)
     with pytest.raises(Interrupted):

@@ -138,7 +138,8 @@ def run_fresh(work: Callable[..., Result], *arguments: object, limit_seconds: fl
             raise PassFailed(f"it took more than {limit_seconds:.3g} s")
         result, reason = receiver.recv()
     except (EOFError, OSError):  # the process ended, or the server did before it could start the process
-        process.join()
+        if process.pid is not None:
+            process.join()
         # When memory runs out, the system kills a process with signal 9.
         reason = OUT_OF_MEMORY if process.exitcode == -9 else "its process ended"
     finally:
