@@ -6,11 +6,10 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from linformer_cli.data.batches import Batches
 from linformer_cli.data.images import ImageSet
-from linformer_cli.report.grids import render_grid, stack_rows
+from linformer_cli.evaluation.nearest import find_nearest
 from linformer_cli.report.tables import Shown
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import Check, never_stop
@@ -20,9 +19,6 @@ from .judge import Judge, JudgeRecipe, Labels, Pixels
 
 # An image counts as sure if the judge gives one class at least this probability.
 SURE = 0.9
-_ACROSS = 12
-# Distances are computed for about this many pairs of images at once.
-_PAIRS = 2**21
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +98,7 @@ def measure_quality(
     for name, (images, labels) in sets.items():
         features, found = judge.judge(images, check)
         assigned[name] = best = found.argmax(axis=1)
-        nearest = None if name == "training images" else find_nearest(images, train.images[:], check).distances
+        nearest = None if name == "training images" else find_nearest(images, train.images, check=check).distances
         row = QualityRow(
             name=name,
             images=len(images),
@@ -135,39 +131,3 @@ def measure_frechet_distance(first: NDArray[np.float64], second: NDArray[np.floa
     shared = np.sqrt(np.linalg.eigvalsh(root @ covariances[1] @ root).clip(0)).sum()
     between = np.square(first.mean(axis=0) - second.mean(axis=0)).sum()
     return max(0.0, float(between + sum(map(np.trace, covariances)) - 2 * shared))
-
-
-@dataclass(frozen=True)
-class Nearest:
-    """The nearest of other images to each of N images: its index int64 [N], and its distance float64 [N]."""
-
-    indices: NDArray[np.int64]
-    distances: NDArray[np.float64]
-
-
-def find_nearest(images: Pixels, others: Pixels, check: Check = never_stop) -> Nearest:
-    """Find the nearest of `others` uint8 [M, H, W, C] to each of `images` [N, H, W, C]; the first of equally near ones.
-
-    The distance is Euclidean, over all values from 0 to 255. It is exact: all sums are integers below 2^53.
-    """
-    rows = images.reshape(len(images), -1).astype(np.float64)
-    sizes, squares = np.square(rows).sum(axis=1), np.full(len(rows), np.inf)
-    indices = np.zeros(len(rows), dtype=np.int64)
-    block = max(1, _PAIRS // len(rows))
-    for start in range(0, len(others), block):
-        check()
-        part = others[start : start + block].reshape(-1, rows.shape[1]).astype(np.float64)
-        found = sizes[:, None] - 2 * rows @ part.T + np.square(part).sum(axis=1)
-        least = found.min(axis=1)
-        closer = least < squares
-        squares[closer], indices[closer] = least[closer], start + found.argmin(axis=1)[closer]
-    return Nearest(indices, np.sqrt(squares))
-
-
-def render_nearest(samples: NDArray[np.uint8], nearest: NDArray[np.uint8]) -> Image.Image:
-    """Draw samples [N, H, W, C] in rows of 12, each above its training image in `nearest` [N, H, W, C]."""
-    rows = []
-    for start in range(0, len(samples), _ACROSS):
-        part = slice(start, start + _ACROSS)
-        rows.append(stack_rows([render_grid(images[part], columns=_ACROSS) for images in (samples, nearest)], gap=2))
-    return stack_rows(rows)

@@ -1,6 +1,6 @@
 """`lintx bench quality`: how close samples are to the images of a data set."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,6 +88,7 @@ def quality(asked: QualityOptions) -> None:
 
     from linformer_cli.bench.judge import RECIPE, load_judge
     from linformer_cli.bench.quality import measure_quality
+    from linformer_cli.data.sequence import paint
     from linformer_cli.sampling.choose import Filters, check_guidance
     from linformer_cli.sampling.decode import Sampler
     from linformer_cli.system.signals import catch_signals
@@ -96,7 +97,9 @@ def quality(asked: QualityOptions) -> None:
     record, model = session.checkpoint.info, session.model
     filters = Filters(asked.temperature, asked.top_k, asked.top_p, asked.guidance)
     name = asked.data or record.data.name
-    train, test = (load_images_to_fit(name, split, asked.data_dir, model.config.image) for split in ("train", "test"))
+    shape = model.config.image
+    sets = [load_images_to_fit(name, split, asked.data_dir, shape) for split in ("train", "test")]
+    train, test = (replace(images, images=paint(images.images[:], shape)) for images in sets)
     classes, own = max(train.classes, test.classes), model.config.classes
     labels, _ = (images.require_labels(classes, "the judge") for images in (train, test))
     if own not in (0, classes):
@@ -144,19 +147,20 @@ def _draw(sampler: "Sampler", count: int, batch: int, asked: Any, stop: "StopReq
     """Draw `count` images, uint8 [count, H, W, C], of the classes `asked` if any."""
     import torch
 
-    from linformer_cli.data.sequence import values_to_images
+    from linformer_cli.data.sequence import paint, values_to_images
 
     values: list[torch.Tensor] = []
     with Bar("drawing", count, "samples") as bar:
         for part in sampler.iter_batches(range(count), batch, asked, stop.raise_if_set, warn_smaller_batch):
             values.append(part.values)
             bar.show(sum(map(len, values)))
-    return values_to_images(torch.cat(values), sampler.model.config.image)
+    shape = sampler.model.config.image
+    return paint(values_to_images(torch.cat(values), shape), shape)
 
 
 def _write_image(path: Path, samples: Any, training: Any, session: Session) -> None:
     """Write a picture of samples spread over all of `samples`, each above its nearest image of `training`."""
-    from linformer_cli.bench.quality import find_nearest, render_nearest
+    from linformer_cli.evaluation.nearest import find_nearest, render_nearest
     from linformer_cli.files import write_file
     from linformer_cli.report.grids import encode_png
 

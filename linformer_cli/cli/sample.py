@@ -16,13 +16,14 @@ from linformer_cli.units import WINDOWS, count_words, format_bytes, format_durat
 from . import options
 from .config_options import with_fields
 from .output import info, print_json, show_preview, warn, warn_smaller_batch
-from .session import DrawingOptions, Session
+from .session import DrawingOptions, Session, load_images_to_fit
 from .text import print_text
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from linformer_cli.evaluation.nearest import Copying
     from linformer_cli.sampling.decode import Sampler
     from linformer_cli.sampling.numbered import Drawn, ImageNumbers
 
@@ -88,6 +89,15 @@ class SampleOptions:
     gif: Annotated[
         Path | None, typer.Option("--gif", help="Also write an animation of the grid being drawn.", metavar="FILE")
     ] = None
+    nearest: Annotated[
+        Path | None,
+        typer.Option(
+            "--nearest",
+            help="Also draw every image above its nearest training image, and compare the distances with those of "
+            "held-out images.",
+            metavar="FILE",
+        ),
+    ] = None
     preview: Annotated[bool, typer.Option(help="Show some images in the terminal.")] = True
     quiet: options.Quiet = False
     json: options.Json = False
@@ -122,7 +132,8 @@ def sample(asked: SampleOptions) -> None:
         raise UsageError("-o - and --json both want stdout; give -o a file")
     options.require_output("-o", asked.out, ".png", stdout=True)
     options.require_output("--gif", asked.gif, ".gif")
-    options.require_distinct(asked.out, asked.gif)
+    options.require_output("--nearest", asked.nearest, ".png")
+    options.require_distinct(asked.out, asked.gif, asked.nearest)
     options.require_output("--files", None if asked.files is None else asked.files / "00000.png", ".png")
     with join_team() as team, notice_loss("with --files, the same command draws what is missing"):
         session = asked.drawing.open(asked.checkpoint, team)
@@ -133,7 +144,7 @@ def sample(asked: SampleOptions) -> None:
 def _sample_text(asked: SampleOptions, session: Session, sampler: "Sampler", team: Team) -> None:
     of_images: dict[str, object] = {"-o": asked.out, "--class": asked.class_name, "--files": asked.files}
     of_images |= {"--columns": asked.columns, "--scale": asked.scale, "--gif": asked.gif}
-    of_images["--guidance"] = asked.drawing.guidance
+    of_images |= {"--guidance": asked.drawing.guidance, "--nearest": asked.nearest}
     if given := [flag for flag, value in of_images.items() if value is not None]:
         raise UsageError(f"{given[0]} is for images, and the model draws bytes; drop it")
     if team.count > 1:
@@ -168,9 +179,11 @@ def _sample_images(asked: SampleOptions, session: Session, sampler: "Sampler", t
     if not work.shown:
         raise KeyboardInterrupt
     if team.leads:
-        images = paint(work.stack(work.shown) if folder is None else folder.read(work.shown), image)
+        images = work.stack(work.shown) if folder is None else folder.read(work.shown)
         row = asked.columns or (numbers.each if len(numbers.chosen) > 1 else None)
-        _write_pictures(asked, images, row, {**settings, "count": len(work.shown)})
+        _write_pictures(asked, paint(images, image), row, {**settings, "count": len(work.shown)})
+        if asked.nearest is not None:
+            settings["copying"] = _compare(asked.nearest, images, session)
     _show_result(asked, session, work, team, settings)
     if work.stopped:
         if team.leads:
@@ -218,9 +231,26 @@ def _show_result(
                 "processes": team.count,
                 "out": asked.out,
                 "gif": asked.gif,
+                "nearest": asked.nearest,
                 "files": asked.files,
             }
         )
+
+
+def _compare(path: Path, images: "NDArray[np.uint8]", session: Session) -> "Copying":
+    """Write a picture of the images, each above its nearest training image; print and return their distances."""
+    from linformer_cli.data.sequence import paint
+    from linformer_cli.evaluation.nearest import measure_copying, render_nearest
+    from linformer_cli.files import write_file
+    from linformer_cli.report.grids import encode_png
+
+    name, shape = session.checkpoint.info.data.name, session.model.config.image
+    train, held_out = (load_images_to_fit(name, split, None, shape) for split in ("train", "validation"))
+    copying, nearest = measure_copying(images, train, held_out, shape)
+    pairs = (paint(each, shape) for each in (images, train.images[nearest.indices]))
+    write_file(path, encode_png(render_nearest(*pairs), session.record))
+    info(copying.describe())
+    return copying
 
 
 def _write_pictures(

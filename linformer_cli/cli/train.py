@@ -258,6 +258,12 @@ def _run(trainer: "Trainer[PixelTask]", path: Path, json: bool) -> None:
         info("no step was left to train; give a larger --steps, --epochs or --max-time")
     info(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} {words.bits}; try")
     info(f"lintx sample {path}{'' if words is WINDOWS else ' -n 16 -o samples.png'}")
+    copying = None
+    if task.config.data.name.startswith("folder:") and task.drawn is not None and trainer.team.leads:
+        from linformer_cli.evaluation.nearest import measure_copying
+
+        copying, _ = measure_copying(task.drawn, task.training, task.validation, task.config.model.image)
+        info(copying.describe())
     if json and trainer.team.leads:
         result = {
             "run": path,
@@ -275,6 +281,7 @@ def _run(trainer: "Trainer[PixelTask]", path: Path, json: bool) -> None:
             "bits_per_dim": progress.validation_bits_per_dim,
             "standard_error": progress.validation_standard_error,
             "best_bits_per_dim": progress.best_bits_per_dim,
+            "copying": copying,
         }
         print_json(result)
 

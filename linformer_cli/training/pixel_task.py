@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from linformer_cli.checkpoint_files import CheckpointInfo, DataSummary, TrainingSummary
@@ -53,6 +54,7 @@ class PixelTask(Task[PixelModel, tuple[Tensor, Tensor | None]]):
         self.validation_labels = self.validation.require_labels(required) if required else None
         self.items, self.pretrained = len(self.training), config.init_from is not None
         self.batches = Batches(self.items, settings.seed)
+        self.drawn: NDArray[np.uint8] | None = None  # the images of the last grid
         self.teachers = Teachers.load(config, device) if config.distill_from else None
         model = build_model(config).to(device)
         super().__init__(model, build_optimizer(model, settings), settings, device)
@@ -105,6 +107,7 @@ class PixelTask(Task[PixelModel, tuple[Tensor, Tensor | None]]):
         model.eval()
         try:
             images = Sampler(model, self.settings.seed).sample_images(self.settings.sample_images, before_step=check)
+            self.drawn = images
         finally:
             model.train()
         if self.words is WINDOWS:

@@ -1,6 +1,5 @@
 """Tests of `lintx bench quality`: its figures have known values, and the judge is trained once."""
 
-import itertools
 import math
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from linformer_cli.bench.judge import Judge, JudgeRecipe, load_judge
-from linformer_cli.bench.quality import find_nearest, measure_frechet_distance, measure_quality, render_nearest
+from linformer_cli.bench.quality import measure_frechet_distance, measure_quality
 from linformer_cli.data.images import ImageSet
 
 RECIPE = JudgeRecipe(channels=4, features=16, updates=60, batch=16, learning_rate=0.01)
@@ -60,21 +59,6 @@ def test_frechet_distance_of_a_set_to_itself_is_zero() -> None:
     features = np.random.default_rng(0).normal(size=(40, 8)) * 100
     features[:, 3] = 0  # a unit that is never active
     assert measure_frechet_distance(features, features[::-1]) == pytest.approx(0, abs=1e-3)
-
-
-def test_the_nearest_image_is_found_exactly() -> None:
-    random = np.random.default_rng(0)
-    others = random.integers(0, 256, (3000, 4, 3, 1), dtype=np.uint8)
-    images = random.integers(0, 256, (1000, 4, 3, 1), dtype=np.uint8)
-    images[7] = others[2999]
-    images[8] = others[5]
-    images[8, 0, 0, 0] ^= 1
-    found = find_nearest(images, others)
-    assert found.indices[7] == 2999 and found.distances[7] == 0
-    assert found.indices[8] == 5 and found.distances[8] == 1
-    every = np.square(images[:20, None].astype(int) - others[None].astype(int)).sum(axis=(2, 3, 4))
-    np.testing.assert_array_equal(found.indices[:20], every.argmin(axis=1))
-    np.testing.assert_array_equal(found.distances[:20], np.sqrt(every.min(axis=1)))
 
 
 def test_the_judge_is_trained_once_unless_its_file_is_damaged(cache) -> None:
@@ -152,13 +136,6 @@ def test_images_are_sure_if_one_class_has_a_probability_of_at_least_nine_tenths(
         judge.output.bias.copy_(torch.tensor([probability, rest, rest]).log())
     train, test = draw_set("train"), draw_set("test")
     assert [row.sure_share for row in measure_quality(judge, test.images, None, train, test).rows] == [sure] * 3
-
-
-def test_the_picture_has_each_sample_above_its_nearest_image() -> None:
-    samples, nearest = (np.full((13, 4, 4, 1), value, np.uint8) for value in (200, 100))
-    picture = np.asarray(render_nearest(samples, nearest).convert("L"))
-    column = [value for value, _ in itertools.groupby(picture[:, 2]) if value in (100, 200)]
-    assert column == [200, 100, 200, 100]
 
 
 def test_a_judge_takes_every_image_size(untrained) -> None:

@@ -388,6 +388,23 @@ def test_commands_that_read_images_report_skipped_files(lintx, run_folder, tmp_p
         assert outcome.stderr.count("1 file skipped: ") == outcome.stderr.count("broken.png") == 1
 
 
+def test_samples_are_compared_with_training_images(lintx, run_folder, tmp_path, monkeypatch):
+    drawn = ("sample", run_folder, "-n", 3, "-o", tmp_path / "x.png", "--nearest", tmp_path / "nearest.png", "--json")
+    outcome = lintx(*drawn)
+    found = outcome.document["copying"]
+    assert found["samples"] == 3 and 0 < found["smallest_distance"] <= found["median_distance"]
+    assert "nearest training images: median distance" in outcome.stderr
+    with Image.open(tmp_path / "nearest.png") as pairs:
+        assert pairs.width > pairs.height  # three columns of two images
+    monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "pictures").mkdir()
+    for index in range(12):
+        Image.new("L", (10, 10), 20 * index).save(tmp_path / "pictures" / f"{index}.png")
+    data = ("--data", f"folder:{tmp_path / 'pictures'}", "--image-size", 10, "--preset", "tiny", "--steps", 1)
+    found = lintx("train", *data, "--sample-images", 4, "--out", tmp_path / "run", "--json").document["copying"]
+    assert found["samples"] == 4 and found["held_out_median_distance"] == 10 * 20
+
+
 @pytest.mark.smoke
 def test_check_passes_a_good_model_and_fails_a_damaged_one(lintx, run_folder, monkeypatch):
     document = lintx("check", run_folder, "--json").document
