@@ -25,11 +25,15 @@ def assert_agree(
     `condition` [B, H, T] is at least 1. It raises the tolerance of each position to `ROUNDINGS` * `condition` * the
     rounding error of `dtype`, if this is more than `tolerance`. By default, `dtype` is that of `found`.
     """
-    assert bool(torch.isfinite(found).all()), "the result has NaN or infinite values"
-    assert bool(torch.isfinite(expected).all()), "the expected result has NaN or infinite values"
     precision = torch.finfo(dtype or found.dtype).eps
     found, expected = found.double(), expected.double()
     scale = expected.abs().max().clamp(min=1)
     if condition is not None:
         scale = scale * (condition.double().unsqueeze(-1) * (ROUNDINGS * precision / tolerance)).clamp(min=1)
+    # Describing a difference takes ten times as long as finding none.
+    close = found.shape == expected.shape and (found - expected).abs() <= tolerance * scale
+    if close is not False and bool(close.all() & scale.isfinite().all()):
+        return
+    assert bool(torch.isfinite(found).all()), "the result has NaN or infinite values"
+    assert bool(torch.isfinite(expected).all()), "the expected result has NaN or infinite values"
     torch.testing.assert_close(found / scale, expected / scale, rtol=0, atol=tolerance)
