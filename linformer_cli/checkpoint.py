@@ -5,14 +5,16 @@ configuration. It contains the SHA-256 of the weights and of the training state,
 See docs/reference/formats.md.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -29,12 +31,13 @@ from .checkpoint_files import (
     CheckpointInfo,
     find_checkpoint,
     find_shipped_name,
+    holds_checkpoint,
     replace_folder,
 )
 from .config import Origin
 from .documents import describe_validation_error, parse_json, read_bytes, read_json
 from .errors import CheckpointError, UsageError, describe_reason
-from .files import flush_folder, write_flushed
+from .files import flush_folder, temporary_path, write_flushed
 from .model.mixers import describe_mixing
 from .model.pixel_model import PixelModel
 from .model.skeleton import build_skeleton, expected_weights
@@ -43,6 +46,10 @@ from .units import printable
 
 # Bounds of files: the size of a header, and how much larger a training state is than its weights. Both are generous.
 _HEADER_BYTES, _COPIES_OF_WEIGHTS = 2**24, 8
+# How often a checkpoint is read again that a run replaces meanwhile.
+_ATTEMPTS = 50
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -81,14 +88,50 @@ class TrainingState:
     values: dict[str, Any]
 
 
+class _ReplacedError(CheckpointError):
+    """Another checkpoint, such as the next save of a run, has replaced the one that was being read."""
+
+
+def _read_again(read: Callable[[], Result]) -> Result:
+    """The result of `read`, which is repeated while a run replaces what it reads."""
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(_ReplacedError):
+            return read()
+        time.sleep(0.01)
+    return read()
+
+
 def read_checkpoint(name: str | Path | None = None) -> Checkpoint:
     """Find a checkpoint and read its configuration, not its weights."""
+    return _read_again(lambda: _read_info(name))
+
+
+def open_checkpoint(
+    name: str | Path | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Checkpoint, PixelModel]:
+    """Find a checkpoint, and read its configuration and its model. They belong together even if a run replaces it.
+
+    Raises `CheckpointError` for weights that are NaN or infinite, and what `load_weights` raises.
+    """
+
+    def read() -> tuple[Checkpoint, PixelModel]:
+        checkpoint = _read_info(name)
+        return checkpoint, load_weights(checkpoint, device, dtype)
+
+    checkpoint, model = _read_again(read)
+    for key, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise CheckpointError(f"'{checkpoint.path}' is damaged: {key} has a value that is not a finite number")
+    return checkpoint, model
+
+
+def _read_info(name: str | Path | None) -> Checkpoint:
     path = find_checkpoint(name)
     file = path / CONFIG
     try:
         document = read_json(file)
     except FileNotFoundError:
-        raise CheckpointError(f"no {CONFIG} in '{path}': not a lintx checkpoint") from None
+        raise _ReplacedError(f"no {CONFIG} in '{path}': not a lintx checkpoint") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"'{file}' is damaged: {error}") from None
     found = document.get("format") if isinstance(document, dict) else None
@@ -120,7 +163,7 @@ def reopen_checkpoint(origin: Origin) -> Checkpoint:
 
 def load_model(name: str | Path | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PixelModel:
     """The model that `name` refers to, as in `find_checkpoint` (None: the shipped default), in evaluation mode."""
-    return load_weights(read_checkpoint(name), device, dtype)
+    return open_checkpoint(name, device, dtype)[1]
 
 
 def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PixelModel:
@@ -172,17 +215,17 @@ def save_checkpoint(
     info: CheckpointInfo,
     training_state: TrainingState | None = None,
     weights_dtype: torch.dtype | None = None,
+    new: bool = False,
 ) -> CheckpointInfo:
     """Replace a checkpoint folder. A crash at any moment leaves the old or the new checkpoint whole.
 
-    Everything is written and flushed to a temporary folder next to `folder`. Renaming then swaps the two. Raises
-    `CheckpointError`, with the older checkpoint untouched, if the disk is full or not writable. Floating-point weights
-    are rounded to `weights_dtype`, if given; this is for models that come with lintx.
+    Everything is written and flushed to a temporary folder next to `folder`. Renaming then swaps the two, or, if the
+    folder must be `new`, fails if there is one. Raises `CheckpointError`, with the older checkpoint untouched, if the
+    disk is full or not writable. Floating-point weights are rounded to `weights_dtype`, if given.
     """
-    folder = Path(os.path.abspath(folder))  # a temporary name cannot be derived from `.`
-    writing = folder.with_name(f".{folder.name}.writing")
+    folder = Path(os.path.abspath(folder))  # a hidden name cannot be derived from `.`
+    writing = temporary_path(folder.parent)
     try:
-        shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir(parents=True)
         tensors = {key: _rounded(tensor, weights_dtype) for key, tensor in model.state_dict().items()}
         digest = _save_tensors(writing / WEIGHTS, tensors)
@@ -196,12 +239,13 @@ def save_checkpoint(
         card = render_card(printable(folder.name), info, model.parameter_count(), describe_mixing(info.model.attention))
         write_flushed(writing / CARD, card.encode())
         flush_folder(writing)
-        replace_folder(folder, writing)
-    except (OSError, SafetensorError) as error:
+        (os.rename if new else replace_folder)(writing, folder)
+    except BaseException as error:  # including Ctrl-C
         shutil.rmtree(writing, ignore_errors=True)
-        raise CheckpointError(
-            f"cannot save '{folder}': {describe_reason(error)}; the older checkpoint is untouched"
-        ) from None
+        if not isinstance(error, OSError | SafetensorError):
+            raise
+        rest = "the older checkpoint is untouched" if holds_checkpoint(folder) else "nothing was saved"
+        raise CheckpointError(f"cannot save '{folder}': {describe_reason(error)}; {rest}") from None
     return info
 
 
@@ -239,16 +283,16 @@ def _load_tensors(
         return _read_tensors(file, digest, most)
     except CheckpointError:
         if _is_replaced(checkpoint):
-            raise CheckpointError(f"'{checkpoint.path}' was replaced while it was read; try again") from None
+            raise _ReplacedError(f"'{checkpoint.path}' was replaced while it was read; try again") from None
         raise
 
 
 def _is_replaced(checkpoint: Checkpoint) -> bool:
     """Whether another checkpoint, such as the next save of a run, has replaced this one."""
     try:
-        return read_checkpoint(checkpoint.path).info != checkpoint.info
+        return read_checkpoint(checkpoint.path) != checkpoint
     except CheckpointError:
-        return False
+        return not checkpoint.path.exists()
 
 
 def _read_tensors(file: Path, digest: str, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:

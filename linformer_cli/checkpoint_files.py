@@ -94,10 +94,11 @@ def _settled(folder: Path) -> Path | None:
     """Return `folder` if it holds a checkpoint, or the older one if a swap was interrupted between its renames."""
     whole = Path(os.path.abspath(folder))
     aside = whole.parent / f".{whole.name}.replaced"
-    return next((path for path in (folder, aside) if (path / CONFIG).is_file()), None)
+    # A swap may end between the first two looks.
+    return next((path for path in (folder, aside, folder) if (path / CONFIG).is_file()), None)
 
 
-def replace_folder(folder: Path, writing: Path) -> None:
+def replace_folder(writing: Path, folder: Path) -> None:
     """Put the folder `writing` in the place of `folder`. Between the two renames, the older one is still found."""
     aside = folder.with_name(f".{folder.name}.replaced")
     if folder.exists():

@@ -2,10 +2,13 @@
 
 import contextlib
 import errno
+import functools
 import os
+import platform
 import secrets
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -25,6 +28,7 @@ _ADVICE = {
     errno.EISDIR: "give the name of a file",
     errno.ENOTDIR: "a part of the path is a file, not a folder",
     errno.EEXIST: "a part of the path is a file, not a folder",
+    errno.ELOOP: "it links to itself; choose another name",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENXIO: "nothing reads from this pipe; start its reader first",
 }
@@ -95,7 +99,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     with the path and the reason if the system refuses.
     """
     target = Path(os.path.realpath(folder))
-    temporary = target.parent / _temporary_name()
+    temporary = temporary_path(target.parent)
     try:
         temporary.mkdir(parents=True)
         for name, data in files.items():
@@ -106,6 +110,11 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
         if isinstance(error, OSError):
             raise _explain(folder, error) from None
         raise
+
+
+def make_folder(folder: Path) -> None:
+    """Create `folder` and its parents unless they exist. A link to a missing folder creates that folder."""
+    os.makedirs(os.path.realpath(folder), exist_ok=True)
 
 
 def require_writable(path: str | os.PathLike[str]) -> None:
@@ -125,6 +134,8 @@ def _foreseen_error(target: Path) -> int:
     """The number of the error with which writing to `target` would fail, or 0."""
     if target.is_dir():
         return errno.EISDIR
+    if any(place.is_symlink() for place in (target, *target.parents)):  # the path is resolved, so this is a loop
+        return errno.ELOOP
     if is_special(target):
         return 0
     folder = next(parent for parent in target.parents if parent.exists())
@@ -133,9 +144,42 @@ def _foreseen_error(target: Path) -> int:
     return 0 if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
 
 
-def _temporary_name() -> str:
+def temporary_path(folder: Path) -> Path:
+    """A new hidden name in `folder`, to be renamed later.
+
+    The first call for a folder removes what killed processes of this machine have left there.
+    """
+    folder = Path(os.path.realpath(folder))
+    _remove_leftovers(folder)
     # It is not derived from the target's name, which may already be as long as the system allows.
-    return TEMPORARY_FILES.replace("*", secrets.token_hex(6))
+    return folder / TEMPORARY_FILES.replace("*", f"{_machine()}-{os.getpid()}-{secrets.token_hex(6)}")
+
+
+def _machine() -> str:
+    return f"{zlib.crc32(platform.node().encode()):08x}"  # several machines may share a folder
+
+
+@functools.cache
+def _remove_leftovers(folder: Path) -> None:
+    for path in folder.glob(TEMPORARY_FILES.replace("*", f"{_machine()}-*")):
+        process = path.name.split("-")[2]
+        # This process has written nothing here yet, so a name with its number belongs to an earlier process.
+        if process == str(os.getpid()) or not _is_running(process):
+            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _is_running(process: str) -> bool:
+    if os.name == "nt":  # Windows has no harmless signal
+        return True
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError, OverflowError):
+        pass
+    return True
 
 
 def _explain(path: str | os.PathLike[str], error: OSError) -> LintxError:
@@ -180,7 +224,7 @@ def _open_directly(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 def _rename_later(folder: Path, target: Callable[[], Path], flush: bool) -> Iterator[BinaryIO]:
     """A new file in `folder` that gets the name `target()` if the context ends without an exception."""
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / _temporary_name()
+    temporary = temporary_path(folder)
     try:
         with open(temporary, "xb+") as opened:
             yield opened

@@ -3,11 +3,14 @@
 import builtins
 import errno
 import hashlib
+import itertools
 import json
 import os
 import pickle
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from linformer_cli.checkpoint import (
     load_model,
     load_training_state,
     load_weights,
+    open_checkpoint,
     read_checkpoint,
     save_checkpoint,
 )
@@ -36,6 +40,7 @@ from linformer_cli.checkpoint_files import (
     shipped_checkpoints,
 )
 from linformer_cli.errors import CheckpointError, UsageError
+from linformer_cli.files import TEMPORARY_FILES, temporary_path
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.memory import measure_peak_memory
 
@@ -44,6 +49,11 @@ from linformer_cli.system.memory import measure_peak_memory
 def mine(tmp_path: Path, tiny_checkpoint: Path) -> Path:
     """A copy of the tiny checkpoint that a test may damage."""
     return Path(shutil.copytree(tiny_checkpoint, tmp_path / "mine"))
+
+
+def killed_write(folder: Path) -> Path:
+    """A name in `folder` that a killed process may have left behind."""
+    return folder / temporary_path(folder.parent).name.replace(f"-{os.getpid()}-", "-99999999-")
 
 
 def equal_weights(model: PixelModel, other: PixelModel) -> bool:
@@ -283,6 +293,37 @@ def test_a_checkpoint_replaced_while_it_is_read_is_not_called_damaged(
     )
     with raises_one_line(CheckpointError, str(mine), "replaced while it was read; try again"):
         load(found)
+
+
+def test_a_checkpoint_is_read_while_a_run_keeps_replacing_it(tmp_path, build_tiny_model, tiny_info) -> None:
+    models, stop = [build_tiny_model(seed) for seed in (0, 1)], threading.Event()
+
+    def save(step: int) -> None:
+        training = tiny_info.training.model_copy(update={"step": step})
+        save_checkpoint(tmp_path / "last", models[step % 2], tiny_info.model_copy(update={"training": training}))
+
+    def keep_saving() -> None:
+        for step in itertools.takewhile(lambda _: not stop.is_set(), itertools.count(1)):
+            save(step)
+
+    save(0)
+    with ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(keep_saving)
+        try:
+            for _ in range(100):
+                found, model = open_checkpoint(tmp_path / "last")
+                assert equal_weights(model, models[found.info.training.step % 2])
+        finally:
+            stop.set()
+        saving.result()
+
+
+def test_a_new_checkpoint_does_not_replace_another(tmp_path, build_tiny_model, tiny_info, raises_one_line) -> None:
+    save_checkpoint(tmp_path / "out", build_tiny_model(), tiny_info, new=True)
+    with raises_one_line(CheckpointError, "the older checkpoint is untouched"):
+        save_checkpoint(tmp_path / "out", build_tiny_model(seed=1), tiny_info, new=True)
+    assert equal_weights(load_model(tmp_path / "out"), build_tiny_model())
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_truncated_config_is_refused_wherever_it_ends(mine, raises_one_line) -> None:
@@ -540,7 +581,7 @@ def test_a_save_that_stops_anywhere_leaves_the_old_or_the_new_checkpoint_complet
             if kind is OSError:
                 with raises_one_line(CheckpointError, str(run / "last"), "No space left on device"):
                     save(run, 1)
-                assert not (run / ".last.writing").exists()
+                assert not list(run.glob(TEMPORARY_FILES))
             else:
                 with pytest.raises(KeyboardInterrupt):
                     save(run, 1)
@@ -564,7 +605,8 @@ def test_a_first_save_that_fails_leaves_no_checkpoint(tmp_path, build_tiny_model
         run = tmp_path / str(at)
         with pytest.MonkeyPatch.context() as monkeypatch:
             Fault(monkeypatch, kind(errno.ENOSPC, "full"), at)
-            with pytest.raises(CheckpointError if kind is OSError else KeyboardInterrupt):
+            said = "nothing was saved" if kind is OSError else None
+            with pytest.raises(CheckpointError if kind is OSError else KeyboardInterrupt, match=said):
                 save_checkpoint(run / "last", build_tiny_model(), tiny_info)
         run.mkdir(exist_ok=True)
         with pytest.raises(CheckpointError, match="holds no checkpoint"):
@@ -578,7 +620,7 @@ def test_a_save_stopped_between_its_renames_is_found_and_repaired(
 ):
     run = make_run(tmp_path / "run", tiny_checkpoint, "last")
     (run / "last").rename(run / ".last.replaced")
-    shutil.copytree(tiny_checkpoint, run / ".last.writing")
+    shutil.copytree(tiny_checkpoint, killed_write(run))
     for name in (run, run / "last", str(run / "last")):
         assert equal_weights(load_model(name), build_tiny_model())
     save_checkpoint(run / "last", build_tiny_model(seed=1), tiny_info)
@@ -588,7 +630,7 @@ def test_a_save_stopped_between_its_renames_is_found_and_repaired(
 
 def test_files_of_an_aborted_save_are_not_mistaken_for_a_checkpoint(tmp_path, tiny_checkpoint) -> None:
     run = make_run(tmp_path / "run", tiny_checkpoint)
-    shutil.copytree(tiny_checkpoint, run / ".last.writing")
+    shutil.copytree(tiny_checkpoint, killed_write(run))
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         find_checkpoint(run)
 

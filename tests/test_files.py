@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from linformer_cli.errors import LintxError
-from linformer_cli.files import flush_folder, require_writable, user_cache, write_file, write_folder
+from linformer_cli.files import (
+    flush_folder,
+    make_folder,
+    require_writable,
+    temporary_path,
+    user_cache,
+    write_file,
+    write_folder,
+)
 
 
 def test_the_user_can_choose_the_cache_folder(monkeypatch):
@@ -104,6 +112,29 @@ def test_an_interrupted_write_leaves_no_partial_folder(tmp_path, monkeypatch, fa
     assert len(asked) == 2 and list(tmp_path.iterdir()) == []
 
 
+def test_what_killed_processes_left_behind_is_removed_by_the_next_write(tmp_path):
+    (tmp_path / "there").mkdir()
+    name = temporary_path(tmp_path).name
+    others = [name.replace(f"-{os.getpid()}-", f"-{number}-") for number in (99_999_999, os.getppid())]
+    killed, running = (tmp_path / "there" / other for other in others)
+    abroad = tmp_path / "there" / ".lintx-otherhost-99999999-00.tmp"
+    for path in (killed, running, abroad):
+        path.write_bytes(b"half")
+    killed_folder = killed.with_name(f"{killed.name[:-4]}2.tmp")
+    killed_folder.mkdir()
+    earlier = tmp_path / "there" / name  # of an earlier process with the same number, as in a container
+    earlier.write_bytes(b"half")
+    write_file(tmp_path / "there" / "new", b"whole")
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {"new", running.name, abroad.name}
+
+
+def test_a_link_to_a_missing_folder_creates_the_folder(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "runs")
+    require_writable(tmp_path / "link" / "file")
+    make_folder(tmp_path / "link")
+    assert (tmp_path / "disk" / "runs").is_dir()
+
+
 def test_errors_name_the_path_and_the_reason(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(LintxError) as caught:
@@ -118,9 +149,11 @@ def test_errors_name_the_path_and_the_reason(tmp_path):
 
 def test_foreseeable_errors_are_raised_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for path, reason in (
         (tmp_path, "is a directory; give the name of a file"),
         ("/", "is a directory; give the name of a file"),
+        (tmp_path / "loop" / "a", "too many levels of symbolic links; it links to itself; choose another name"),
         (tmp_path / ("a" * 256), "file name too long; choose a shorter name"),
         (tmp_path / "file" / "b" / "a", "not a directory; a part of the path is a file, not a folder"),
     ):
@@ -129,7 +162,7 @@ def test_foreseeable_errors_are_raised_before_the_work(tmp_path, monkeypatch):
         assert str(caught.value) == f"cannot write {path}: {reason}"
     for fine in (tmp_path / "file", tmp_path / "new" / "deep" / "a", "/dev/null"):
         require_writable(fine)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "loop"}
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     with pytest.raises(LintxError, match=r"permission denied; choose a folder that you may write to$"):
         require_writable(tmp_path / "new" / "a")

@@ -178,7 +178,7 @@ def _choose_models(
     checkpoint's own and a softmax model.
     """
     from linformer_cli.bench.models import build_models, load_models, preset_network, resize_network, with_softmax
-    from linformer_cli.checkpoint import load_weights, read_checkpoint
+    from linformer_cli.checkpoint import open_checkpoint, read_checkpoint
     from linformer_cli.system.device import choose_device, torch_dtype
 
     place, precision = choose_device(asked.device).value, asked.precision
@@ -190,9 +190,8 @@ def _choose_models(
         return build_models(variants, networks, place, precision), {}
     if asked.checkpoint is None and variants is None and trained:
         return load_models(trained, place, precision), {}
-    found = read_checkpoint(asked.checkpoint)
-    source = {"checkpoint": found.name}
     if variants is not None:
-        return build_models(variants, [(None, found.info.model)], place, precision), source
-    model = load_weights(found, place, torch_dtype(precision))
-    return with_softmax(model.config.attention, model), source
+        found = read_checkpoint(asked.checkpoint)
+        return build_models(variants, [(None, found.info.model)], place, precision), {"checkpoint": found.name}
+    found, model = open_checkpoint(asked.checkpoint, place, torch_dtype(precision))
+    return with_softmax(model.config.attention, model), {"checkpoint": found.name}

@@ -37,7 +37,7 @@ def demo(
     - `lintx demo runs/first --port 8000 --no-browser`
     - `lintx demo mnist-deep --build site`
     """
-    from linformer_cli.checkpoint import read_checkpoint
+    from linformer_cli.checkpoint import open_checkpoint
     from linformer_cli.demo.server import DemoServer
     from linformer_cli.demo.site import build_site
     from linformer_cli.files import require_writable, write_folder
@@ -46,7 +46,7 @@ def demo(
         if build.exists():
             raise UsageError(f"'{build}' exists already; name another folder")
         require_writable(build)
-    site = build_site(read_checkpoint(checkpoint))
+    site = build_site(*open_checkpoint(checkpoint))
     if build is not None:
         write_folder(build, {name: file.data for name, file in site.items()})
         info(f"wrote {build}: {len(site)} files, {sum(len(file.data) for file in site.values()):,} bytes")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from linformer_cli.data import Split
-from linformer_cli.errors import UsageError
+from linformer_cli.errors import CheckpointError, UsageError
 from linformer_cli.report.tables import Column
 from linformer_cli.system.device import SamplingPrecision
 from linformer_cli.units import WINDOWS, Words, format_bits
@@ -173,6 +173,7 @@ class _Measured:
         """Return the nats of the first `limit` images, with the session's engine if `stepped`."""
         from linformer_cli.evaluation.bits import block_nats, measure_nats, stepped_nats
         from linformer_cli.sampling.engines import EngineCache
+        from linformer_cli.sampling.engines.base import DAMAGED
 
         session, model = self.session, self.session.model
         chosen = (
@@ -181,7 +182,10 @@ class _Measured:
         nats = functools.partial(block_nats, model)
         if stepped:
             nats = functools.partial(stepped_nats, EngineCache(session.engine, model, products=session.products))
-        return measure_nats(model, chosen, batch, nats=nats, labels=self.find_labels(images))
+        measured = measure_nats(model, chosen, batch, nats=nats, labels=self.find_labels(images))
+        if not measured.whole.isfinite().all():
+            raise CheckpointError(f"'{session.checkpoint.name}': {DAMAGED}")
+        return measured
 
 
 def _choose_size(asked: EvaluateOptions, session: Session, data: str) -> "ImageShape":

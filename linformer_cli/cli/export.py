@@ -1,17 +1,16 @@
 """`lintx export`: a checkpoint without its training state, or a program that needs no Python."""
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from linformer_cli.errors import UsageError
+from linformer_cli.files import require_writable
 
 from . import options
 from .output import info, print_json
-
-if TYPE_CHECKING:
-    from linformer_cli.checkpoint import Checkpoint
 
 Format = Literal["fp32", "bf16", "int8"]
 
@@ -45,40 +44,41 @@ def export(
     - `lintx export runs/first digits --dtype bf16`
     - `lintx export runs/first digits.lintx`
     """
-    from linformer_cli.checkpoint import read_checkpoint
     from linformer_cli.native.program_file import SUFFIX
 
     program = out.suffix == SUFFIX
-    if out.exists():
+    if os.path.lexists(out):
         raise UsageError(f"'{out}' exists already; choose another {'file' if program else 'folder'}")
     if dtype == "int8" and not program:
         raise UsageError(f"--dtype int8 is for programs; write to a file that ends in {SUFFIX}, or choose bf16")
-    found = read_checkpoint(checkpoint)
+    require_writable(out)
     if program:
-        _export_program(found, out, dtype or "int8", json)
+        _export_program(checkpoint, out, dtype or "int8", json)
     else:
-        _export_folder(found, out, dtype or "fp32", json)
+        _export_folder(checkpoint, out, dtype or "fp32", json)
 
 
-def _export_folder(found: "Checkpoint", out: Path, dtype: Format, json: bool) -> None:
-    from linformer_cli.checkpoint import load_weights, save_checkpoint
+def _export_folder(checkpoint: str, out: Path, dtype: Format, json: bool) -> None:
+    from linformer_cli.checkpoint import open_checkpoint, save_checkpoint
     from linformer_cli.checkpoint_files import WEIGHTS
     from linformer_cli.system.device import torch_dtype
 
-    details = save_checkpoint(out, load_weights(found), found.info, weights_dtype=torch_dtype(dtype))
+    found, model = open_checkpoint(checkpoint)
+    details = save_checkpoint(out, model, found.info, weights_dtype=torch_dtype(dtype), new=True)
     size = (out / WEIGHTS).stat().st_size
     info(f"wrote {out}: {size:,} bytes of weights")
     if json:
         print_json({"checkpoint": out, "weights_bytes": size, "weights_sha256": details.weights_sha256})
 
 
-def _export_program(found: "Checkpoint", out: Path, dtype: Format, json: bool) -> None:
-    from linformer_cli.checkpoint import load_weights
+def _export_program(checkpoint: str, out: Path, dtype: Format, json: bool) -> None:
+    from linformer_cli.checkpoint import open_checkpoint
     from linformer_cli.files import write_file
     from linformer_cli.sampling.engines.native import encode_step
     from linformer_cli.system.device import product_dtype, torch_dtype
 
-    data = encode_step(load_weights(found, dtype=torch_dtype(dtype)), product_dtype(dtype))
+    found, model = open_checkpoint(checkpoint, dtype=torch_dtype(dtype))
+    data = encode_step(model, product_dtype(dtype))
     write_file(out, data)
     info(f"wrote {out}: {len(data):,} bytes")
     if json:

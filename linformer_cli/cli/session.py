@@ -130,13 +130,12 @@ def open_session(
     If an `engine` for sampling is given, a short measurement chooses the precision `auto`. Otherwise, `auto` means
     fp32. Prints the model and the choices on stderr.
     """
-    from linformer_cli.checkpoint import load_weights, read_checkpoint
+    from linformer_cli.checkpoint import open_checkpoint
     from linformer_cli.model.mixers import describe_mixing
     from linformer_cli.system.device import Choice, product_dtype, torch_dtype
 
-    checkpoint = read_checkpoint(name)
     place = team.choose_device(device)
-    model = load_weights(checkpoint, place.value, torch_dtype(precision))
+    checkpoint, model = open_checkpoint(name, place.value, torch_dtype(precision))
     info(f"{checkpoint.name}: {describe_mixing(model.config.attention)}, {model.parameter_count():,} parameters")
     kind = Choice("fp32", "the default") if precision == "auto" else Choice(precision, "requested")
     chosen = "parallel"

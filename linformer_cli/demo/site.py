@@ -12,6 +12,7 @@ from linformer_cli.version import __version__
 
 if TYPE_CHECKING:
     from linformer_cli.checkpoint import Checkpoint
+    from linformer_cli.model.pixel_model import PixelModel
 
 FOLDER = Path(__file__).parent
 MODULES = ("main", "engine", "worker", "frame", "paint", "draw", "sample", "inspect", "race")
@@ -56,16 +57,14 @@ class Description:
     version: str = __version__
 
 
-def build_site(checkpoint: "Checkpoint") -> dict[str, File]:
+def build_site(checkpoint: "Checkpoint", model: "PixelModel") -> dict[str, File]:
     """The files of the demo by name. Raises `LintxError` if the model cannot become a program."""
     import torch
 
-    from linformer_cli.checkpoint import load_weights
     from linformer_cli.model.blocks import InnerBlock
     from linformer_cli.model.variants import SOFTMAX, build_softmax_twin
     from linformer_cli.sampling.engines.native import encode_step
 
-    model = load_weights(checkpoint)
     info, network = checkpoint.info, model.config
     text = info.data.words is WINDOWS
     with seeded(0):  # the rival has the same random weights in every site

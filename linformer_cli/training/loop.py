@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from linformer_cli.checkpoint import TrainingState, load_training_state, load_weights, read_checkpoint, save_checkpoint
+from linformer_cli.checkpoint_files import holds_checkpoint
 from linformer_cli.errors import CheckpointError, DataError, Interrupted, LintxError, TrainingError
 from linformer_cli.metrics import MetricsRow, append_row, cut_metrics
 from linformer_cli.model.pixel_model import PixelModel
@@ -141,6 +142,8 @@ class Trainer(Learner[AnyTask]):
         saved = self._saved is not None and self._saved[0] == step
         if saved and not self.team.from_leader(lambda: folder.put_back_previous(step)):
             good = f"there is no good checkpoint: '{folder.last}' is the first"
+        elif not holds_checkpoint(folder.last):
+            good = "there is no checkpoint yet"
         return TrainingError(f"{what}; {good}; try a lower --learning-rate")
 
     def _leave(self, signal_number: int) -> None:
@@ -188,6 +191,7 @@ class Trainer(Learner[AnyTask]):
 
     def _append(self, row: MetricsRow) -> None:
         if self.folder is not None and self.team.leads:
+            self.folder.require_lock()
             append_row(self.folder.metrics_file, row)
 
     def _evaluate(self, reporter: Reporter, stop: StopRequest) -> None:
@@ -242,6 +246,7 @@ class Trainer(Learner[AnyTask]):
         self._saved = self.progress.marks
         if not self.team.leads:
             return
+        folder.require_lock()
         with contextlib.suppress(LintxError):  # keeping the previous save is only a precaution
             folder.hold_previous()
         self._save(folder.last, self.collect_state())

@@ -16,7 +16,7 @@ from linformer_cli.checkpoint_files import find_checkpoint, holds_checkpoint, re
 from linformer_cli.config import RunConfig
 from linformer_cli.documents import parse_config, read_toml
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
-from linformer_cli.files import TEMPORARY_FILES, write_file
+from linformer_cli.files import TEMPORARY_FILES, make_folder, temporary_path, write_file
 from linformer_cli.metrics import METRICS_FILE, create_metrics, has_steps
 
 RUNS = Path("runs")  # the default place of new runs
@@ -29,7 +29,7 @@ def claim_run(preset: str) -> Path:
     """Create a new folder in runs/. Its name is the date and the preset, with a number if this name is taken."""
     base = RUNS / f"{datetime.datetime.now():%Y-%m-%d-%H%M%S}-{preset}"
     with _explaining(RUNS):
-        RUNS.mkdir(parents=True, exist_ok=True)
+        make_folder(RUNS)
         for number in itertools.count(1):
             path = base if number == 1 else base.with_name(f"{base.name}-{number}")
             with contextlib.suppress(FileExistsError):
@@ -58,6 +58,7 @@ class RunFolder:
         self.samples = path / "samples"
         self.kept = path / "kept"
         self.previous = path / ".before-last"
+        self._lock_identity: tuple[int, int] | None = None
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -70,10 +71,19 @@ class RunFolder:
                 raise LintxError(
                     f"another process is training in '{self.path}'; stop it or start another run"
                 ) from None
+            self._lock_identity = _identify(self.path / _LOCK)
         try:
             yield
         finally:
             lock.release()
+
+    def require_lock(self) -> None:
+        """Raise `LintxError` if the lock was removed, because another process may then train in this folder."""
+        if self._lock_identity is not None and _identify(self.path / _LOCK) != self._lock_identity:
+            raise LintxError(
+                f"'{self.path / _LOCK}' was removed, and another process may be training in this folder; stopped "
+                f"without saving; to continue from the last save: lintx train --resume '{self.path}'"
+            )
 
     def keep(self, step: int, keep_last: int) -> None:
         """Add the save in `last/` to `kept/`, and delete all but the `keep_last` newest there."""
@@ -94,7 +104,7 @@ class RunFolder:
         if not holds_checkpoint(self.previous):
             return False
         with _explaining(self.last):
-            replace_folder(self.last, self.previous)
+            replace_folder(self.previous, self.last)
             shutil.rmtree(self.kept / f"step-{step:07d}", ignore_errors=True)
         return True
 
@@ -123,7 +133,7 @@ class RunFolder:
         """Create the folder. Raises `UsageError` if it exists and is not empty."""
         self.refuse_if_taken()
         with _explaining(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
         with self.lock():
             self.refuse_if_taken()  # another process may have created it meanwhile
             self.write_config(config)
@@ -159,6 +169,15 @@ class RunFolder:
         return parse_config(RunConfig, document, str(self.config_file))
 
 
+def _identify(file: Path) -> tuple[int, int] | None:
+    """The device and the inode of a file, or None if it is missing."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def _is_something(path: Path) -> bool:
     """Whether `path` is neither a lock nor a temporary file that a killed process left behind."""
     return path.name != _LOCK and not fnmatch.fnmatch(path.name, TEMPORARY_FILES)
@@ -166,10 +185,10 @@ def _is_something(path: Path) -> bool:
 
 def _link_folder(checkpoint: Path, target: Path) -> None:
     """Replace `target` with a copy of a checkpoint folder. The copy consists of hard links, which take no space."""
-    writing = target.with_name(f".{target.name}.writing")
     with _explaining(target):
-        for leftover in (writing, target):
-            shutil.rmtree(leftover, ignore_errors=True)
+        make_folder(target.parent)
+        writing = temporary_path(target.parent)
+        shutil.rmtree(target, ignore_errors=True)
         try:
             # If a swap was interrupted, the checkpoint is still in a temporary folder, which `find_checkpoint` finds.
             shutil.copytree(find_checkpoint(checkpoint), writing, copy_function=_link_or_copy)

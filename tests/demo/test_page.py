@@ -10,7 +10,7 @@ import torch
 from demo.browser import CHROMIUM, DRIVER, PAGE_ERROR, Browser, open_browser
 from machine import HAS_LIBRARY
 
-from linformer_cli.checkpoint import load_model, read_checkpoint
+from linformer_cli.checkpoint import load_model, open_checkpoint
 from linformer_cli.config import ImageShape
 from linformer_cli.demo.server import DemoServer
 from linformer_cli.demo.site import BINARY, MODEL, RIVAL, File, build_site
@@ -41,7 +41,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def site() -> Site:
-    return build_site(read_checkpoint("mnist-deep"))
+    return build_site(*open_checkpoint("mnist-deep"))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ Nothing may be overwritten, and memory must stay bounded.
 """
 
 import json
+import math
 import os
 import pickle
 import random
@@ -144,11 +145,17 @@ def test_a_pickle_is_never_opened(tmp_path: Path, capsys, name: str) -> None:
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_model_that_gives_nan_is_refused(copy: Path, tmp_path: Path, capsys) -> None:
+@pytest.mark.parametrize("value", [torch.nan, 1e30])  # products of weights of 1e30 are infinite
+def test_a_model_that_gives_nan_is_refused(copy: Path, tmp_path: Path, capsys, value: float) -> None:
     model = load_model(copy / "last")
     with torch.no_grad():
-        model.head.projection.bias[0] = torch.nan
+        for parameter in model.parameters():
+            parameter.mul_(value)
     save_checkpoint(tmp_path / "nan", model, read_checkpoint(copy / "last").info)
-    outcome = run_main(("sample", tmp_path / "nan", "-n", "1", "-o", tmp_path / "out.png"), capsys)
-    assert outcome.code == 1 and "not a finite number" in outcome.stderr
-    assert not (tmp_path / "out.png").exists()
+    out = tmp_path / "out.png"
+    for arguments in (("sample", "-n", "1", "-o", out), ("eval",), ("eval", "--engine", "native"), ("export", out)):
+        if arguments[0] == "export" and math.isfinite(value):
+            continue
+        outcome = run_main((arguments[0], tmp_path / "nan", *arguments[1:]), capsys)
+        assert outcome.code == 1 and "not a finite number" in outcome.stderr, outcome
+    assert not out.exists()

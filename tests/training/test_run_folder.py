@@ -244,6 +244,26 @@ def test_a_second_process_is_refused(tmp_path: Path, raises_one_line) -> None:
         pass
 
 
+def test_a_run_whose_lock_was_removed_is_not_written_to(tmp_path: Path, raises_one_line) -> None:
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    first.create(configure())
+    with first.lock():
+        first.require_lock()
+        (tmp_path / "run" / ".lock").unlink()
+        with raises_one_line(LintxError, ".lock' was removed", "--resume"):
+            first.require_lock()
+        with second.lock():
+            second.require_lock()
+            with raises_one_line(LintxError, ".lock' was removed"):
+                first.require_lock()
+
+
+def test_a_link_to_a_missing_folder_becomes_a_run(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    RunFolder(tmp_path / "link").create(configure())
+    assert RunFolder(tmp_path / "disk").read_config() == configure()
+
+
 def test_the_newest_saves_are_kept(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     for step in (5, 10, 15, 20):
