@@ -10,12 +10,15 @@ from pydantic import Field
 
 from .config import (
     LARGEST_SIZE,
+    Colour,
     Count,
     CountOrZero,
+    Fit,
     ImagesSeen,
     ModelConfig,
     Origin,
     PositiveOrZero,
+    Size,
     TrainConfig,
     choose_words,
 )
@@ -129,13 +132,20 @@ class Frame(Config):
 class DataSummary(Config):
     """The images a model was trained on. `border_mean` (0 to 255) distinguishes a dark background from a light one.
 
-    `frame` is None if the images are not drawings on a plain ground.
+    The other fields are those of `data.look.Look`, which explains them. `frame` is None if the images are not drawings
+    on a plain ground.
     """
 
     name: str
     train_images: CountOrZero
     border_mean: float
     frame: Frame | None = None
+    fit: Fit = "crop"
+    ground: Colour | None = None
+    range: tuple[float, float] | None = None
+    smooth: bool = True
+    tile: Size | None = None
+    class_names: tuple[str, ...] = ()
 
     @property
     def words(self) -> Words:

@@ -5,14 +5,17 @@ Three tables describe a run, both in `config.toml` and in memory: `[model]`, `[d
 """
 
 import math
-from typing import Annotated, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from .documents import Config
 from .native.constants import LARGEST_GUIDANCE as LARGEST_GUIDANCE
 from .units import IMAGES, WINDOWS, Words
 
+# Ways to fit an image whose aspect ratio differs from the model's.
+Fit = Literal["crop", "pad", "stretch"]
 OptionValue = bool | int | float | str
 LARGEST_IMAGE = 2**20
 # The settings that can give a run's length, and the number of epochs if none is given.
@@ -252,8 +255,43 @@ class ModelConfig(NetworkConfig):
         return math.log2(self.classes) / self.image.positions if self.classes else 0.0
 
 
+def _parse_sides(value: Any) -> Any:
+    """Height and width, from one side of a square, from a text such as `48x64`, or as they are."""
+    sides = re.fullmatch(r"(\d+)(?:x(\d+))?", value) if isinstance(value, str) else None
+    if sides is not None:
+        return int(sides[1]), int(sides[2] or sides[1])
+    return (value, value) if isinstance(value, int) else value
+
+
+def _parse_colour(value: Any) -> Any:
+    from PIL import ImageColor
+
+    if not isinstance(value, str):
+        return value
+    red, green, blue, *_ = ImageColor.getrgb(value)  # raises ValueError
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def _parse_range(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
+
+
+def _parse_number(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def _check_range(value: tuple[float, float]) -> tuple[float, float]:
+    if value[0] >= value[1]:
+        raise ValueError(f"the number that becomes black must be less than that of white, found {value}")
+    return value
+
+
+# The settings that change the look of a data set.
+LOOK_SETTINGS = ("image_size", "fit", "ground", "range", "colours", "channels", "tile")
+
+
 class DataConfig(Config):
-    """The source of the images. `image_size` and `channels` are for data sets without a fixed size.
+    """The source of the images. `LOOK_SETTINGS` change the look that is measured over pictures of the user.
 
     `length` is the number of bytes in a window of `bytes:PATH`. With `labels`, the model is conditioned on the images'
     classes.
@@ -261,10 +299,40 @@ class DataConfig(Config):
 
     name: str = "mnist"
     data_dir: str | None = None
-    image_size: Size | None = None
-    channels: Literal[1, 3] | None = None
+    image_size: Annotated[tuple[Size, Size], BeforeValidator(_parse_sides)] | None = Field(
+        None,
+        description="Height and width of the images in pixels, such as 48x64, or the side of a square. For glyphs (8 "
+        "to 512; default: 28) and folders (default: the size of most pictures, if it is at most 64).",
+    )
+    fit: Fit | None = Field(
+        None,
+        description="For pictures of another size. crop: keep the middle. pad: add the ground. stretch: distort. "
+        "Pixel art is cropped and padded without resizing. Default: crop.",
+    )
+    ground: Annotated[Colour, BeforeValidator(_parse_colour)] | None = Field(
+        None, description="Colour behind transparent parts and around padded pictures, such as white or #204060."
+    )
+    range: Annotated[tuple[float, float], BeforeValidator(_parse_range), AfterValidator(_check_range)] | None = Field(
+        None,
+        description="The numbers that become black and white, such as 900,1330, in pictures of 16 bits or floats.",
+    )
+    colours: Annotated[int, Field(ge=2, le=256)] | None = Field(
+        None, description="Use one palette of up to N colours. Default: 256 if they suffice or for pixel art."
+    )
+    channels: Annotated[Literal[1, 3, 4], BeforeValidator(_parse_number)] | None = Field(
+        None, description="1 (grey), 3 (RGB) or 4 (RGB with opacity) instead of a palette. Default: as in the pictures."
+    )
+    tile: Size | None = Field(
+        None, description="Cut each picture, such as a sheet of sprites, into squares of this side."
+    )
     length: Size | None = None
     labels: bool = False
+
+    @model_validator(mode="after")
+    def _palette_or_channels(self) -> Self:
+        if self.colours is not None and self.channels is not None:
+            raise ValueError("colours and channels exclude each other: a palette has one value a pixel")
+        return self
 
     @property
     def words(self) -> Words:

@@ -37,7 +37,7 @@ class Config(BaseModel):
         parsed = parse(value)
         given, wanted = type(value), type(parsed)
         kept = given is wanted or (given, wanted) == (int, float) or (given is str and cls.parses_text)
-        if given in _SCALARS and not kept:
+        if given in _SCALARS and wanted in _SCALARS and not kept:
             raise ValueError(f"must be {_SCALARS.get(wanted, wanted.__name__)}")
         return parsed
 

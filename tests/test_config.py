@@ -52,7 +52,9 @@ def test_an_unknown_key_of_an_optional_table_is_refused_with_a_suggestion(raises
 
 
 def test_an_unknown_key_without_a_similar_one_lists_the_known_keys(raises_one_line) -> None:
-    with raises_one_line(UsageError, "'zzz'", "known: channels, data_dir, image_size, labels, length, name"):
+    with raises_one_line(
+        UsageError, "'zzz'", "known: channels, colours, data_dir, fit, ground, image_size, labels, length"
+    ):
         parse_config(DataConfig, {"zzz": 1}, "data")
 
 

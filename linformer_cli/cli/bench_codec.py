@@ -58,7 +58,7 @@ def codec(
     from linformer_cli.system.signals import catch_signals
 
     name, model = data or session.checkpoint.info.data.name, session.model
-    found = load_images_to_fit(name, split, data_dir, model.config.image)
+    found = load_images_to_fit(name, split, data_dir, session.look)
     classes = model.config.required_classes
     labels = found.require_labels(classes)[:limit] if classes else None
     images = found.images[:limit]

@@ -98,7 +98,7 @@ def quality(asked: QualityOptions) -> None:
     filters = Filters(asked.temperature, asked.top_k, asked.top_p, asked.guidance)
     name = asked.data or record.data.name
     shape = model.config.image
-    sets = [load_images_to_fit(name, split, asked.data_dir, shape) for split in ("train", "test")]
+    sets = [load_images_to_fit(name, split, asked.data_dir, session.look) for split in ("train", "test")]
     train, test = (replace(images, images=paint(images.images[:], shape)) for images in sets)
     classes, own = max(train.classes, test.classes), model.config.classes
     labels, _ = (images.require_labels(classes, "the judge") for images in (train, test))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from linformer_cli.config import LARGEST_STEP, TrainConfig
+from linformer_cli.config import LARGEST_STEP, LOOK_SETTINGS, DataConfig, TrainConfig
 from linformer_cli.errors import Interrupted, LintxError, UsageError
 
 from . import options
@@ -52,7 +52,7 @@ class CompareOptions:
     ] = False
     data: Annotated[str | None, typer.Option("--data", help="Data set, as for lintx train.", metavar="NAME")] = None
     data_dir: options.DataDir = None
-    image_size: options.ImageSize = None
+    pictures: Annotated[dict[str, Any], Fields(DataConfig, "Pictures", only=LOOK_SETTINGS)]
     window_length: options.WindowLength = None
     preset: Annotated[
         str | None, typer.Option("--preset", help="The network; default mnist-small, or bytes-small for bytes.")
@@ -163,7 +163,7 @@ def _plan(asked: CompareOptions) -> "tuple[Plan, Conditions]":
     chosen = choose_training(
         asked.config, training | options.without_none({"evaluate_images": asked.evaluate_images}), info
     )
-    of_data = {"name": asked.data, "data_dir": asked.data_dir, "image_size": asked.image_size}
+    of_data = {"name": asked.data, "data_dir": asked.data_dir, **asked.pictures}
     data = options.without_none({**of_data, "length": asked.window_length})
     place = choose_device(chosen.device)
     network = merge_settings(Given(asked.preset, data=data), asked.config, images_preset=DEFAULT_PRESET).network

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from linformer_cli.data import Fit, Framing
+from linformer_cli.config import Fit
+from linformer_cli.data import Framing
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.units import WINDOWS
 
@@ -147,15 +148,12 @@ class _Task:
         from linformer_cli.sampling.complete import complete_values
 
         asked, shape, data = self.asked, self.session.model.config.image, self.session.checkpoint.info.data
-        frame = data.frame if asked.frame == "auto" and asked.fit is None and not asked.invert else None
-        picture = load_picture(path, shape=shape, fit=asked.fit or "crop", invert=asked.invert, frame=frame)
+        framing = asked.frame == "auto" and asked.fit is None and not asked.invert
+        picture = load_picture(path, self.session.look, asked.fit, asked.invert, framing)
         for note in picture.notes:
             info(f"{path}: {note}")
-        if (
-            shape.channels == 1
-            and not shape.palette
-            and abs((ours := border_brightness(picture.image)) - data.border_mean) > 128
-        ):
+        is_grey = shape.channels == 1 and not shape.palette
+        if is_grey and abs((ours := border_brightness(picture.image)) - data.border_mean) > 128:
             colours = ("light", "dark") if ours > 127 else ("dark", "light")
             remedy = "leave out --invert" if asked.invert else "try --invert"
             info(

@@ -208,7 +208,7 @@ def _open_data_set(asked: CompressOptions, session: Session, name: str) -> "Sour
     from .session import load_images_to_fit
 
     shape, classes = session.model.config.image, session.model.config.required_classes
-    images = load_images_to_fit(name, asked.split or "test", asked.data_dir, shape)
+    images = load_images_to_fit(name, asked.split or "test", asked.data_dir, session.look)
     labels = images.require_labels(classes)[: asked.limit] if classes else None
     return ArraySource(images.images[: asked.limit], labels, shape)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from linformer_cli.config import Duration
@@ -23,6 +23,9 @@ from linformer_cli.documents import Config
 from linformer_cli.presets import DEFAULT_PRESET, PRESETS, preset_defaults
 
 from .options import parse_duration, parse_pairs
+
+# What the help shows as the value of settings that are read from a text.
+_METAVARS = {"image_size": "HEIGHTxWIDTH", "ground": "COLOUR", "range": "LO,HI", "channels": "<int>"}
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,9 @@ def _build_parameter(name: str, field: FieldInfo, panel: str) -> inspect.Paramet
         option |= {"parser": parse_duration, "metavar": "TIME"}
     elif kind in (int, float):
         option |= {"parser": _build_parser(kind, metadata), "metavar": f"<{kind.__name__}>"}
+    elif any(isinstance(mark, BeforeValidator) for mark in metadata):
+        annotation, option["metavar"] = str, _METAVARS[name]
+        option["parser"] = _build_parser(kind, metadata)
     annotated = Annotated[annotation | None, typer.Option(_flag(name, field), **option)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotated)
 

@@ -122,7 +122,7 @@ def evaluate(asked: EvaluateOptions) -> None:
     wanted = _choose_size(asked, session, name)
     model = _Measured(session, _count_classes(session, asked.given_class))
     other = _open_other(asked, wanted)
-    images = load_images_to_fit(name, asked.split, asked.data_dir, wanted)
+    images = load_images_to_fit(name, asked.split, asked.data_dir, dataclasses.replace(session.look, shape=wanted))
     if other is not None:
         other.find_labels(images)  # raises its error before the first model is measured
     items = f"{min(len(images), asked.limit or len(images)):,} of {len(images):,} {asked.split} {session.words.items}"

@@ -26,6 +26,7 @@ def info(checkpoint: options.CheckpointArgument = None, json: options.Json = Fal
         return
     network, image, words = details.model, details.model.image, details.data.words
     size = f"{image.height} x {image.width} x {image.channels}, {image.levels} levels, T = {image.positions}"
+    named = f": {', '.join(details.data.class_names)}" if details.data.class_names else ""
     facts = {
         "checkpoint": found.name,
         "attention": f"{network.attention} {network.attention_options or ''}".strip(),
@@ -33,7 +34,7 @@ def info(checkpoint: options.CheckpointArgument = None, json: options.Json = Fal
         f"{network.feed_forward_kind} feed-forward {network.feed_forward}, {network.norm}-norm, "
         f"{network.context} context, {network.head} head",
         words.items: f"{image.positions:,} bytes" if words is WINDOWS else size,
-        "classes": f"{network.classes}, {'optional' if network.optional_class else 'the model is conditional'}"
+        "classes": f"{network.classes}, {'optional' if network.optional_class else 'the model is conditional'}{named}"
         if network.classes
         else "none",
         "parameters": f"{sizes['parameters']:,}",

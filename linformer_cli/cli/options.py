@@ -101,15 +101,6 @@ DataDir = Annotated[
         metavar="DIR",
     ),
 ]
-ImageSize = Annotated[
-    int | None,
-    typer.Option(
-        "--image-size",
-        min=4,
-        max=LARGEST_SIZE,
-        help="Pixels per side, for glyphs (8 to 512; default: 28) and folder:PATH (default: 32).",
-    ),
-]
 WindowLength = Annotated[
     int | None,
     typer.Option("--length", min=2, max=LARGEST_SIZE, help="Bytes in a window, for bytes:PATH. Default: 1024."),
@@ -118,12 +109,6 @@ EvaluatedLength = Annotated[
     int | None,
     typer.Option(
         "--length", min=2, max=LARGEST_SIZE, help="Bytes in a window, for a model of bytes. Default: as in training."
-    ),
-]
-Channels = Annotated[
-    int | None,
-    typer.Option(
-        "--channels", help="1 (grey) or 3 (RGB), for folder:PATH. Default: 3 if any image has colours, otherwise 1."
     ),
 ]
 Scale = Annotated[int | None, typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.")]

@@ -245,7 +245,7 @@ def _compare(path: Path, images: "NDArray[np.uint8]", session: Session) -> "Copy
     from linformer_cli.report.grids import encode_png
 
     name, shape = session.checkpoint.info.data.name, session.model.config.image
-    train, held_out = (load_images_to_fit(name, split, None, shape) for split in ("train", "validation"))
+    train, held_out = (load_images_to_fit(name, split, None, session.look) for split in ("train", "validation"))
     copying, nearest = measure_copying(images, train, held_out, shape)
     pairs = (paint(each, shape) for each in (images, train.images[nearest.indices]))
     write_file(path, encode_png(render_nearest(*pairs), session.record))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from linformer_cli.errors import UsageError
+from linformer_cli.errors import UsageError, shorten
 from linformer_cli.system.distributed import ALONE, Team
 from linformer_cli.units import Words, parse_count
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     import torch
 
     from linformer_cli.checkpoint import Checkpoint
-    from linformer_cli.config import DataConfig, ImageShape
+    from linformer_cli.config import DataConfig
     from linformer_cli.data import Split
     from linformer_cli.data.images import ImageSet
+    from linformer_cli.data.look import Look
     from linformer_cli.model.pixel_model import PixelModel
     from linformer_cli.sampling.decode import Sampler
     from linformer_cli.system.device import SamplingPrecision
@@ -47,6 +48,13 @@ class Session:
         }
 
     @property
+    def look(self) -> "Look":
+        """How pictures become images for the model."""
+        from linformer_cli.data.look import Look
+
+        return Look.of(self.checkpoint.info)
+
+    @property
     def words(self) -> Words:
         """What a sequence of the model's training data is called."""
         return self.checkpoint.info.data.words
@@ -59,7 +67,7 @@ class Session:
         return product_dtype(self.precision)
 
     def choose_classes(self, wanted: str | None) -> list[int]:
-        """Return the classes in the value of `--class`, such as `7`, `1,7` or `all`. Without a value, return [].
+        """Return the classes in the value of `--class`: `7`, `1,7`, names, or `all`. Without a value, return [].
 
         Raises `UsageError` for a class that the model does not have, and for an unconditional model.
         """
@@ -70,10 +78,13 @@ class Session:
             raise UsageError(f"'{self.checkpoint.name}' was trained without --classes; drop --class {wanted}")
         if wanted.strip() == "all":
             return list(range(classes))
-        chosen = [parse_count(part.strip(), classes - 1) for part in wanted.split(",")]
+        names = {name: number for number, name in enumerate(self.checkpoint.info.data.class_names)}
+        parts = [wanted] if wanted in names else [part.strip() for part in wanted.split(",")]
+        chosen = [names.get(part, parse_count(part, classes - 1)) for part in parts]
         if None in chosen:
+            known = f" or names ({shorten(', '.join(names))})" if names else ""
             raise UsageError(
-                f"--class takes 'all' or classes from 0 to {classes - 1} separated by commas, found '{wanted}'"
+                f"--class takes 'all' or classes from 0 to {classes - 1}{known} separated by commas, found '{wanted}'"
             )
         return [number for number in chosen if number is not None]
 
@@ -152,24 +163,29 @@ def open_session(
     return Session(checkpoint, model, place.value, kind.value, chosen)
 
 
-def load_training_images(data: "DataConfig", team: Team = ALONE) -> "tuple[ImageSet, ImageSet]":
-    """Load the training and validation images for one process of `team`. Print how many there are."""
+def load_training_images(
+    data: "DataConfig", team: Team = ALONE, look: "Look | None" = None
+) -> "tuple[ImageSet, ImageSet]":
+    """Load the training and validation images for one process of `team`. Print how many there are.
+
+    Without a `look`, that of the user's own images is measured.
+    """
     from linformer_cli.data.images import load_for_training
 
     with team.leader_first():  # the leader may download the images
-        train, validation = load_for_training(data)
+        train, validation = load_for_training(data, look)
     _show_notes(train)
     info(f"{data.name}: {len(train):,} training and {len(validation):,} validation {data.words.items}")
     return train, validation
 
 
-def load_images_to_fit(name: str, split: "Split", data_dir: str | None, wanted: "ImageShape") -> "ImageSet":
-    """Load one split of the data set `name`. Raises `UsageError` if its images do not have the size `wanted`."""
-    from linformer_cli.data.images import fit_size, load_images
+def load_images_to_fit(name: str, split: "Split", data_dir: str | None, look: "Look") -> "ImageSet":
+    """Load one split of the data set `name` with a model's look. Raises `UsageError` for images of another size."""
+    from linformer_cli.data.images import load_images
 
-    images = load_images(name, split, data_dir, **fit_size(name, wanted))
+    images = load_images(name, split, data_dir, look)
     _show_notes(images)
-    images.require_shape(wanted)
+    images.require_shape(look.shape)
     return images
 
 

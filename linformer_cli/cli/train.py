@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from linformer_cli.config import LENGTHS, NetworkConfig, TrainConfig
+from linformer_cli.config import LENGTHS, LOOK_SETTINGS, DataConfig, NetworkConfig, TrainConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.files import require_writable
 from linformer_cli.presets import BYTES_PRESET, CIFAR10_PRESET, DEFAULT_PRESET, PRESETS
@@ -46,8 +46,6 @@ class TrainOptions:
         ),
     ] = None
     data_dir: options.DataDir = None
-    image_size: options.ImageSize = None
-    channels: options.Channels = None
     window_length: options.WindowLength = None
     classes: Annotated[
         bool | None,
@@ -89,6 +87,7 @@ class TrainOptions:
     quiet: options.Quiet = False
     json: options.Json = False
     length: Annotated[dict[str, Any], Fields(TrainConfig, "Length of training (one of these)", only=LENGTHS)]
+    pictures: Annotated[dict[str, Any], Fields(DataConfig, "Pictures", only=LOOK_SETTINGS)]
     preset: Annotated[
         str | None,
         typer.Option(
@@ -160,20 +159,23 @@ def train(asked: TrainOptions) -> None:
 def _read_given(asked: TrainOptions) -> "Given":
     from linformer_cli.training.settings import Given
 
-    sizes = {"image_size": asked.image_size, "channels": asked.channels, "length": asked.window_length}
-    data = options.without_none({"name": asked.data, "data_dir": asked.data_dir, **sizes, "labels": asked.classes})
+    given = {"name": asked.data, "data_dir": asked.data_dir, "length": asked.window_length, "labels": asked.classes}
+    data = {**options.without_none(given), **asked.pictures}
     return Given(asked.preset, asked.network, data, {**asked.length, **asked.training})
 
 
 def _resume(asked: TrainOptions, team: "Team") -> "Trainer[PixelTask]":
-    """Return the trainer of the run to resume."""
+    """Return the trainer of the run to resume. Its images are read as before."""
+    from linformer_cli.checkpoint import read_checkpoint
+    from linformer_cli.data.look import Look
     from linformer_cli.training.run_folder import RunFolder, find_newest_run
     from linformer_cli.training.settings import extend_settings
 
     folder = RunFolder(Path(asked.run) if asked.run is not None else team.from_leader(find_newest_run))
     others = {name: getattr(asked, name) for name in ("out", "config", "init_from", "distill_from")}
     settings = extend_settings(folder.read_config(), _read_given(asked), options.without_none(others))
-    return _build_trainer(settings, folder, load_training_images(settings.data, team), team)
+    look = None if folder.is_untouched else Look.of(read_checkpoint(folder.last).info)
+    return _build_trainer(settings, folder, load_training_images(settings.data, team, look), team)
 
 
 def _begin(asked: TrainOptions, team: "Team") -> "Trainer[PixelTask]":
@@ -191,7 +193,7 @@ def _begin(asked: TrainOptions, team: "Team") -> "Trainer[PixelTask]":
         if asked.out is not None:
             folder.refuse_if_taken()
         require_writable(folder.config_file)
-    images = load_training_images(merged.data, team)
+    images = load_training_images(merged.data, team, merged.look)
     settings = merged.build(images[0].shape, images[0].classes, teachers)
     return _build_trainer(settings, folder, images, team, source)
 

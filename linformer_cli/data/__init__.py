@@ -7,7 +7,5 @@ from typing import Literal, get_args
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-# Ways to fit an image whose aspect ratio differs from the model's.
-Fit = Literal["crop", "pad", "stretch"]
 # Whether to bring drawings into the frame of the training images.
 Framing = Literal["auto", "none"]

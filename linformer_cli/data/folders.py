@@ -1,6 +1,8 @@
 """A folder of the user's own images as a data set, decoded once into a file that is memory-mapped."""
 
 import contextlib
+import csv
+import dataclasses
 import hashlib
 import heapq
 import json
@@ -9,21 +11,26 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
-from linformer_cli.config import ImageShape
-from linformer_cli.documents import parse_config
-from linformer_cli.errors import DataError
+from linformer_cli.config import DataConfig
+from linformer_cli.errors import DataError, shorten
+from linformer_cli.units import count_words
 
 from . import SPLITS, Split
-from .pictures import list_endings, load_picture
+from .look import Look, Pixels
+from .pictures import HEIC_ENDINGS, list_endings, read_frames
+from .survey import Survey, describe_sizes, sample_evenly
 
-DEFAULT_FOLDER_SIZE = 32
+LABELS = "labels.csv"
 # One image in ten is for testing, and one in ten for validation.
 _HELD_OUT = 10
 # Common names of split folders, in lower case.
@@ -33,78 +40,143 @@ _SPLIT_FOLDERS = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 # Increase this number when folders are split, ordered, decoded or stored differently. It invalidates older caches.
-CACHE_VERSION = 5
+CACHE_VERSION = 6
 _IMAGES = "images.bin"
 _LEFTOVER_SECONDS = 24 * 60 * 60
+_LOOK = TypeAdapter(Look)
 
 
 @dataclass(frozen=True)
 class FolderImages:
     """The images of one split: uint8 [N, H, W, C], a read-only view of a file; labels int64 [N] or None.
 
-    `classes` is the number of classes in all splits, or 0 if there are no class folders. `skipped` names the images and
-    folders that cannot be read, each with the reason.
+    `notes` say what was found in the folder, and what was skipped or changed.
     """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None
-    skipped: tuple[str, ...]
-    classes: int
+    look: Look
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, order=True)
+class _Item:
+    """An image of a set: the file, the frame in it, the tile of the frame, and a digest that copies share."""
+
+    name: str
+    frame: int = 0
+    tile: int = 0
+    digest: str = dataclasses.field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The files of a folder: pictures, class names by file, messages about what cannot be read, and what is ignored."""
+
+    pictures: list[str]
+    labels: dict[str, str]
+    unread: list[str]
+    notes: list[str]
 
 
 def load_folder(
-    folder: Path, splits: Sequence[Split], image_size: int | None, channels: int | None, cache: Path
+    folder: Path, splits: Sequence[Split], wanted: DataConfig, look: Look | None, cache: Path
 ) -> list[FolderImages]:
-    """Load the images of each of `splits` in `folder` and its subfolders, cropped to a square and resized.
+    """Load the images of each of `splits` in `folder` and its subfolders, all with the same look.
 
-    The squares are `image_size` (default: 32) pixels wide. `channels` is 1 (grey) or 3 (RGB); None means RGB if any
-    image is coloured. If all images are in two or more folders directly under `folder`, these folders are the classes,
-    sorted by name.
+    Without a `look`, it is measured over the whole folder, with the settings in `wanted`. Every frame of a picture is
+    an image, and every tile, if the look cuts tiles. The classes are named by `labels.csv`, with the columns file and
+    label, or by the folders directly under `folder` if all images are in two or more of them, in the order of names.
 
     If `folder` contains `train/` and also `test/` or `val/` (or `valid/`, `validation/`), these folders are the splits,
     and the folders inside them are the classes. A split without a folder is a tenth of the remaining images, chosen by
-    the digest of their names. Links to folders are followed, but each folder is read only once. Training images are
+    the digest of their names. Copies of an image are in the same split, and so are the frames and tiles of a file if
+    there are at least ten files. Links to folders are followed, but each folder is read only once. Training images are
     sorted by name. Validation and test images are sorted by digest, so that the first of them usually cover all
     classes. Both orders depend only on the names, so training with the same seed uses the images in the same order on
     every machine.
 
     Decoded images are cached in `cache` until a name, size or date in the folder changes. Raises `DataError` if the
-    folder is missing, has fewer than three image files, or has no readable image for a split. Raises `UsageError` if
-    `image_size` is too large for a model.
+    folder is missing, has fewer than three different images, has no readable image for a split, or has classes that a
+    given look lacks. Raises `UsageError` if the images would be too large for a model.
     """
-    files, unread = _list_pictures(folder)
-    side = image_size or DEFAULT_FOLDER_SIZE
-    key = hashlib.sha256(os.fsencode(f"{folder.resolve()} {side} {channels}")).hexdigest()[:16]
-    fingerprint = _fingerprint(folder, files)
+    listing = _list_folder(folder)
+    asked = repr(wanted.model_copy(update={"name": ""}) if look is None else dataclasses.replace(look, frame=None))
+    key = hashlib.sha256(os.fsencode(f"{folder.resolve()} {asked}")).hexdigest()[:16]
+    fingerprint = _fingerprint(folder, listing)
     # Each state of the folder has its own cache name, because some systems cannot replace files in use.
     home = cache / f"{key}-{fingerprint[:8]}"
     if not _is_current(home, fingerprint):
-        _build(home, folder, files, side, channels, fingerprint)
+        _build(home, folder, listing, wanted, look, fingerprint)
         _remove_leftovers(home, key)
     index = json.loads((home / "index.json").read_text(encoding="utf-8"))
-    names: dict[str, list[str]] = index["names"]
-    class_of = _class_of_each([name for part in names.values() for name in part])
-    classes = _number_classes(class_of.values())
+    own: list[str] = index["class_names"]
+    look = look or _LOOK.validate_python(index["look"])
+    look = dataclasses.replace(look, class_names=look.class_names or tuple(own))
+    numbers = {name: number for number, name in enumerate(look.class_names)}
     whole = np.memmap(home / _IMAGES, dtype=np.uint8, mode="r", shape=tuple(index["shape"]))
     found = []
     for split in splits:
-        if not names[split]:
+        classes: list[str] = index["classes"][split]
+        if not classes:
             skipped = index["skipped"]
             broken = f"; {len(skipped)} cannot be read, the first: {skipped[0]}" if skipped else ""
             raise DataError(f"{folder} has no readable image for '{split}'; add some{broken}")
+        if unknown := sorted(set(own) - numbers.keys()):
+            raise DataError(f"{folder} has the class '{unknown[0]}', and the model knows {shorten(', '.join(numbers))}")
         # The splits are adjacent in the file, so that each is a view of it.
-        start = sum(len(names[before]) for before in SPLITS[: SPLITS.index(split)])
-        labels = None if classes is None else np.array([classes[class_of[name]] for name in names[split]], np.int64)
-        images = whole[start : start + len(names[split])]
-        found.append(FolderImages(images, labels, (*unread, *index["skipped"]), len(classes or ())))
+        start = sum(len(index["classes"][before]) for before in SPLITS[: SPLITS.index(split)])
+        labels = np.array([numbers[name] for name in classes]) if own else None
+        notes = (*index["notes"], *note_skipped([*listing.unread, *index["skipped"]]))
+        found.append(FolderImages(whole[start : start + len(classes)], labels, look, notes))
     return found
 
 
-def _list_pictures(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the relative paths of all image files below `folder`, and messages about what cannot be read.
+def note_skipped(skipped: Sequence[str]) -> tuple[str, ...]:
+    """A line about files that cannot be read, if there are any."""
+    many = f"{len(skipped)} files skipped, the first: " if len(skipped) > 1 else "1 file skipped: "
+    return (many + skipped[0],) if skipped else ()
 
-    Paths use `/`, and both lists are sorted. Image files are recognised by their extension. Hidden files and folders
-    are left out. Raises `DataError` if `folder` itself cannot be read.
+
+def _list_folder(folder: Path) -> _Listing:
+    """Find the pictures in a folder, their labels, and what else is there."""
+    files, unread = _list_files(folder)
+    endings = list_endings() | {".npy"}
+    pictures = [name for name in files if PurePosixPath(name).suffix.lower() in endings]
+    labels, notes = _read_labels(folder, pictures) if LABELS in files else ({}, [])
+    others = [name for name in files if PurePosixPath(name).suffix.lower() not in endings and name != LABELS]
+    heic = sum(name.lower().endswith(HEIC_ENDINGS) for name in others)
+    if heic:
+        notes.append(f"{count_words(heic, 'HEIC picture')} left out; pip install pillow-heif, or save as JPEG")
+    if len(others) > heic:
+        first = next(name for name in others if not name.lower().endswith(HEIC_ENDINGS))
+        notes.append(f"{count_words(len(others) - heic, 'file')} ignored, which are no pictures, such as {first}")
+    return _Listing(pictures, labels, unread, notes)
+
+
+def _read_labels(folder: Path, pictures: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The class of each picture that `labels.csv` names, and lines about it. The first line may be a heading."""
+    try:
+        text = (folder / LABELS).read_text(encoding="utf-8-sig")
+        rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines(), skipinitialspace=True) if row]
+    except (OSError, UnicodeError, csv.Error) as error:
+        return {}, [f"{LABELS} cannot be read ({error}), so it is ignored"]
+    by_name = {PurePosixPath(name).name: name for name in pictures} | {name: name for name in pictures}
+    labels = {by_name[row[0]]: row[1] for row in rows if len(row) > 1 and row[0] in by_name and row[1]}
+    if len(labels) < len(pictures):
+        missing = next(name for name in pictures if name not in labels)
+        return {}, [
+            f"{LABELS} is ignored: its lines 'file,label' name {len(labels):,} of {len(pictures):,} pictures, and not, "
+            f"for example, {missing}"
+        ]
+    return labels, []
+
+
+def _list_files(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the relative paths of all files below `folder`, and messages about what cannot be read.
+
+    Paths use `/`, and both lists are sorted. Hidden files and folders are left out. Raises `DataError` if `folder`
+    itself cannot be read.
     """
     endings = list_endings()
     found, unread = [], []
@@ -133,9 +205,10 @@ def _list_pictures(folder: Path) -> tuple[list[str], list[str]]:
                 is_folder = False
                 if path.suffix.lower() not in endings:
                     unread.append(f"cannot read {path} ({error.strerror or error})")
+                    continue
             if is_folder:
                 heapq.heappush(waiting, (entry.is_symlink(), path))
-            elif path.suffix.lower() in endings:
+            else:
                 found.append(path.relative_to(folder).as_posix())
     return sorted(found), sorted(unread)
 
@@ -147,9 +220,9 @@ def _unreadable(folder: Path, error: OSError) -> DataError:
     return DataError(f"cannot read the folder {folder} ({error.strerror or error})")
 
 
-def _fingerprint(folder: Path, files: Sequence[str]) -> str:
-    digest = hashlib.sha256(f"{CACHE_VERSION}\n".encode())
-    for name in files:
+def _fingerprint(folder: Path, listing: _Listing) -> str:
+    digest = hashlib.sha256(f"{CACHE_VERSION}\n{listing.notes}\n{sorted(listing.labels.items())}\n".encode())
+    for name in listing.pictures:
         try:
             status = (folder / name).stat()
             digest.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
@@ -166,38 +239,65 @@ def _is_current(home: Path, fingerprint: str) -> bool:
     return False
 
 
-def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: int | None, fingerprint: str) -> None:
+def _build(
+    home: Path, folder: Path, listing: _Listing, wanted: DataConfig, look: Look | None, fingerprint: str
+) -> None:
     """Decode all images into a new folder, then rename it to `home`."""
-    if len(files) < len(SPLITS):
-        raise DataError(f"{folder} has {len(files)} images; at least 3 are needed, one for each split")
-    channels = channels or (3 if any(_is_coloured(folder / name) for name in files) else 1)
-    shape = parse_config(ImageShape, {"height": side, "width": side, "channels": channels}, f"--image-size {side}")
-    names: dict[str, list[str]] = {split: [] for split in SPLITS}
-    skipped: list[str] = []
+    if not listing.pictures:
+        extra = f" ({'; '.join(listing.notes)})" if listing.notes else ""
+        raise DataError(f"{folder} has 0 images; at least 3 are needed, one for each split{extra}")
+    tile = wanted.tile if look is None else look.tile
+    survey, items, skipped, notes = _survey(folder, listing, tile)
+    if not items:
+        raise DataError(f"{folder} has no readable image, and {len(skipped)} broken ones; {skipped[0]}")
+    different = len({item.digest for item in items}) + len(skipped)
+    if different < len(SPLITS):
+        advice = "; if the picture is a sheet of several, cut it with --tile SIDE" if tile is None else ""
+        raise DataError(
+            f"{folder} has {count_words(different, 'different image')}; at least 3 are needed, one for each split"
+            f"{advice}"
+        )
+    broken = [name for name in listing.pictures if name not in {item.name for item in items}]
+    parts = _split(items, broken)
+    class_of = listing.labels or _class_of_each([item.name for item in items])
+    names = sorted(set(class_of.values()))
+    names = names if len(names) > 1 and "" not in names else []
+    if look is None:
+        chosen = (item.name for item in sample_evenly(items))
+        look, explained = survey.choose(wanted, _read_first(folder, list(dict.fromkeys(chosen)), tile))
+        notes = [*describe_sizes(survey.sizes, look), *explained, *notes]
+    else:
+        notes = [*describe_sizes(survey.sizes, look), *notes]
+    classes = {split: [class_of[item.name] for item in part] for split, part in parts.items()}
+    if names:
+        notes += _compare_classes(classes)
+    shape = look.shape
+    sizes = [len(items), shape.height, shape.width, shape.channels]
+    index = {
+        "fingerprint": fingerprint,
+        "shape": sizes,
+        "classes": classes,
+        "class_names": names,
+        "look": _LOOK.dump_python(look, mode="json"),
+        "notes": [*notes, *listing.notes],
+        "skipped": skipped,
+    }
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
         writing = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
     except OSError as error:
         raise DataError(f"cannot write the cache {home.parent} ({error.strerror or error})") from None
     try:
+        places = {item: place for place, item in enumerate(item for part in parts.values() for item in part)}
         # The file is not memory-mapped here, because writing to a mapped file on a full disk kills the process.
         with open(writing / _IMAGES, "wb") as file:
-            for split, chosen in _split(files).items():
-                for name in chosen:
-                    try:
-                        image = load_picture(folder / name, shape).image
-                    except DataError as error:
-                        skipped.append(str(error))
-                        continue
-                    file.write(image.tobytes())
-                    names[split].append(name)
+            for name in dict.fromkeys(item.name for item in items):
+                for item, pixels in _read_items(folder, name, tile):
+                    if item in places:
+                        file.seek(places[item] * math.prod(sizes[1:]))
+                        file.write(look.read(pixels).tobytes())
             file.flush()
             os.fsync(file.fileno())
-        count = sum(map(len, names.values()))
-        if not count:
-            raise DataError(f"{folder} has no readable image, and {len(skipped)} broken ones; {skipped[0]}")
-        sizes = [count, side, side, channels]
-        index = {"fingerprint": fingerprint, "shape": sizes, "names": names, "skipped": skipped}
         (writing / "index.json").write_text(json.dumps(index), encoding="utf-8")
         shutil.rmtree(home, ignore_errors=True)
         try:
@@ -209,6 +309,64 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
         raise DataError(f"cannot write the cache {home} ({error.strerror or error})") from None
     finally:
         shutil.rmtree(writing, ignore_errors=True)
+
+
+def _survey(folder: Path, listing: _Listing, tile: int | None) -> tuple[Survey, list[_Item], list[str], list[str]]:
+    """Look at all images: the survey, the images that can be read, messages about the others, and lines to show."""
+    survey, items, skipped, unused = Survey(), [], [], 0
+    for name in listing.pictures:
+        found = []
+        try:
+            for item, pixels in _read_items(folder, name, tile):
+                if pixels is None:
+                    unused += 1
+                else:
+                    found.append(dataclasses.replace(item, digest=survey.add(pixels).hex()))
+        except DataError as error:
+            skipped.append(str(error))
+            continue
+        items += found
+    notes = []
+    files = len({item.name for item in items})
+    if len(items) > files:
+        what = f"tiles of {tile} x {tile}" if tile is not None else "frames"
+        notes.append(f"{len(items):,} {what} in {count_words(files, 'file')}, each an image of its own")
+    if unused:
+        what = "tiles of one colour" if tile is not None else "frames of another size, and previews"
+        notes.append(f"{unused:,} {what} are not used")
+    copies = Counter(item.digest for item in items)
+    if extra := sum(count - 1 for count in copies.values()):
+        notes.append(f"{count_words(extra, 'image')} equal to another one; equal images are in the same split")
+    return survey, items, skipped, notes
+
+
+def _read_items(folder: Path, name: str, tile: int | None) -> Iterator[tuple[_Item, Any]]:
+    """The images in a file with their pixels, or with None where a frame or a tile is not used."""
+    for number, pixels in enumerate(read_frames(folder / name)):
+        if tile is None or pixels is None:
+            yield _Item(name, number), pixels
+            continue
+        rows, columns = range(0, pixels.shape[0] - tile + 1, tile), range(0, pixels.shape[1] - tile + 1, tile)
+        for place, (top, left) in enumerate((top, left) for top in rows for left in columns):
+            part = pixels[top : top + tile, left : left + tile]
+            shown = part if part.shape[2] < 4 or part[..., 3].any() else part[..., 3:]
+            yield _Item(name, number, place), part if (shown != shown[:1, :1]).any() else None
+
+
+def _read_first(folder: Path, names: Sequence[str], tile: int | None) -> Iterator[Pixels]:
+    """The images of files, without those that cannot be read."""
+    for name in names:
+        with contextlib.suppress(DataError):
+            yield from (pixels for _, pixels in _read_items(folder, name, tile) if pixels is not None)
+
+
+def _compare_classes(classes: dict[str, list[str]]) -> list[str]:
+    counts = Counter(name for part in classes.values() for name in part)
+    late = [name for name in sorted(counts) if name not in set(classes["train"])]
+    lines = [f"{len(counts)} classes: {shorten(', '.join(f'{name} ({counts[name]:,})' for name in sorted(counts)))}"]
+    if late:
+        lines.append(f"no training image has the class {' or '.join(late)}, so a model cannot learn it")
+    return lines
 
 
 def _remove_leftovers(home: Path, key: str) -> None:
@@ -226,29 +384,41 @@ def _remove_leftovers(home: Path, key: str) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_coloured(path: Path) -> bool:
-    """Whether a small copy of the image has colours. The file's mode is unreliable: many grey scans are RGB files."""
-    shape = ImageShape(height=16, width=16, channels=3)
-    with contextlib.suppress(DataError):
-        pixels = load_picture(path, shape).image.astype(np.int16)
-        return bool((pixels.max(axis=2) - pixels.min(axis=2)).max() > 8)
-    return False
-
-
-def _split(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names in each split, in order. A split depends only on names, so a broken file changes no split."""
+def _split(items: Sequence[_Item], broken: Sequence[str]) -> dict[str, list[_Item]]:
+    """Return the items in each split, in order. A split depends only on names, so a broken file changes no split."""
     # Images are chosen by digest, because names often sort by class or by date. Validation and test images keep the
     # order of their digests, because often only the first of them are used.
-    parts: dict[str, list[str]] = {split: [] for split in SPLITS}
-    own = _brings_splits(names)
-    for name in sorted(names, key=lambda name: hashlib.sha256(os.fsencode(name)).digest()):
-        parts[(own and _split_folder(name)) or "train"].append(name)
-    held_out = max(1, len(parts["train"]) // _HELD_OUT)
+    names = [*broken, *dict.fromkeys(item.name for item in items)]
+    own, per_file = _brings_splits(names), Counter(item.name for item in items)
+    together = len(per_file) >= _HELD_OUT
+    chosen: dict[str, str] = {}
+    groups: dict[str, list[_Item]] = {name: [] for name in broken}
+    for item in sorted(items, key=_order):
+        split = own and _split_folder(item.name)
+        group = item.name if together and per_file[item.name] > 1 else item.digest
+        group = f"{split}/{group}" if split else group
+        groups.setdefault(group, []).append(item)
+        chosen[group] = split or "train"
+    for name in broken:
+        chosen[name] = (own and _split_folder(name)) or "train"
+    order = sorted(groups, key=lambda group: _order(groups[group][0] if groups[group] else _Item(group)))
+    free = [group for group in order if chosen[group] == "train"]
+    # Copies are for training, so that those who hold out images do not measure one of them many times.
+    free.sort(key=lambda group: len(groups[group]) > 1 and not (together and per_file[groups[group][0].name] > 1))
+    held_out = max(1, len(free) // _HELD_OUT)
     for split in ("test", "validation"):
-        if not parts[split]:
-            parts[split], parts["train"] = parts["train"][:held_out], parts["train"][held_out:]
+        if split not in chosen.values():
+            chosen.update(dict.fromkeys(free[:held_out], split))
+            free = free[held_out:]
+    parts: dict[str, list[_Item]] = {
+        split: [item for group in order if chosen[group] == split for item in groups[group]] for split in SPLITS
+    }
     parts["train"].sort()
     return parts
+
+
+def _order(item: _Item) -> tuple[bytes, int, int]:
+    return hashlib.sha256(os.fsencode(item.name)).digest(), item.frame, item.tile
 
 
 def _split_folder(name: str) -> str | None:
@@ -265,12 +435,7 @@ def _brings_splits(names: Sequence[str]) -> bool:
 
 def _class_of_each(names: Sequence[str]) -> dict[str, str]:
     """Return the class folder of each file, or "" if there is none. The folder of a split is not a class."""
+    names = list(dict.fromkeys(names))
     own = _brings_splits(names) or all(map(_split_folder, names))
     within = {name: name.partition("/")[2] if own and _split_folder(name) else name for name in names}
     return {name: rest.rpartition("/")[0].partition("/")[0] for name, rest in within.items()}
-
-
-def _number_classes(names: Iterable[str]) -> dict[str, int] | None:
-    """The numbers of the classes by name, or None unless every file is in one of several class folders."""
-    found = sorted(set(names))
-    return {name: index for index, name in enumerate(found)} if len(found) > 1 and "" not in found else None

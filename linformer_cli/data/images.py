@@ -1,5 +1,6 @@
 """Data sets by name, and the rule that splits them into training, validation and test images."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Sequence
@@ -10,18 +11,20 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from linformer_cli.checkpoint_files import Frame
 from linformer_cli.config import DataConfig, ImageShape, holds_bytes
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import DataError, UsageError, unknown_name
-from linformer_cli.files import is_special, user_cache
+from linformer_cli.files import user_cache
 
 from . import SPLITS, Split
+from .arrays import arrange_images, open_array
 from .byte_windows import DEFAULT_LENGTH, ByteWindows, load_byte_windows
-from .folders import FolderImages, load_folder
+from .folders import load_folder, note_skipped
 from .framing import measure_frame
 from .glyphs import CHARACTERS, COUNTS, DEFAULT_SIZE, draw_glyphs
+from .look import Look, format_sides
 from .pictures import border_brightness
+from .survey import Survey, sample_evenly
 from .torchvision_sets import CLASS_NAMES, load_torchvision_set
 
 DATA_SETS = (*CLASS_NAMES, "array:DIR", "folder:PATH", "bytes:PATH", "glyphs")
@@ -33,12 +36,13 @@ _BORDER_IMAGES = 1000
 class ImageSet:
     """The images of one split of a data set.
 
-    images: uint8 [N, H, W, C], N >= 1, C is 1 or 3; may be a read-only view of a file. Windows of bytes are images of
-        one row
+    images: uint8 [N, H, W, C], N >= 1; may be a read-only view of a file. Windows of bytes are images of one row, and
+        images with a palette hold the numbers of colours
     labels: int64 [N], or None if the set has none
     classes: number of classes, numbered from 0; 0 if the set has no labels. For `array:DIR`, the largest label of the
         loaded part decides
     notes: lines that the user should see, such as skipped files
+    measured: the look, without a frame, of a set of the user
     """
 
     name: str
@@ -47,19 +51,36 @@ class ImageSet:
     labels: NDArray[np.int64] | None
     notes: tuple[str, ...] = ()
     classes: int = 0
+    measured: Look | None = None
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
     def shape(self) -> ImageShape:
-        """Size of each image, with 256 levels; raises `UsageError` if it is too large for a model."""
+        """Size of each image; raises `UsageError` if it is too large for a model."""
+        if self.measured is not None:
+            return self.measured.shape
         _, height, width, channels = self.images.shape
         return parse_config(ImageShape, {"height": height, "width": width, "channels": channels}, f"'{self.name}'")
 
+    @functools.cached_property  # every save of a run asks for it
+    def look(self) -> Look:
+        """How pictures become images like these. The frame is that of the first 1,000 images."""
+        look = self.measured or Look(self.shape)
+        return dataclasses.replace(
+            look, frame=None if look.shape.palette else measure_frame(self.images[:_BORDER_IMAGES])
+        )
+
     def require_shape(self, wanted: ImageShape) -> None:
-        """Raise `UsageError` if the height, width or channels of the images differ from `wanted`."""
+        """Raise `UsageError` if the height, width, channels or palette of the images differ from `wanted`."""
         found, shape = self.images.shape[1:], (wanted.height, wanted.width, wanted.channels)
+        palette = () if self.measured is None else self.measured.shape.palette
+        if found == shape and palette != wanted.palette:
+            raise UsageError(
+                f"the palette of the model's images ({len(wanted.palette)} colours) is not that of '{self.name}' "
+                f"({len(palette)} colours); read them with the model's look, or train a new model"
+            )
         if found != shape:
             raise UsageError(
                 f"the model is for images of {' x '.join(map(str, shape))}, but '{self.name}' has "
@@ -80,14 +101,12 @@ class ImageSet:
     def border_mean(self) -> float:
         """Mean brightness, 0 to 255, of the border pixels of the first 1,000 images.
 
-        It is near 0 for light drawings on a dark background, and near 255 for dark drawings on a light background.
+        It is near 0 for light drawings on a dark background, and near 255 for dark drawings on a light background. It
+        is 0 for images with a palette.
         """
+        if self.look.shape.palette:
+            return 0.0
         return float(np.mean([border_brightness(image) for image in self.images[:_BORDER_IMAGES]]))
-
-    @functools.cached_property  # every save of a run asks for it
-    def frame(self) -> Frame | None:
-        """The frame of the first 1,000 images, as `framing.measure_frame` finds it."""
-        return measure_frame(self.images[:_BORDER_IMAGES])
 
 
 def takes_size(name: str) -> bool:
@@ -95,56 +114,34 @@ def takes_size(name: str) -> bool:
     return name == "glyphs" or name.startswith("folder:")
 
 
-def fit_size(name: str, image: ImageShape) -> dict[str, int]:
-    """The settings that make the images of data set `name` fit a model for `image`.
-
-    `image_size`, `channels` and `length` are included only if the data set takes them.
-    """
-    if holds_bytes(name):
-        return {"length": image.width}
-    sizes = {"image_size": image.height} if takes_size(name) else {}
-    return {**sizes, "channels": image.channels} if name.startswith("folder:") else sizes
-
-
 def load_images(
-    name: str,
-    split: Split,
-    data_dir: str | Path | None = None,
-    image_size: int | None = None,
-    channels: int | None = None,
-    length: int | None = None,
+    name: str, split: Split, data_dir: str | Path | None = None, look: Look | None = None, **settings: Any
 ) -> ImageSet:
     """Load the images of one split of the data set `name`, one of `DATA_SETS`.
 
     `validation` is the last 5,000 of the set's own training images, or the last tenth (at least one image) if there are
     fewer than 50,000. `train` is the other training images. `test` is the set's own test part. `data_dir` (default: the
     environment variable LINTX_DATA, then data/ in `user_cache()`) holds torchvision's sets. Missing sets are downloaded
-    into it. `image_size`, in pixels, is for `glyphs` and `folder:PATH`. `channels` (1 grey, 3 RGB) is for
-    `folder:PATH`. `length` (default: 1,024) is the number of bytes in a window of `bytes:PATH`. `load_folder` and
+    into it. `settings` are other fields of `DataConfig`. With the `look` of a model, `glyphs` and windows of bytes have
+    its size, and the user's own images are read as it says; otherwise, their look is measured. `load_folder` and
     `load_byte_windows` explain the splits of `folder:PATH` and `bytes:PATH`.
 
     Raises `UsageError` for an unknown name or split or an impossible size, and `DataError` if images are missing,
     damaged or of the wrong form.
     """
-    return _load(name, [split], data_dir, image_size, channels, length)[0]
+    place = None if data_dir is None else str(data_dir)
+    return _load(parse_config(DataConfig, {"name": name, "data_dir": place, **settings}, "data"), [split], look)[0]
 
 
-def load_for_training(data: DataConfig) -> tuple[ImageSet, ImageSet]:
+def load_for_training(data: DataConfig, look: Look | None = None) -> tuple[ImageSet, ImageSet]:
     """Load the training and validation images of `data` in one pass. Raises the errors of `load_images`."""
-    sizes = data.image_size, data.channels, data.length
-    train, validation = _load(data.name, ["train", "validation"], data.data_dir, *sizes)
+    train, validation = _load(data, ["train", "validation"], look)
     return train, validation
 
 
-def _load(
-    name: str,
-    splits: Sequence[Split],
-    data_dir: str | Path | None,
-    image_size: int | None,
-    channels: int | None,
-    length: int | None,
-) -> list[ImageSet]:
+def _load(data: DataConfig, splits: Sequence[Split], look: Look | None) -> list[ImageSet]:
     """Load `splits`: either `test` alone, or splits of the set's own training images."""
+    name = data.name
     for split in splits:
         if split not in SPLITS:
             raise unknown_name("split", split, SPLITS)
@@ -157,47 +154,79 @@ def _load(
         raise UsageError(
             f"--data {name} needs a {'path' if kind == 'bytes' else 'folder'}, as in {kind}:DIR; found none"
         )
-    if image_size is not None and not takes_size(name):
-        raise UsageError(
-            f"--image-size {image_size} is for glyphs and folder:PATH, not for --data {name}; drop --image-size"
-        )
-    if image_size is not None:  # before anything is drawn or decoded
-        sides = {"height": image_size, "width": image_size, "channels": channels or 1}
-        parse_config(ImageShape, sides, f"--image-size {image_size}")
-    if channels is not None and not (own and kind == "folder"):
-        raise UsageError(f"--channels {channels} is for folder:PATH, not for --data {name}; drop --channels")
-    if length is not None and not holds_bytes(name):
-        raise UsageError(f"--length {length} is for bytes:PATH, not for --data {name}; drop --length")
+    _check_settings(data, kind)
     if holds_bytes(name):
-        windows, skipped = load_byte_windows(Path(os.path.expanduser(folder)), splits, length or DEFAULT_LENGTH)
-        notes = _note_skipped(skipped)
-        return [ImageSet(name, *each, None, notes) for each in zip(splits, windows, strict=True)]
+        length = data.length or (DEFAULT_LENGTH if look is None else look.shape.width)
+        windows, skipped = load_byte_windows(Path(os.path.expanduser(folder)), splits, length)
+        return [ImageSet(name, *each, None, note_skipped(skipped)) for each in zip(splits, windows, strict=True)]
     if name == "glyphs":
-        side = DEFAULT_SIZE if image_size is None else image_size
+        side = look.shape.height if look is not None else data.image_size[0] if data.image_size else DEFAULT_SIZE
         return [_draw(name, split, part, side) for split in splits]
     if kind == "folder":
-        found = load_folder(Path(os.path.expanduser(folder)), splits, image_size, channels, user_cache() / "folders")
-        return [_from_folder(name, *each) for each in zip(splits, found, strict=True)]
+        found = load_folder(Path(os.path.expanduser(folder)), splits, data, look, user_cache() / "folders")
+        return [
+            ImageSet(name, split, one.images, one.labels, one.notes, len(one.look.class_names), one.look)
+            for split, one in zip(splits, found, strict=True)
+        ]
+    notes: tuple[str, ...] = ()
     if kind == "array":
         images, labels = _load_arrays(folder, part)
+        images, look, notes = _read_arrays(folder, images, data, look)
     else:
-        images, labels = load_torchvision_set(name, part == "train", *find_data_dir(data_dir))
-    return [_cut(name, split, images, labels) for split in splits]
+        images, labels = load_torchvision_set(name, part == "train", *find_data_dir(data.data_dir))
+        look = None
+    return [_cut(name, split, images, labels, look, notes) for split in splits]
+
+
+def _check_settings(data: DataConfig, kind: str) -> None:
+    """Raise `UsageError` for a setting that the data set does not take, or an impossible size."""
+    takers = {
+        "image_size": ("glyphs", "folder"),
+        **dict.fromkeys(("fit", "tile"), ("folder",)),
+        **dict.fromkeys(("ground", "range", "colours", "channels"), ("folder", "array")),
+        "length": ("bytes",),
+    }
+    for key, kinds in takers.items():
+        value = getattr(data, key)
+        if value is not None and kind not in kinds:
+            flag, shown = f"--{key.replace('_', '-')}", format_sides(value) if key == "image_size" else value
+            taking = " and ".join({"glyphs": "glyphs", "array": "array:DIR"}.get(one, f"{one}:PATH") for one in kinds)
+            raise UsageError(f"{flag} {shown} is for {taking}, not for --data {data.name}; drop {flag}")
+    if data.image_size is not None:  # before anything is drawn or decoded
+        height, width = data.image_size
+        where = f"--image-size {format_sides(data.image_size)}"
+        if height != width and kind == "glyphs":
+            raise UsageError(f"glyphs are square, found {where}; give one side")
+        parse_config(ImageShape, {"height": height, "width": width, "channels": data.channels or 1}, where)
+
+
+def _read_arrays(
+    folder: str, images: NDArray[Any], data: DataConfig, look: Look | None
+) -> tuple[NDArray[np.uint8], Look | None, tuple[str, ...]]:
+    """The images uint8 of an array, its look and lines about it. Grey and RGB images of 8 bits are as they are."""
+    asked = any(getattr(data, key) is not None for key in ("ground", "range", "colours", "channels"))
+    plain = images.dtype == np.uint8 and images.shape[3] != 4
+    if plain and not asked and (look is None or not look.shape.palette):
+        return images, None, ()
+    notes: list[str] = []
+    if look is None:
+        training = Path(os.path.expanduser(folder)) / "train-images.npy"
+        whole = _load_arrays(folder, "train")[0] if training.exists() else images
+        survey, sample = Survey(), sample_evenly(whole)
+        for pixels in sample:
+            survey.add(pixels)
+        own = data.model_copy(update={"image_size": whole.shape[1:3]})
+        look, notes = survey.choose(own, sample)
+    read = np.empty((len(images), look.shape.height, look.shape.width, look.shape.channels), np.uint8)
+    for row, pixels in zip(read, images, strict=True):
+        row[:] = look.read(pixels)
+    return read, look, tuple(notes)
 
 
 def _draw(name: str, split: Split, part: Literal["train", "test"], side: int) -> ImageSet:
     place = _part(name, split, COUNTS[part])
     images, labels = draw_glyphs(part, side, place.start, place.stop)
     return ImageSet(name, split, images, labels, classes=len(CHARACTERS))
-
-
-def _from_folder(name: str, split: Split, found: FolderImages) -> ImageSet:
-    return ImageSet(name, split, found.images, found.labels, _note_skipped(found.skipped), found.classes)
-
-
-def _note_skipped(skipped: Sequence[str]) -> tuple[str, ...]:
-    many = f"{len(skipped)} files skipped, the first: " if len(skipped) > 1 else "1 file skipped: "
-    return (many + skipped[0],) if skipped else ()
 
 
 def _part(name: str, split: Split, count: int) -> slice:
@@ -210,11 +239,16 @@ def _part(name: str, split: Split, count: int) -> slice:
     return slice(0, count - held_out) if split == "train" else slice(count - held_out, count)
 
 
-def _cut(name: str, split: Split, images: NDArray[np.uint8], labels: NDArray[np.int64] | None) -> ImageSet:
-    part = _part(name, split, len(images))
-    if labels is None:
-        return ImageSet(name, split, images[part], None)
-    return ImageSet(name, split, images[part], labels[part], classes=max(0, int(labels.max()) + 1))
+def _cut(
+    name: str,
+    split: Split,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64] | None,
+    look: Look | None,
+    notes: tuple[str, ...],
+) -> ImageSet:
+    part, classes = _part(name, split, len(images)), 0 if labels is None else max(0, int(labels.max()) + 1)
+    return ImageSet(name, split, images[part], None if labels is None else labels[part], notes, classes, look)
 
 
 def find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
@@ -239,25 +273,14 @@ def find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
     return root, "the default"
 
 
-def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[np.uint8], NDArray[np.int64] | None]:
+def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
     """Images [N, H, W, C], memory-mapped, and labels [N] if there are any."""
     images_path = Path(os.path.expanduser(folder)) / f"{part}-images.npy"
     labels_path = images_path.with_name(f"{part}-labels.npy")
-    images = _open_array(images_path)
-    if images.dtype != np.uint8:
-        raise DataError(f"{images_path}: pixels must be uint8 (0 to 255), found {images.dtype}; convert and save again")
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.ndim != 4 or images.shape[-1] not in (1, 3):
-        raise DataError(
-            f"{images_path}: images must be [N, H, W], [N, H, W, 1] or [N, H, W, 3], found {list(images.shape)}; "
-            "reshape and save again"
-        )
-    if images.size == 0:
-        raise DataError(f"{images_path}: found no images (shape {list(images.shape)}); save at least one")
+    images = arrange_images(open_array(images_path), images_path)
     if not os.path.lexists(labels_path):  # a broken link is an error, not a set without labels
         return images, None
-    labels = _open_array(labels_path)
+    labels = open_array(labels_path)
     if labels.ndim != 1 or len(labels) != len(images) or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
             f"{labels_path}: labels must be {len(images)} integers, one per image, found {labels.dtype} "
@@ -266,28 +289,3 @@ def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[n
     if labels.max() > np.iinfo(np.int64).max:
         raise DataError(f"{labels_path}: labels must be less than 2^63, found {labels.max()}; fix or remove the file")
     return images, labels.astype(np.int64)
-
-
-def _open_array(path: Path) -> NDArray[Any]:
-    try:
-        if is_special(path):
-            raise DataError(f"{path} is a pipe or a device; save the array to a file with numpy.save")
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except DataError:
-        raise
-    except FileNotFoundError as error:
-        raise DataError(
-            f"{path} does not exist; save the images there with numpy.save, or name another folder"
-        ) from error
-    except OSError as error:
-        raise DataError(f"cannot read {path} ({error.strerror or error}); check the file and its rights") from error
-    # For damaged files, numpy raises ValueError, EOFError, SyntaxError or UnicodeError.
-    except Exception as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise DataError(
-            f"{path} is not a complete .npy file of numbers ({reason}); save it again with numpy.save"
-        ) from error
-    if not isinstance(array, np.ndarray):  # an .npz archive whose name ends in .npy
-        array.close()
-        raise DataError(f"{path} is an archive of several arrays; save only the images, with numpy.save")
-    return array

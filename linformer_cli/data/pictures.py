@@ -1,6 +1,7 @@
-"""A user's own image files, converted to the size and the channels of a model."""
+"""Reads picture files of any format: all their frames, or one picture for a model."""
 
 import contextlib
+import functools
 import io
 import warnings
 from collections.abc import Iterator
@@ -11,13 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from linformer_cli.checkpoint_files import Frame
-from linformer_cli.config import ImageShape
+from linformer_cli.config import Fit
 from linformer_cli.errors import DataError
 from linformer_cli.files import is_special
 
-from . import Fit
+from .arrays import arrange_picture, open_array
 from .framing import frame_picture
+from .look import Look, Pixels
+
+HEIC_ENDINGS = (".heic", ".heif")
+# The formats whose frames are pictures of the same thing. Those of others are previews, layers or sizes.
+_FRAMED = ("GIF", "PNG", "TIFF", "WEBP")
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,16 @@ class Picture:
 
 def list_endings() -> set[str]:
     """The endings of the names of pictures that Pillow can read, such as `.png`."""
+    _register_heic()
     return {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+
+
+@functools.cache
+def _register_heic() -> None:
+    with contextlib.suppress(ImportError):
+        import pillow_heif  # type: ignore[import-not-found, unused-ignore]
+
+        pillow_heif.register_heif_opener()
 
 
 @contextlib.contextmanager
@@ -53,6 +67,7 @@ def open_picture(file: Path | bytes, name: str) -> Iterator[Image.Image]:
             # raised as an error, because a small model needs no image of this size.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             warnings.filterwarnings("ignore", category=UserWarning)
+            _register_heic()
             with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as opened:
                 yield opened
     except DataError:
@@ -62,7 +77,8 @@ def open_picture(file: Path | bytes, name: str) -> Iterator[Image.Image]:
     except IsADirectoryError:
         raise DataError(f"'{name}' is a folder, not an image") from None
     except UnidentifiedImageError:
-        raise DataError(f"'{name}' is not an image that Pillow can read") from None
+        advice = "; pip install pillow-heif, or save it as JPEG" if name.lower().endswith(HEIC_ENDINGS) else ""
+        raise DataError(f"'{name}' is not an image that Pillow can read{advice}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise DataError(f"'{name}' has more pixels than is safe to open ({Image.MAX_IMAGE_PIXELS:,})") from None
     except Exception as error:
@@ -71,41 +87,61 @@ def open_picture(file: Path | bytes, name: str) -> Iterator[Image.Image]:
         raise DataError(f"'{name}' cannot be read: {reason}") from None
 
 
-def load_picture(
-    path: str | Path, shape: ImageShape, fit: Fit = "crop", invert: bool = False, frame: Frame | None = None
-) -> Picture:
-    """Read an image file and convert it to `shape`, in grey or RGB. Any format that Pillow reads is accepted.
+def read_frames(path: Path) -> Iterator[Pixels | None]:
+    """All frames of a file, upright, or all images of a `.npy` file; None for frames that are not used.
 
-    The image is rotated according to its EXIF data. `fit` is for images whose aspect ratio differs from that of
-    `shape`: `crop` keeps the middle, `pad` adds the colour of the border, `stretch` distorts. Transparent parts become
-    black behind a light drawing and white behind a dark one.
-
-    With a `frame`, a picture of another size that shows a drawing is brought into this frame instead; `fit` and
-    `invert` are then not used. Raises `DataError` for a file that is missing, broken or
-    too large to open safely.
+    These have another size than the first frame, or are previews. Raises `DataError` as `open_picture` does.
     """
-    path = Path(path)
+    if path.suffix.lower() == ".npy":
+        yield from arrange_picture(open_array(path), path)
+        return
     with open_picture(path, str(path)) as opened:
-        frames = getattr(opened, "n_frames", 1)
-        picture = _flatten(ImageOps.exif_transpose(opened))
+        size, framed = opened.size, opened.format in _FRAMED
+        for number in range(getattr(opened, "n_frames", 1)):
+            if number and framed:
+                opened.seek(number)
+            yield _read_pixels(opened) if number == 0 or (framed and opened.size == size) else None
+
+
+def _read_pixels(opened: Image.Image) -> Pixels:
+    picture = ImageOps.exif_transpose(opened)
+    if picture.mode.startswith("I") or picture.mode == "F":
+        # These modes have 16 bits or more, and Pillow's own conversion clips values at 255.
+        return np.asarray(picture)[..., None]
+    if picture.has_transparency_data:
+        return np.asarray(picture.convert("RGBA"))
+    if picture.mode in ("1", "L"):
+        return np.asarray(picture.convert("L"))[..., None]
+    return np.asarray(picture.convert("RGB"))
+
+
+def load_picture(
+    path: str | Path, look: Look, fit: Fit | None = None, invert: bool = False, framing: bool = False
+) -> Picture:
+    """Read the first frame of an image file as the look says. Any format that Pillow reads is accepted.
+
+    `fit` replaces that of the look. With `framing`, a picture of another size that shows a drawing is brought into the
+    frame of the look, if there is one; `fit` and `invert` are then not used. Raises `DataError` for a file that is
+    missing, broken or too large to open safely.
+    """
+    path, shape = Path(path), look.shape
+    with open_picture(path, str(path)) as opened:
+        frames, pixels = getattr(opened, "n_frames", 1), _read_pixels(opened)
     notes = [f"has {frames} frames; only the first is used"] if frames > 1 else []
-    picture = picture.convert("L" if shape.channels == 1 else "RGB")
+    picture = look.convert(pixels)
     if picture.size != (shape.width, shape.height):
-        framed = None if frame is None else frame_picture(picture, frame, shape)
-        if framed is not None:
-            image, note = framed
-            return Picture(path, image, (*notes, note), _to_array(_resize(picture, shape, "pad"), shape))
-        if frame is not None:
+        if framing and look.frame is not None:
+            framed = frame_picture(picture, look.frame, shape)
+            if framed is not None:
+                image, note = framed
+                return Picture(path, image, (*notes, note), look.finish(picture, "pad"))
             notes.append("shows no drawing on a plain background, so it is not framed")
         notes.append(
-            f"resized from {picture.width} x {picture.height} to {shape.width} x {shape.height} pixels ({fit})"
+            f"resized from {picture.width} x {picture.height} to {shape.width} x {shape.height} pixels "
+            f"({fit or look.fit})"
         )
-    image = _to_array(_resize(picture, shape, fit), shape)
+    image = look.finish(picture, fit)
     return Picture(path, 255 - image if invert else image, tuple(notes))
-
-
-def _to_array(picture: Image.Image, shape: ImageShape) -> NDArray[np.uint8]:
-    return np.array(picture).reshape(shape.height, shape.width, shape.channels)
 
 
 def border_brightness(image: NDArray[np.uint8]) -> float:
@@ -113,37 +149,3 @@ def border_brightness(image: NDArray[np.uint8]) -> float:
     inside = np.zeros(image.shape[:2], dtype=bool)
     inside[1:-1, 1:-1] = True
     return float(image[~inside].mean())
-
-
-def _flatten(picture: Image.Image) -> Image.Image:
-    """Return a copy without transparency and with 8 bits per channel, in mode L or RGB."""
-    if picture.mode.startswith("I") or picture.mode == "F":
-        # These modes have 16 bits or more, and Pillow's own conversion clips values at 255.
-        values = np.nan_to_num(np.asarray(picture, dtype=np.float64), nan=0, posinf=0, neginf=0)
-        highest = float(values.max(initial=0))
-        # Floating-point images conventionally range from 0 to 1.
-        full = 1.0 if picture.mode == "F" else 255.0
-        top = full if highest <= full else 255.0 if highest <= 255 else max(65535.0, highest)
-        return Image.fromarray((values.clip(0) / top * 255).round().astype(np.uint8))
-    if not picture.has_transparency_data:
-        return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
-    coloured = picture.convert("RGBA")
-    values = np.asarray(coloured, dtype=np.float64)
-    opacity = values[..., 3:]
-    mean = float((values[..., :3] * opacity).sum() / max(opacity.sum() * 3, 1.0))
-    ground = Image.new("RGBA", coloured.size, (0, 0, 0, 255) if mean > 127 else (255, 255, 255, 255))
-    return Image.alpha_composite(ground, coloured).convert("RGB")
-
-
-def _resize(picture: Image.Image, shape: ImageShape, fit: Fit) -> Image.Image:
-    size = (shape.width, shape.height)
-    if picture.size == size:
-        return picture
-    if fit == "stretch":
-        return picture.resize(size, Image.Resampling.LANCZOS)
-    if fit == "crop":
-        return ImageOps.fit(picture, size, Image.Resampling.LANCZOS)
-    array = np.asarray(picture)
-    border = np.concatenate([array[0], array[-1], array[:, 0], array[:, -1]]).mean(axis=0).round().astype(int)
-    colour = int(border) if border.ndim == 0 else tuple(border.tolist())
-    return ImageOps.pad(picture, size, Image.Resampling.LANCZOS, color=colour)

@@ -127,7 +127,7 @@ class PixelTask(Task[PixelModel, tuple[Tensor, Tensor | None]]):
                 name=self.training.name,
                 train_images=self.items,
                 border_mean=round(self.training.border_mean(), 2),
-                frame=self.training.frame,
+                **self.training.look.stored,
             ),
             training=TrainingSummary(
                 step=progress.step,

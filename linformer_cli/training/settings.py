@@ -1,7 +1,7 @@
 """Merge settings into one configuration. Priority: command line, file, preset, default."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from linformer_cli.checkpoint import Checkpoint, read_checkpoint, reopen_checkpo
 from linformer_cli.config import (
     DEFAULT_EPOCHS,
     LENGTHS,
+    LOOK_SETTINGS,
     DataConfig,
     ImageShape,
     ModelConfig,
@@ -16,8 +17,9 @@ from linformer_cli.config import (
     Origin,
     RunConfig,
     TrainConfig,
+    holds_bytes,
 )
-from linformer_cli.data.images import fit_size
+from linformer_cli.data.look import Look
 from linformer_cli.documents import parse_config, read_toml
 from linformer_cli.errors import UsageError, shorten, unknown_name
 from linformer_cli.model.mixers import check_parts, parse_options
@@ -63,6 +65,13 @@ class Settings:
     data: DataConfig
     train: TrainConfig
     source: Checkpoint | None = None
+
+    @property
+    def look(self) -> Look | None:
+        """The look of the source's images, unless the settings change it. The data set's own classes are numbered."""
+        if self.source is None or any(getattr(self.data, key) is not None for key in (*LOOK_SETTINGS, "length")):
+            return None
+        return replace(Look.of(self.source.info), class_names=())
 
     def build(self, image: ImageShape, classes: int = 0, teachers: Sequence[Checkpoint] = ()) -> RunConfig:
         """Return the whole configuration for images of this shape.
@@ -156,7 +165,11 @@ def merge_settings(
         network = find_preset(name).model_dump() if name else source.info.model.model_dump(exclude=_DERIVED)
         name = name or source.info.training.preset or DEFAULT_PRESET
         data = {"name": source.info.data.name, "labels": source.info.model.classes > 0, **data}
-        data = {**fit_size(str(data["name"]), source.info.model.image), **data}
+        image = source.info.model.image
+        if data["name"] == "glyphs":
+            data = {"image_size": (image.height, image.width), **data}
+        elif holds_bytes(str(data["name"])):
+            data = {"length": image.width, **data}
     # A run's own config.toml holds these keys too, but their values come from the data and from other settings.
     from_file = {key: value for key, value in document.get("model", {}).items() if key not in _DERIVED}
     model = _merge_model(network, from_file, given.model)

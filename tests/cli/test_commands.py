@@ -315,10 +315,10 @@ def test_complete_keeps_the_finished_pictures_after_a_fault(
         Image.new("L", (10, 10)).save(name)
     real = pictures.load_picture
 
-    def load_picture(path, **settings):
+    def load_picture(path, *settings):
         if path == names[1]:
             raise fault
-        return real(path, **settings)
+        return real(path, *settings)
 
     monkeypatch.setattr(pictures, "load_picture", load_picture)
     out = tmp_path / "out.png"

@@ -11,6 +11,7 @@ from linformer_cli.checkpoint_files import Frame
 from linformer_cli.config import ImageShape
 from linformer_cli.data.framing import frame_picture, measure_frame
 from linformer_cli.data.images import load_images
+from linformer_cli.data.look import Look
 from linformer_cli.data.pictures import load_picture
 
 SHAPE = ImageShape(height=28, width=28)
@@ -57,7 +58,7 @@ def test_photographs_colour_and_empty_images_have_no_frame() -> None:
 
 
 def test_glyphs_have_a_frame() -> None:
-    found = load_images("glyphs", "train").frame
+    found = load_images("glyphs", "train").look.frame
     assert found is not None and found.ground == 0 and 10 < found.box < 20
 
 
@@ -126,13 +127,13 @@ def test_a_frame_larger_than_the_image_is_limited_to_the_image() -> None:
 
 def test_only_a_picture_of_another_size_is_framed(tmp_path: Path) -> None:
     draw_seven().save(tmp_path / "seven.png")
-    framed = load_picture(tmp_path / "seven.png", SHAPE, frame=DARK)
+    framed = load_picture(tmp_path / "seven.png", Look(SHAPE, frame=DARK), framing=True)
     assert framed.unframed is not None and framed.unframed.shape == (28, 28, 1)
     assert any("scaled to" in note and "centred, inverted" in note for note in framed.notes)
     draw_seven((28, 28)).save(tmp_path / "small.png")
-    unchanged = load_picture(tmp_path / "small.png", SHAPE, frame=DARK)
+    unchanged = load_picture(tmp_path / "small.png", Look(SHAPE, frame=DARK), framing=True)
     assert unchanged.unframed is None and unchanged.notes == ()
     Image.new("L", (90, 60), 200).save(tmp_path / "empty.png")
-    empty = load_picture(tmp_path / "empty.png", SHAPE, frame=DARK)
+    empty = load_picture(tmp_path / "empty.png", Look(SHAPE, frame=DARK), framing=True)
     assert empty.unframed is None and (empty.image == 200).all()
     assert any("no drawing" in note for note in empty.notes)

@@ -12,11 +12,12 @@ import pytest
 from PIL import Image
 
 from linformer_cli.config import ImageShape
+from linformer_cli.data.look import Look
 from linformer_cli.data.pictures import border_brightness, load_picture
 from linformer_cli.errors import DataError
 
-GREY = ImageShape(height=6, width=4)
-COLOUR = ImageShape(height=6, width=4, channels=3)
+GREY = Look(ImageShape(height=6, width=4))
+COLOUR = Look(ImageShape(height=6, width=4, channels=3))
 RED, BLACK, WHITE = (255, 0, 0), (0, 0, 0), (255, 255, 255)
 
 
@@ -212,7 +213,7 @@ def test_an_image_is_rotated_according_to_its_exif_data(tmp_path: Path, name, or
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = store(tmp_path, Image.fromarray(turn(seen)), name, exif=exif, quality=95)
-    picture = load_picture(path, ImageShape(height=48, width=32))
+    picture = load_picture(path, Look(ImageShape(height=48, width=32)))
     assert picture.notes == ()
     assert np.abs(picture.image[..., 0].astype(int) - seen).mean() < 8
 
@@ -247,12 +248,12 @@ def test_pad_adds_the_colour_of_the_border_and_keeps_the_aspect_ratio(tmp_path: 
     ground, ink = (10, 20, 200), (250, 240, 30)
     pixels = np.full((8, 16, 3), ground, dtype=np.uint8)
     pixels[2:6, 4:12] = ink
-    shape = ImageShape(height=16, width=16, channels=3)
-    image = load_picture(store(tmp_path, Image.fromarray(pixels)), shape, "pad").image
+    look = Look(ImageShape(height=16, width=16, channels=3))
+    image = load_picture(store(tmp_path, Image.fromarray(pixels)), look, "pad").image
     assert (image[:4] == ground).all()
     assert (image[12:] == ground).all()
     assert np.array_equal(image[4:12], pixels)
-    grey = load_picture(tmp_path / "picture.png", ImageShape(height=16, width=16), "pad").image
+    grey = load_picture(tmp_path / "picture.png", Look(ImageShape(height=16, width=16)), "pad").image
     assert np.abs(grey[:4] - luma(np.array(ground))).max() <= 1
 
 
@@ -260,7 +261,7 @@ def test_stretch_keeps_everything_and_distorts(tmp_path: Path) -> None:
     halves = np.zeros((6, 120), dtype=np.uint8)
     halves[:, 60:] = 255
     path = store(tmp_path, Image.fromarray(halves))
-    stretched = load_picture(path, ImageShape(height=6, width=12), "stretch").image[..., 0]
+    stretched = load_picture(path, Look(ImageShape(height=6, width=12)), "stretch").image[..., 0]
     # Resampling reaches three pixels to either side of the edge.
     assert stretched[:, :3].max() == 0
     assert stretched[:, 9:].min() == 255
@@ -269,10 +270,10 @@ def test_stretch_keeps_everything_and_distorts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [(1, 5000), (5000, 1), (1, 1)])
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
-@pytest.mark.parametrize("shape", [GREY, COLOUR])
-def test_extreme_aspect_ratios_can_be_fitted(tmp_path: Path, size, fit, shape) -> None:
-    image = load_picture(store(tmp_path, Image.new("RGB", size, (90, 90, 90))), shape, fit).image
-    assert image.shape == (6, 4, shape.channels)
+@pytest.mark.parametrize("look", [GREY, COLOUR])
+def test_extreme_aspect_ratios_can_be_fitted(tmp_path: Path, size, fit, look) -> None:
+    image = load_picture(store(tmp_path, Image.new("RGB", size, (90, 90, 90))), look, fit).image
+    assert image.shape == (6, 4, look.shape.channels)
     assert (image == 90).all()
 
 

@@ -24,6 +24,7 @@ from linformer_cli.checkpoint_files import CONFIG, TRAINING, WEIGHTS, find_check
 from linformer_cli.cli.app import main
 from linformer_cli.cli.options import parse_duration, parse_pairs
 from linformer_cli.config import ImageShape, RunConfig
+from linformer_cli.data.look import Look
 from linformer_cli.data.pictures import load_picture
 from linformer_cli.documents import parse_config
 from linformer_cli.model.mixers import parse_options
@@ -217,6 +218,6 @@ def test_random_pictures_give_a_result_or_a_one_line_error(share: float, tmp_pat
                 # Most decoder failures come from damage to the first bytes.
                 damaged[math.floor(place * min(len(damaged), 64 if byte % 2 else len(damaged)))] = byte
         path.write_bytes(damaged[: math.floor(kept * len(damaged))] + behind)
-        one_line_or_result(lambda: load_picture(path, SHAPE, fit))
+        one_line_or_result(lambda: load_picture(path, Look(SHAPE), fit))
 
     run()

@@ -54,7 +54,7 @@ def test_an_option_overrides_the_file_the_preset_and_the_default_in_this_order(w
     assert (config.data.name, config.data.image_size) == ("glyphs", None)
     config = build(file, model={"layers": 6}, train={"batch": 8}, data={"image_size": 9})
     assert (config.model.layers, config.model.heads, config.train.batch, config.train.seed) == (6, 3, 8, 1)
-    assert (config.data.name, config.data.image_size) == ("glyphs", 9)
+    assert (config.data.name, config.data.image_size) == ("glyphs", (9, 9))
     assert build(file, data={"name": "mnist"}).data.name == "mnist"
 
 
@@ -87,7 +87,7 @@ def test_the_data_set_is_known_before_its_images_are_loaded(write) -> None:
     file = write('[data]\nname = "glyphs"\nimage_size = 9')
     settings = merge_settings(Given(data={"data_dir": "/somewhere"}), file)
     data = settings.data
-    assert (data.name, data.image_size, data.data_dir) == ("glyphs", 9, "/somewhere")
+    assert (data.name, data.image_size, data.data_dir) == ("glyphs", (9, 9), "/somewhere")
 
 
 def test_data_sets_have_default_presets() -> None:
@@ -272,7 +272,7 @@ def test_network_and_data_default_to_the_source(source) -> None:
         exclude={"attention_options"}
     )
     assert config.model.attention_options["chunk"] == 16
-    assert (config.data.name, config.data.image_size) == ("glyphs", 8)
+    assert (config.data.name, config.data.image_size) == ("glyphs", (8, 8))
     assert config.init_from == Origin(
         checkpoint=str(source.path), weights_sha256=source.digest, attention="linear", step=3
     )
