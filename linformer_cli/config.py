@@ -107,6 +107,11 @@ class ImageShape(Config):
         return [tuple(bytes.fromhex(f"{colour[1:]:f<8}")) for colour in self.palette]
 
     @property
+    def kind(self) -> str:
+        """What a value can be, in words."""
+        return f"a palette of {len(self.palette)} colours" if self.palette else f"{self.levels} levels"
+
+    @property
     def words(self) -> Words:
         """What a sequence of this size is called."""
         return WINDOWS if self == ImageShape(height=1, width=self.width) else IMAGES

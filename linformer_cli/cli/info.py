@@ -25,7 +25,7 @@ def info(checkpoint: options.CheckpointArgument = None, json: options.Json = Fal
         print_json({"checkpoint": found.name, **details.model_dump(), **sizes})
         return
     network, image, words = details.model, details.model.image, details.data.words
-    size = f"{image.height} x {image.width} x {image.channels}, {image.levels} levels, T = {image.positions}"
+    size = f"{image.height} x {image.width} x {image.channels}, {image.kind}, T = {image.positions}"
     named = f": {', '.join(details.data.class_names)}" if details.data.class_names else ""
     facts = {
         "checkpoint": found.name,

@@ -213,7 +213,7 @@ def _decode_item(entry: Any, tiling: Tiling) -> Item:
         if tiling.is_bytes and type(sizes[0]) is int and 0 <= sizes[0] < 2**48:
             return Item(name, 1, sizes[0], 1)
         whole = not tiling.is_bytes and all(type(size) is int and size > 0 for size in sizes)
-        bands = (1,) if palette else (PALETTE_BANDS if tiling.shape.palette else BANDS).values()
+        bands = (1, 4) if palette else (PALETTE_BANDS if tiling.shape.palette else BANDS).values()
         if whole and sizes[0] * sizes[1] <= LARGEST_PICTURE and sizes[2] in bands:
             return Item(name, sizes[0], sizes[1], sizes[2], palette)
     raise ValueError("its list of names is damaged")

@@ -31,8 +31,9 @@ PALETTE_BANDS = {"P": 1, "RGB": 3, "RGBA": 4}
 class Item:
     """A picture [height, width, bands], or a file with `width` bytes in one row and one band.
 
-    `name` is a relative path with `/` between its parts. A picture with a palette other than the model's has its own
-    `palette`: the red, green, blue and opacity of each colour, in hexadecimal.
+    `name` is a relative path with `/` between its parts. An indexed picture has its own `palette`, unless it is that of
+    the model: the red, green, blue and opacity of each colour, in hexadecimal. In the palette of an RGBA picture is the
+    colour under its transparent pixels, unless it is black.
     """
 
     name: str

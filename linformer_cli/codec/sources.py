@@ -121,13 +121,18 @@ class ByteSource:
 
 
 def describe_picture(file: Path | bytes, name: str, shape: ImageShape) -> Item:
-    """The size and the palette of a picture. Otherwise, only its header is read.
+    """The size and the palette of a picture. If `shape` has none, only the header is read.
 
     Raises `DataError` as `read_picture` does.
     """
     with _opened(file, name, shape) as picture:
-        colours = _list_colours(picture) if picture.mode == "P" else shape.colours
-        palette = "" if colours == shape.colours else b"".join(map(bytes, colours)).hex()
+        colours: Sequence[Sequence[int]] = ()
+        if picture.mode == "P" and (colours := _list_colours(picture)) == shape.colours:
+            colours = ()
+        elif picture.mode == "RGBA" and shape.palette:
+            pixels = np.asarray(picture)
+            colours = [colour for colour in pixels[pixels[..., 3] == 0][:1].tolist() if any(colour)]
+        palette = b"".join(map(bytes, colours)).hex()
         return Item(name, picture.height, picture.width, (PALETTE_BANDS | BANDS)[picture.mode], palette)
 
 
@@ -164,24 +169,33 @@ def _number_colours(pixels: Pixels, item: Item, shape: ImageShape) -> Pixels:
         whole = colours[pixels[..., 0].clip(max=len(colours) - 1)]
     else:
         whole = np.pad(pixels, ((0, 0), (0, 0), (0, 4 - item.bands)), constant_values=255)
-    numbers = find_numbers(whole, shape.colours)[..., None]
+    numbers = find_numbers(_clear(whole), shape.colours)[..., None]
     if numbers.min() < 0:
         red, green, blue, opacity = whole[np.unravel_index(numbers[..., 0].argmin(), numbers.shape[:2])]
         found = f"#{red:02x}{green:02x}{blue:02x}" + (f"{opacity:02x}" if opacity < 255 else "")
         raise DataError(f"'{item.name}' has the colour {found}, which the palette of the model lacks")
     found_numbers = numbers.astype(np.uint8)
     if not np.array_equal(restore_colours(found_numbers, item, shape), pixels):
-        raise DataError(f"'{item.name}' has two numbers for one colour, and would not come back as it is")
+        reason = "two numbers for one colour" if item.bands == 1 else "several colours under its transparent pixels"
+        raise DataError(f"'{item.name}' has {reason}, and would not come back as it is")
     return found_numbers
+
+
+def _clear(colours: Pixels) -> Pixels:
+    """Colours [..., 4], of which all transparent ones are 0."""
+    return np.where(colours[..., 3:] == 0, np.uint8(0), colours)
 
 
 def restore_colours(numbers: Pixels, item: Item, shape: ImageShape) -> Pixels:
     """The pixels [height, width, bands] of an item, from the numbers of its colours in the palette of `shape`."""
     if item.bands > 1:
-        return paint(numbers, shape)[..., : item.bands]
+        pixels = paint(numbers, shape)
+        if item.palette:
+            pixels[pixels[..., 3] == 0] = item.colours[0]
+        return pixels[..., : item.bands]
     if not item.palette:
         return numbers
-    own = find_numbers(np.array(shape.colours, np.uint8), item.colours)
+    own = find_numbers(np.array(shape.colours, np.uint8), _clear(item.colours))
     return own.astype(np.uint8)[numbers]
 
 

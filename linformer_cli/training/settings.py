@@ -251,4 +251,4 @@ def read_tables(file: Path) -> dict[str, Any]:
 
 
 def _describe_shape(image: ImageShape) -> str:
-    return f"{image.height} x {image.width} x {image.channels} with {image.levels} levels"
+    return f"{image.height} x {image.width} x {image.channels} with {image.kind}"

@@ -157,8 +157,11 @@ def test_pictures_of_a_palette_come_back_with_their_own(lintx, palette, tmp_path
     folder = tmp_path / "in"
     folder.mkdir()
     indexed(numbers[0], COLOURS).save(folder / "model.png")
-    own = [(1, 2, 3, 255), *reversed(COLOURS), (4, 5, 6, 7)]  # with colours that the model lacks and no pixel has
+    # With colours that the model lacks and no pixel has, and a colour under the transparent pixels.
+    own = [(1, 2, 3, 255), *reversed(COLOURS[1:]), (71, 108, 108, 0), (4, 5, 6, 7)]
     indexed(4 - numbers[1], own).save(folder / "own.png")
+    under = np.array([own[4], *COLOURS[1:]], np.uint8)[numbers[1]]
+    Image.fromarray(under).save(folder / "under.png")
     Image.fromarray(np.array(COLOURS, np.uint8)[numbers[2]]).save(folder / "rgba.png")
     Image.fromarray(np.array(COLOURS, np.uint8)[1 + numbers[3] % 2, :3]).save(folder / "rgb.png")
     Image.fromarray(np.array(COLOURS, np.uint8)[np.tile(numbers[0], (2, 2))[:9, :11]]).save(tmp_path / "large.png")
@@ -166,7 +169,7 @@ def test_pictures_of_a_palette_come_back_with_their_own(lintx, palette, tmp_path
         command = ("compress", *sources, "-o", tmp_path / "x.lintz", "--checkpoint", palette, "--json", "--force")
         found = lintx(*command, *options)
         assert found.code == 0, found.stderr
-        assert found.document["values"] == 4 * 64 + (99 if options else 0)
+        assert found.document["values"] == 5 * 64 + (99 if options else 0)
         decompress = ("decompress", tmp_path / "x.lintz", "-o", tmp_path / "out", "--checkpoint", palette, "--force")
         assert lintx(*decompress).code == 0
         if options:
@@ -177,6 +180,9 @@ def test_pictures_of_a_palette_come_back_with_their_own(lintx, palette, tmp_path
 def test_colours_that_a_palette_lacks_are_refused(lintx, palette, tmp_path) -> None:
     faults = {
         "has the colour #010203, which": Image.new("RGB", (8, 8), (1, 2, 3)),
+        "several colours under": Image.fromarray(
+            np.arange(256, dtype=np.uint8).reshape(8, 8, 4) * np.array([1, 1, 1, 0], np.uint8)
+        ),
         "two numbers for one colour": indexed(np.arange(64).reshape(8, 8) % 2, [COLOURS[1], COLOURS[1]]),
         "in mode L, not in a palette or RGB": Image.new("L", (8, 8)),
         "8 x 9, not 8 x 8": Image.new("RGBA", (8, 9)),

@@ -8,10 +8,12 @@ import pytest
 import torch
 from demo.node import NODE, Node, needs_node
 from machine import HAS_LIBRARY, NO_LIBRARY
+from sampling.cases import CHANGES
 from sampling.test_native_mechanisms import POSITIONS, VARIANTS
 
 from linformer_cli.checkpoint import load_model
 from linformer_cli.config import ImageShape
+from linformer_cli.data.sequence import paint
 from linformer_cli.demo.build import DIGEST, ENGINE, FOLDER, compute_digest
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.program import encode_model
@@ -79,7 +81,7 @@ def encode(model: PixelModel) -> bytes:
 
 def sample(model: PixelModel, count: int, filters: Filters | None = None) -> list[list[int]]:
     sampler = Sampler(model, SEED, filters, engine=NATIVE, products=torch.int8)
-    return [image.reshape(-1).tolist() for image in sampler.sample_images(count)]
+    return [image.reshape(-1).tolist() for image in paint(sampler.sample_images(count), model.config.image)]
 
 
 def test_the_engine_is_newer_than_its_sources() -> None:
@@ -132,6 +134,7 @@ def test_every_mechanism_draws_the_images_of_the_sampler(run_node, build_tiny_mo
         name: build_tiny_model(attention=attention, attention_options=options, image=image)
         for name, (attention, options) in VARIANTS.items()
     }
+    models |= {name: build_tiny_model(**CHANGES[name]) for name in ("palette", "palette, hashed, odd widths", "RGBA")}
     models["mixture in colour"] = build_tiny_model(head="mixture", image=ImageShape(height=5, width=4, channels=3))
     drawn = run_node(DRAW_FILES, [encode(model) for model in models.values()])
     for (name, model), (alone, together) in zip(models.items(), drawn, strict=True):
