@@ -23,7 +23,7 @@ from linformer_cli.config import OptionValue
 from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.model.mixers import build_attention
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, render_plot
-from linformer_cli.report.tables import Column, Record, Shown, list_columns
+from linformer_cli.report.tables import Column, Shown, list_columns
 from linformer_cli.system.signals import Check, never_stop
 
 SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")
@@ -213,26 +213,20 @@ _SPREAD = tuple(field.name for field in fields(Spread))
 CSV_COLUMNS = (
     *_SETTINGS,
     Column("draws"),
-    *(Column(f"{key}_{part}") for key, _ in _ERRORS.values() for part in _SPREAD),
+    *(Column(f"{key}.{part}") for key, _ in _ERRORS.values() for part in _SPREAD),
 )
 
 
 def list_error_columns(error: ErrorName) -> tuple[Column, ...]:
     """Return the columns of a table that shows one of the errors."""
-    mean = Column(f"{_ERRORS[error][0]}_mean", f"error of {error}", format=".2e")
-    return (*_SETTINGS, mean, Column("quartiles", "quartiles"))
+    key, _ = _ERRORS[error]
+    mean = Column(f"{key}.mean", f"error of {error}", format=".2e")
+    return (*_SETTINGS, mean, Column(key, "quartiles", format="{0.first_quartile:.2e} - {0.third_quartile:.2e}".format))
 
 
-def flatten_rows(rows: Sequence[Approximation], shown: ErrorName) -> list[Record]:
-    """Return a record for each row, sorted by norm and features, with separate columns for every spread."""
-    return [_flatten(row, _ERRORS[shown][0]) for row in sorted(rows, key=lambda row: (row.norm, row.features))]
-
-
-def _flatten(row: Approximation, shown: str) -> Record:
-    spreads = {key: getattr(row, key) for key, _ in _ERRORS.values()}
-    parts = {f"{key}_{part}": getattr(spread, part) for key, spread in spreads.items() for part in _SPREAD}
-    quartiles = f"{spreads[shown].first_quartile:.2e} - {spreads[shown].third_quartile:.2e}"
-    return {**vars(row), "directions": row.directions, **parts, "quartiles": quartiles}
+def sort_rows(rows: Sequence[Approximation]) -> list[Approximation]:
+    """Sort rows by norm and features, so that rows of the same cost stand together."""
+    return sorted(rows, key=lambda row: (row.norm, row.features))
 
 
 def render_approximation(rows: Sequence[Approximation], error: ErrorName, kind: PlotFormat) -> bytes:

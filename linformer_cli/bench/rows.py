@@ -17,7 +17,7 @@ from .measure.sampling_work import RERUN
 from .published import Published
 
 Quartiles = tuple[float, float]
-QUARTILES = Shown("quartiles", lambda ends: "{:.3g}-{:.3g}".format(*ends))
+QUARTILES = Shown("quartiles", "{0[0]:.3g}-{0[1]:.3g}".format)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

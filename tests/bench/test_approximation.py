@@ -12,6 +12,7 @@ from linformer_cli.bench.approximation import Approximation, Draws, Spread, meas
 from linformer_cli.errors import UsageError
 
 KEY_WIDTH = 16
+DRAWS = 32
 FEATURES = (8, 32, 8 * KEY_WIDTH)
 SMALL_NORMS, MIDDLE_NORM, LARGE_NORMS = (0.125, 0.25), 0.5, (1.0, 2.0)
 NORMS = (*SMALL_NORMS, MIDDLE_NORM, *LARGE_NORMS)
@@ -22,7 +23,7 @@ Find = Callable[[str, bool, int, float], Approximation]
 
 @pytest.fixture(scope="module")
 def measured() -> list[Approximation]:
-    return measure_approximation(FEATURES, NORMS, draws=Draws(positions=48, head_width=KEY_WIDTH, draws=40))
+    return measure_approximation(FEATURES, NORMS, draws=Draws(positions=48, head_width=KEY_WIDTH, draws=DRAWS))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def test_every_combination_is_measured_in_order(measured: list[Approximation]) -
     kinds = [(entry.feature_map, entry.orthogonal, entry.features, entry.norm) for entry in measured]
     assert kinds == list(itertools.product(KINDS, (True, False), FEATURES, NORMS))
     for entry in measured:
-        assert entry.draws == 40
+        assert entry.draws == DRAWS
         for spread in (entry.output, entry.bounded_output, entry.kernel, entry.small_kernel):
             assert 0 < spread.first_quartile < spread.median < spread.third_quartile
 

@@ -13,6 +13,7 @@ from linformer_cli.bench.measure.memory import PassFailed, PeakMemory
 from linformer_cli.bench.rounds import turns_of
 from linformer_cli.bench.rows import AttentionRow
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
+from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.variants import parse_variants
 
@@ -55,7 +56,9 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """The forms of a mechanism are not compared, which would take longer than a test."""
     made = Machine()
+    monkeypatch.setattr(attention, "require_agreement", lambda model: None)
     monkeypatch.setattr(attention, "measure_peak", made.memory)
     monkeypatch.setattr(attention, "measure_free_memory", lambda device: made.free)
     monkeypatch.setattr(attention, "build_pass", made.build)
@@ -250,6 +253,7 @@ def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(machine, monkey
         return right(self, q_t, k_t, v_t * 1.01, *rest)
 
     monkeypatch.setattr(LinearAttention, "step", wrong)
+    monkeypatch.setattr(attention, "require_agreement", require_agreement)
     with raises_one_line(DisagreementError, "'linear' is not timed"):
         bench([1000])
     assert machine.measured == []

@@ -12,6 +12,7 @@ from fixed_ceilings import FixedCeilings
 from loops import loop_over
 
 from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.bench import copy
 from linformer_cli.bench.copy import CopyReport, CopyRun, run_copy_task
 from linformer_cli.bench.copy_task import (
     BATCH,
@@ -25,10 +26,17 @@ from linformer_cli.bench.copy_task import (
 )
 from linformer_cli.bench.measure.costs import count_product_flops
 from linformer_cli.errors import DisagreementError, TrainingError, UsageError
+from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.variants import Variant, list_variants, parse_variants
 from linformer_cli.system.signals import StopRequest
 
 VARIANTS = parse_variants(["softmax", "linear:chunk=4"])
+
+
+@pytest.fixture(autouse=True)
+def without_comparison(monkeypatch) -> None:
+    """Attend and step are not compared, which would take longer than the training."""
+    monkeypatch.setattr(copy, "require_agreement", lambda model: None)
 
 
 @pytest.mark.parametrize("length", [8, 32, 33])
@@ -126,7 +134,7 @@ def test_a_point_averages_the_updates_since_the_last_point(monkeypatch) -> None:
 
 def test_training_is_repeatable_and_independent_of_the_other_mechanisms() -> None:
     def losses(variants, seed: int = 0) -> dict[str, list[float]]:
-        report = learn(variants, 4, seed)
+        report = learn(variants, 2, seed)
         return {row.name: [point.loss for point in row.points] for row in report.rows}
 
     together = losses(VARIANTS)
@@ -228,6 +236,7 @@ def test_nothing_is_trained_if_attend_and_step_disagree(monkeypatch, raises_one_
         return right(self, q_t, k_t, v_t * 1.01, *rest)
 
     monkeypatch.setattr(LinearAttention, "step", wrong)
+    monkeypatch.setattr(copy, "require_agreement", require_agreement)
     with raises_one_line(DisagreementError, "'linear' is not"):
         learn()
 

@@ -8,7 +8,7 @@ from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.attention import linear
 from linformer_cli.attention.kernels.registry import Operation
-from linformer_cli.bench import gpu
+from linformer_cli.bench import gpu, gpu_checks
 from linformer_cli.bench.gpu import GpuBench, GpuReport, GpuSizes
 from linformer_cli.bench.gpu_checks import check_attention
 from linformer_cli.errors import Interrupted
@@ -21,6 +21,7 @@ def found() -> tuple[GpuReport, list[str]]:
     saved: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu, "Ceilings", FixedCeilings)
+        patch.setattr(gpu_checks, "MIXERS", ("linear", "softmax", "lsh"))
         report = GpuBench("cpu", GpuSizes(), save=lambda report: saved.append(to_json(report))).run()
     return report, saved
 
@@ -30,7 +31,9 @@ def test_every_part_gives_its_checks_and_rows(found) -> None:
     assert report.failed == {} and report.passed
     names = [check.name for check in report.checks]
     assert len(names) == len(set(names))
-    assert {"linear: parallel against step", "softmax: parallel against step"} < set(names)
+    assert [name for name in names if "parallel" in name] == [
+        f"{name}: parallel against step" for name in ("linear", "softmax", "lsh")
+    ]
     assert (
         sum("T = 20" in name for name in names) == 2 * 3 * 2 and sum(name.startswith("engine ") for name in names) == 4
     )
@@ -78,6 +81,7 @@ def test_a_part_that_fails_does_not_stop_the_others(monkeypatch) -> None:
     def fail(*arguments: object) -> None:
         raise RuntimeError("no such instruction")
 
+    monkeypatch.setattr(gpu, "Ceilings", FixedCeilings)
     for name in ("record", "measure_sampling", "measure_training"):
         monkeypatch.setattr(GpuBench, name, fail if name == "measure_sampling" else lambda *arguments: None)
     monkeypatch.setattr(gpu, "find_flash_linear_attention", lambda: None)
@@ -94,6 +98,7 @@ def test_an_interruption_keeps_what_was_measured(monkeypatch) -> None:
         if len(asked) == 2:
             raise Interrupted("Stopped", 2)
 
+    monkeypatch.setattr(gpu, "Ceilings", FixedCeilings)
     bench = GpuBench("cpu", GpuSizes(), check=check)
     with pytest.raises(Interrupted):
         bench.run()

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fixed_ceilings import FixedCeilings
 from loops import loop_over
 from machine import FASTEST_ENGINE
 
-from linformer_cli.bench import attention, budget, paper, sample, train
+from linformer_cli.bench import attention, budget, copy, paper, sample, train
 from linformer_cli.bench.copy_task import CopySettings
 from linformer_cli.bench.measure.costs import count_product_flops
 from linformer_cli.bench.measure.memory import PeakMemory
@@ -28,24 +29,33 @@ from linformer_cli.training.loop import Trainer
 ROW_PARTS = ("sampling", "training", "scaling")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def networks(tiny_model_config):
     small = tiny_model_config.model_copy(update={"image": ImageShape(height=4, width=4, levels=16)})
     return [("mnist-paper", small), ("two", small.model_copy(update={"layers": 1}))]
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, ceilings) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
     """Keeps `bench paper` from starting processes and from comparing attend with step.
 
     Ceilings are made up; the copy task has two updates.
     """
-    monkeypatch.setattr(paper, "Ceilings", lambda device: ceilings)
-    monkeypatch.setattr(BenchModel, "require_agreement", lambda timed: None)
-    monkeypatch.setattr(attention, "require_agreement", lambda model: None)
-    monkeypatch.setattr(sample, "measure_peak", lambda build, setup, limit: PeakMemory(10**9 * setup.batch, 0.001))
-    monkeypatch.setattr(attention, "measure_peak", lambda build, setup, limit: PeakMemory(100 * setup.positions, 0.001))
-    monkeypatch.setattr(paper, "CopySettings", lambda length, width, device: CopySettings(8, 16, 2, device=device))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paper, "Ceilings", FixedCeilings)
+        patch.setattr(BenchModel, "require_agreement", lambda timed: None)
+        for module in (attention, copy):
+            patch.setattr(module, "require_agreement", lambda model: None)
+        patch.setattr(sample, "measure_peak", lambda build, setup, limit: PeakMemory(10**9 * setup.batch, 0.001))
+        patch.setattr(attention, "measure_peak", lambda build, setup, limit: PeakMemory(100 * setup.positions, 0.001))
+        patch.setattr(paper, "CopySettings", lambda length, width, device: CopySettings(8, 16, 2, device=device))
+        yield
+
+
+@pytest.fixture
+def two_methods(monkeypatch) -> None:
+    monkeypatch.setattr(paper, "METHODS", ("linear", "softmax"))
+    monkeypatch.setattr(paper, "COPY_METHODS", ("linear",))
 
 
 def measure(networks: Any, rounds: int = 1, **given: Any) -> PaperReport:
@@ -74,16 +84,18 @@ def test_at_least_three_of_the_papers_lengths_are_chosen(seconds) -> None:
 
 def test_all_parts_are_measured_and_shown_in_the_report(networks) -> None:
     saved: list[PaperReport] = []
-    report = measure(networks, save=saved.append)
+    sizes = Sizes((1, 2), 1, {"mnist-paper": 2}, 64, {"two": 1}, (16, 32))
+    report = measure(networks, sizes=sizes, save=saved.append)
     assert report.unfinished == [] and len(saved) == 1 and saved[0].sampling == report.sampling
     methods = [
         *(("linear", FASTEST_ENGINE), ("softmax", FASTEST_ENGINE), ("softmax", "rerun")),
         *(("lsh-1", FASTEST_ENGINE), ("lsh-4", FASTEST_ENGINE)),
     ]
-    # Single images come first, for both networks.
+    # Single images come first, for both networks. The second network has a lower limit on its batches.
     assert [(row.batch, row.preset, row.name, row.engine) for row in report.sampling] == [
-        (batch, preset, *method) for batch in (1, 2) for preset in ("mnist-paper", "two") for method in methods
+        (*group, *method) for group in ((1, "mnist-paper"), (1, "two"), (2, "mnist-paper")) for method in methods
     ]
+    assert [line for line in report.reduced if "at most" in line] == ["sampling two: batches of at most 1"]
     assert [row.name for row in report.training] == ["linear", "softmax", "lsh-1", "lsh-4"] * 2
     assert [row.batch for row in report.training] == [2] * 4 + [1] * 4
     assert {(row.positions, row.batch) for row in report.scaling} == {(16, 4), (32, 2)}
@@ -91,7 +103,7 @@ def test_all_parts_are_measured_and_shown_in_the_report(networks) -> None:
     assert report.copy is not None and [row.name for row in report.copy.rows] == ["linear", "softmax", "lsh-4"]
     timed = [row for row in report.sampling if row.samples_seconds]
     assert timed and all(row.peak_memory_bytes == 10**9 * row.batch for row in timed)
-    assert report.sampling[0].published.images_per_second == 142.8 and report.sampling[-1].published is None
+    assert report.sampling[0].published.images_per_second == 142.8 and report.sampling[5].published is None
     said = "\n".join(report.reduced)
     for words in (
         "training mnist-paper: batch 2; the paper's is 10",
@@ -200,7 +212,7 @@ def test_runs_of_other_networks_are_sampled_too(build_tiny_model, tiny_info, tmp
     assert {"bits-per-dim.png", "bits-per-dim.svg"} <= set(render_figures(report))
 
 
-def test_an_interruption_keeps_what_was_measured(networks) -> None:
+def test_an_interruption_keeps_what_was_measured(networks, two_methods) -> None:
     stop, saved = StopRequest(), []
 
     def report(part: str, row: Row, number: int) -> None:
@@ -215,7 +227,7 @@ def test_an_interruption_keeps_what_was_measured(networks) -> None:
     assert "Not finished: sampling, training, scaling, memory, copy." in page and "rows are extrapolated" in page
 
 
-def test_an_error_keeps_what_was_measured(networks, monkeypatch) -> None:
+def test_an_error_keeps_what_was_measured(networks, two_methods, monkeypatch) -> None:
     def fail(*given: object) -> None:
         raise RuntimeError("no such instruction")
 
@@ -224,11 +236,11 @@ def test_an_error_keeps_what_was_measured(networks, monkeypatch) -> None:
     with pytest.raises(RuntimeError):
         measure(networks[:1], save=saved.append)
     (found,) = saved
-    assert [row.batch for row in found.sampling] == [1] * 5 + [2] * 5
+    assert [row.batch for row in found.sampling] == [1] * 3 + [2] * 3
     assert found.unfinished == ["training", "scaling", "memory", "copy"]
 
 
-def test_trainers_are_freed_after_the_training_part(networks, monkeypatch) -> None:
+def test_trainers_are_freed_after_the_training_part(networks, two_methods, monkeypatch) -> None:
     alive: weakref.WeakSet[Trainer] = weakref.WeakSet()
     build, left = train.build_trainer, []
 
@@ -246,17 +258,17 @@ def test_trainers_are_freed_after_the_training_part(networks, monkeypatch) -> No
     monkeypatch.setattr(train, "build_trainer", watch)
     monkeypatch.setattr(attention, "prepare", prepare_scaling)
     measure(networks[:1], sizes=Sizes((1,), 1, {}, 64, lengths=(16,)))
-    assert left == [1, 2, 3, 4, 0]
+    assert left == [1, 2, 0]
 
 
-def test_every_measurement_of_memory_gets_the_same_time_limit(networks, monkeypatch) -> None:
+def test_every_measurement_of_memory_gets_the_same_time_limit(networks, two_methods, monkeypatch) -> None:
     limits: list[float] = []
     monkeypatch.setattr(
         sample, "measure_peak", lambda build, setup, limit: limits.append(limit) or PeakMemory(None, 0.001)
     )
     report = measure(networks[:1], sizes=Sizes((1,), 1, {}, 64, lengths=(16,)))
-    assert len(limits) == 5 and min(limits) == max(limits) > 10
-    assert "peak memory of sampling: not measured for 5 rows" in report.reduced
+    assert len(limits) == 3 and min(limits) == max(limits) > 10
+    assert "peak memory of sampling: not measured for 3 rows" in report.reduced
 
 
 def test_an_interruption_before_any_measurement_still_gives_a_report(networks) -> None:
@@ -267,18 +279,10 @@ def test_an_interruption_before_any_measurement_still_gives_a_report(networks) -
     assert "Not finished: sampling" in render_page(found) and render_figures(found) == {}
 
 
-def test_files_are_written_every_few_minutes(networks, monkeypatch) -> None:
+def test_files_are_written_every_few_minutes(networks, two_methods, monkeypatch) -> None:
     """The made-up clock advances by 70 s at each reading."""
     ticks: Iterator[int] = iter(range(0, 10**6, 70))
     monkeypatch.setattr(budget.time, "monotonic", lambda: next(ticks))
     saved: list[PaperReport] = []
     measure(networks[:1], save=saved.append)
     assert len(saved) > 2 and saved[0].sampling and not saved[0].copy
-
-
-def test_a_network_may_have_a_lower_limit_on_its_batches(networks) -> None:
-    sizes = Sizes((1, 2), 1, {"mnist-paper": 2}, 64, {"two": 1}, (16,))
-    report = measure(networks, sizes=sizes)
-    wanted = {("mnist-paper", 1), ("mnist-paper", 2), ("two", 1)}
-    assert {(row.preset, row.batch) for row in report.sampling} == wanted
-    assert [line for line in report.reduced if "at most" in line] == ["sampling two: batches of at most 1"]

@@ -16,13 +16,16 @@ from linformer_cli.bench.rounds import BenchReport
 from linformer_cli.bench.rows import Quality, TrainingRow
 from linformer_cli.bench.train import TrainingSettings, build_trainer, prepare, run_training_bench
 from linformer_cli.errors import DisagreementError, Interrupted
+from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.variants import parse_variants
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.pixel_task import PixelTask
 
 
 @pytest.fixture
-def models(tiny_model_config) -> list[BenchModel]:
+def models(tiny_model_config, monkeypatch) -> list[BenchModel]:
+    """Models whose attend and step are not compared, which would take longer than the measurements."""
+    monkeypatch.setattr("linformer_cli.bench.models.require_agreement", lambda model: None)
     variants = parse_variants(["softmax", "linear:chunk=16"])
     return build_models(variants, [("tiny", tiny_model_config)], "cpu", "fp32")
 
@@ -198,6 +201,7 @@ def test_an_interruption_keeps_what_was_measured(models, clock, calls, repeats) 
 
 
 def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(models, clock, monkeypatch) -> None:
+    monkeypatch.setattr("linformer_cli.bench.models.require_agreement", require_agreement)
     monkeypatch.setattr(type(models[1].model), "state_bytes", lambda *given: 1)
     with pytest.raises(DisagreementError):
         bench(models[1:], [2], 1)

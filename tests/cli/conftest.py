@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixed_ceilings import FixedCeilings
 
 from linformer_cli import files
 from linformer_cli.cli.app import main
@@ -47,21 +46,26 @@ def run_main(arguments: tuple[object, ...], capture: Any) -> Outcome:
 
 
 @pytest.fixture(autouse=True)
-def fixed_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the ceilings, because measuring them takes time; `tests/bench/test_ceilings.py` tests the real ones."""
-    monkeypatch.setattr("linformer_cli.bench.measure.ceilings.Ceilings", FixedCeilings)
-    for user in ("gpu", "paper", "speech"):
-        monkeypatch.setattr(f"linformer_cli.bench.{user}.Ceilings", FixedCeilings)
+def quick_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces what takes long in benchmarks and is tested in `tests/bench`.
 
-
-@pytest.fixture(autouse=True)
-def no_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes run in this process, whose growth means nothing; `tests/bench` measures memory in fresh processes."""
+    The ceilings are made up, and memory is measured in this process, whose growth means nothing.
+    """
 
     def run(work: Callable[..., Any], *arguments: object, limit_seconds: float) -> Any:
         return replace(work(*arguments), bytes=2**20)
 
-    monkeypatch.setattr("linformer_cli.bench.measure.memory.run_fresh", run)
+    measure = "linformer_cli.bench.measure"
+    monkeypatch.setattr(f"{measure}.memory.run_fresh", run)
+    monkeypatch.setattr(f"{measure}.ceilings.time_samples", lambda work, device, repeats: (1.0,) * repeats)
+    monkeypatch.setattr(f"{measure}.ceilings.COPY_BYTES", 1)
+
+
+@pytest.fixture
+def without_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benchmarks do not compare the parallel and the step form of a mechanism, which takes longer than timing it."""
+    for module in ("attention", "copy", "models"):
+        monkeypatch.setattr(f"linformer_cli.bench.{module}.require_agreement", lambda model: None)
 
 
 @pytest.fixture

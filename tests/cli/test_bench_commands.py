@@ -15,6 +15,8 @@ from linformer_cli.attention.performer import PerformerAttention
 from linformer_cli.sampling.whole_images import WholeImages
 from linformer_cli.system.device import Choice
 
+pytestmark = pytest.mark.usefixtures("without_comparison")
+
 
 def test_bench_sample_extrapolates_only_re_runs(lintx, run_folder):
     base = ["bench", "sample", "--checkpoint", run_folder]

@@ -11,6 +11,7 @@ from PIL import Image
 from linformer_cli.bench.copy import CopyRun
 from linformer_cli.errors import TrainingError
 
+pytestmark = pytest.mark.usefixtures("without_comparison")
 TINY = ["bench", "copy", "--attention", "softmax,few=linear:chunk=4", "--length", 12, "--width", 16, "--every", 2]
 TITLE = "copy task, length 12, width 16 (reduced from length 128, width 256)"
 

@@ -3,9 +3,11 @@
 import csv
 import importlib
 import os
+import shutil
 import signal
 
 import pytest
+from cli.conftest import NoCapture, run_main
 
 from linformer_cli import probe
 from linformer_cli.attention.linear import LinearAttention
@@ -13,10 +15,26 @@ from linformer_cli.system.device import Choice
 from linformer_cli.training.learner import Learner
 
 COMPARE = ["compare", "--data", "glyphs", "--image-size", 8, "--preset", "tiny", "--images", 32, "--evaluate-images", 8]
+COMPARE += ["--batch", 2, "--repeats", 2]
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """A comparison of linear attention and softmax."""
+    folder = tmp_path_factory.mktemp("comparison")
+    assert run_main((*COMPARE, "--runs", folder, "--attention", "linear,softmax"), NoCapture()).code == 0
+    return folder
+
+
+def copy_runs(finished, folder, *names):
+    """Copy finished runs of mechanisms with their grids to `folder`, which is then a comparison of these."""
+    for name in names:
+        shutil.copytree(finished / name, folder / name)
+        shutil.copy(finished / f"{name}.png", folder)
 
 
 def compare(lintx, runs, *arguments):
-    return lintx(*COMPARE, "--runs", runs, "--batch", 2, "--repeats", 2, *arguments)
+    return lintx(*COMPARE, "--runs", runs, *arguments)
 
 
 def test_compare_trains_each_mechanism_once(lintx, tmp_path, monkeypatch):
@@ -82,7 +100,8 @@ def test_compare_continues_past_a_mechanism_that_fails(lintx, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("work", ["entries.train_entry", "entries.draw_samples", "speed.time_sampling_once"])
-def test_compare_continues_past_a_mechanism_that_needs_too_much_memory(lintx, tmp_path, monkeypatch, work):
+def test_compare_continues_past_a_mechanism_that_needs_too_much_memory(lintx, finished, tmp_path, monkeypatch, work):
+    copy_runs(finished, tmp_path, "softmax")
     module, _, name = work.partition(".")
     module = importlib.import_module(f"linformer_cli.comparison.{module}")
     real = getattr(module, name)
@@ -101,8 +120,8 @@ def test_compare_continues_past_a_mechanism_that_needs_too_much_memory(lintx, tm
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
-def test_compare_continues_past_a_damaged_run(lintx, tmp_path, file):
-    compare(lintx, tmp_path, "--attention", "linear")
+def test_compare_continues_past_a_damaged_run(lintx, finished, tmp_path, file):
+    copy_runs(finished, tmp_path, "linear", "softmax")
     (tmp_path / "linear" / "last" / file).write_text("{")
     outcome = compare(lintx, tmp_path, "--attention", "linear,softmax", "--json")
     assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr

@@ -15,7 +15,7 @@ REPEATS = 5
 # In samples of this duration, the time for reading the clock is negligible.
 _SAMPLE_SECONDS = 0.02
 # This block is larger than the caches of most processors.
-_COPY_BYTES = 2**28
+COPY_BYTES = 2**28
 # More rows are not expected to increase the rate of a product. A GPU needs more of them than a CPU.
 MOST_ROWS, MOST_ROWS_ON_GPU = 1024, 2**16
 
@@ -75,8 +75,8 @@ def time_samples(work: Callable[[], object], device: str, repeats: int) -> tuple
 class Ceilings:
     """The ceilings that a benchmark needs. Each is measured once, on first use."""
 
-    def __init__(self, device: str, repeats: int = REPEATS, timer: Timer = time_samples) -> None:
-        self._device, self._repeats, self._timer = device, repeats, timer
+    def __init__(self, device: str, repeats: int = REPEATS, timer: Timer | None = None) -> None:
+        self._device, self._repeats, self._timer = device, repeats, timer or time_samples
         self._products: dict[tuple[object, ...], ProductCeiling] = {}
         self._copy: CopyCeiling | None = None
 
@@ -118,9 +118,9 @@ class Ceilings:
         return ProductCeiling(len(shapes), rows, precision, speed, quartiles, flops, timing.samples)
 
     def _measure_copy(self) -> CopyCeiling:
-        """Copy a block of `_COPY_BYTES`, or of an eighth of the free memory if that is less."""
+        """Copy a block of `COPY_BYTES`, or of an eighth of the free memory if that is less."""
         free = measure_free_memory(self._device)
-        count = max(1, min(_COPY_BYTES, _COPY_BYTES if free is None else free // 8) // 4)
+        count = max(1, min(COPY_BYTES, COPY_BYTES if free is None else free // 8) // 4)
         source, target = (allocate_zeros((count,), torch.float32).to(self._device).fill_(1) for _ in range(2))
         timing = Timing(self._timer(lambda: target.copy_(source), self._device, self._repeats))
         return CopyCeiling(timing.rate(2 * 4 * count / 1e9), 4 * count, timing.samples)
