@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from commands import run_command
 from loops import loop_over
-from typer.main import get_command
+from typer.main import get_command, get_group
 
 from linformer_cli.__main__ import drop_impossible_sizes
 from linformer_cli.cli.app import app, main
+from linformer_cli.cli.bench import app as benchmarks
 
 COMMANDS = [
     "train",
@@ -28,16 +29,7 @@ COMMANDS = [
     "demo",
     "env",
 ]
-BENCHES = [
-    "bench sample",
-    "bench train",
-    "bench attention",
-    "bench copy",
-    "bench approximation",
-    "bench paper",
-    "bench quality",
-    "bench gpu",
-]
+BENCHES = [f"bench {name}" for name in get_group(benchmarks).commands]
 ROOT = Path(__file__).parents[2]
 
 
