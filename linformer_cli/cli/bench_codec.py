@@ -12,7 +12,7 @@ from linformer_cli.system.environment import describe_machine
 from linformer_cli.units import WINDOWS
 
 from . import options
-from .output import info, print_json, print_records
+from .output import info, print_json, print_tables
 from .session import Session, load_images_to_fit, open_session
 
 if TYPE_CHECKING:
@@ -82,12 +82,10 @@ def _print(report: "CodecReport", style: Any) -> None:
     from linformer_cli.bench.codec import CodecRow
     from linformer_cli.bench.published import PublishedSize
 
-    print_records(report.rows, list_columns(CodecRow), style)
+    published = report.published, list_columns(PublishedSize)
+    print_tables(style, (report.rows, list_columns(CodecRow)), published)
     if style == "csv":
         return
-    if report.published:
-        print()
-        print_records(report.published, list_columns(PublishedSize), style)
     if report.model_bits_per_dim is not None and report.drawn_per_second is not None:
         info(
             f"the model's own {report.model_bits_per_dim:.4f} bits/dim; drawing: {report.drawn_per_second:.3g} images/s"

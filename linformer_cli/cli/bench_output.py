@@ -27,7 +27,7 @@ from linformer_cli.system.environment import describe_machine
 from linformer_cli.system.signals import Check, catch_signals
 
 from .options import STOPPED
-from .output import info, print_json, print_records, write_plot
+from .output import info, print_json, print_records, print_tables, write_plot
 
 Report = TypeVar("Report", bound=BenchReport[Any])
 # The file of a plot and the function that draws it, by the plot's key in a JSON document.
@@ -102,10 +102,7 @@ def print_growth(rows: Sequence[AttentionRow], exponents: Sequence[Exponents], s
     if style == "csv":
         print_records(join_exponents(rows, exponents), SCALING_FILE_COLUMNS, "csv")
         return
-    print_records(rows, SCALING_COLUMNS, style)
-    for columns in (EXPONENT_COLUMNS, REACH_COLUMNS):
-        print()
-        print_records(exponents, columns, style)
+    print_tables(style, (rows, SCALING_COLUMNS), (exponents, EXPONENT_COLUMNS), (exponents, REACH_COLUMNS))
 
 
 def show_row(row: AttentionRow | ModelRow) -> None:

@@ -13,7 +13,7 @@ from linformer_cli.units import WINDOWS, format_percent
 from . import options
 from .config_options import with_fields
 from .display import Bar
-from .output import info, print_json, print_records, warn_smaller_batch
+from .output import info, print_json, print_tables, warn_smaller_batch
 from .session import Session, load_images_to_fit, open_session
 
 if TYPE_CHECKING:
@@ -173,10 +173,7 @@ def _write_image(path: Path, samples: Any, training: Any, session: Session) -> N
 def _print(report: "QualityReport", style: Any) -> None:
     from linformer_cli.bench.quality import ClassRow, QualityRow
 
-    print_records(report.rows, list_columns(QualityRow), style)
-    if style == "csv":
-        return
-    if report.classes:
-        print()
-        print_records(report.classes, list_columns(ClassRow), style)
-    info(f"judge: {format_percent(report.judge_accuracy)} right on all {report.test_images:,} test images")
+    classes = report.classes, list_columns(ClassRow)
+    print_tables(style, (report.rows, list_columns(QualityRow)), classes)
+    if style != "csv":
+        info(f"judge: {format_percent(report.judge_accuracy)} right on all {report.test_images:,} test images")

@@ -20,35 +20,6 @@ if TYPE_CHECKING:
 
     from .bench_output import Plots
 
-Rerun = Annotated[
-    bool, typer.Option("--rerun/--no-rerun", help="Also time softmax without a cache, extrapolated from 4 positions.")
-]
-LookAhead = Annotated[
-    bool,
-    typer.Option(
-        "--look-ahead/--no-look-ahead",
-        help="Let the native engine compute several values of a single image at once (trained models only).",
-    ),
-]
-Memory = Annotated[
-    bool, typer.Option("--memory/--no-memory", help="Also measure the peak memory of each row, in a fresh process.")
-]
-ImageSizes = Annotated[
-    str | None,
-    typer.Option(
-        "--image-size",
-        help="Side lengths of square images, separated by commas, at which to time --preset networks.",
-        metavar="LIST",
-    ),
-]
-Engines = Annotated[
-    str, typer.Option("--engine", help="Engines, separated by commas: auto, native, cuda, reference.", metavar="LIST")
-]
-BitsPlot = Annotated[
-    Path | None,
-    typer.Option("--bits-plot", help="Also plot bits/dim of --runs against images/s to a .png or .svg file."),
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
@@ -57,17 +28,41 @@ class SampleOptions:
     checkpoint: options.CheckpointOption = None
     names: options.BenchVariants = None
     presets: options.Presets = None
-    image_sizes: ImageSizes = None
+    image_sizes: Annotated[
+        str | None,
+        typer.Option(
+            "--image-size",
+            help="Side lengths of square images, separated by commas, at which to time --preset networks.",
+            metavar="LIST",
+        ),
+    ] = None
     batch: options.Batches = "1,64"
-    engine: Engines = "auto"
-    look_ahead: LookAhead = True
+    engine: Annotated[
+        str,
+        typer.Option("--engine", help="Engines, separated by commas: auto, native, cuda, reference.", metavar="LIST"),
+    ] = "auto"
+    look_ahead: Annotated[
+        bool,
+        typer.Option(
+            "--look-ahead/--no-look-ahead",
+            help="Let the native engine compute several values of a single image at once (trained models only).",
+        ),
+    ] = True
     repeats: options.Repeats = 3
-    rerun: Rerun = True
+    rerun: Annotated[
+        bool,
+        typer.Option("--rerun/--no-rerun", help="Also time softmax without a cache, extrapolated from 4 positions."),
+    ] = True
     limit: options.RowLimit = "60s"
-    memory: Memory = True
+    memory: Annotated[
+        bool, typer.Option("--memory/--no-memory", help="Also measure the peak memory of each row, in a fresh process.")
+    ] = True
     runs: options.Runs = None
     plot: options.SpeedPlot = None
-    bits_plot: BitsPlot = None
+    bits_plot: Annotated[
+        Path | None,
+        typer.Option("--bits-plot", help="Also plot bits/dim of --runs against images/s to a .png or .svg file."),
+    ] = None
     device: options.Device = "auto"
     precision: options.SamplingPrecision = "auto"
     style: options.Style = "table"

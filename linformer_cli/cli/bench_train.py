@@ -9,40 +9,37 @@ from linformer_cli.system.device import Precision
 from . import options
 from .output import info
 
-TrainingPrecisions = Annotated[
-    str,
-    typer.Option(
-        "--precision",
-        help="Precisions of matrix products, separated by commas: auto, fp32, bf16. 'auto' means the faster one with "
-        "engine auto, and fp32 with engine reference.",
-        metavar="LIST",
-    ),
-]
-TrainingPresets = Annotated[
-    str, typer.Option("--preset", help="Networks, separated by commas: mnist-paper, cifar10-paper, ...", metavar="LIST")
-]
-TrainingEngines = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        help="Engines, separated by commas. 'auto' computes as lintx train does, with compiled kernels where the "
-        "attention has them. 'reference' is plain torch.",
-        metavar="LIST",
-    ),
-]
-
 
 def train(
     names: options.BenchVariants = None,
-    presets: TrainingPresets = "mnist-small",
+    presets: Annotated[
+        str,
+        typer.Option("--preset", help="Networks, separated by commas: mnist-paper, cifar10-paper, ...", metavar="LIST"),
+    ] = "mnist-small",
     batch: options.Batches = "16",
     repeats: options.Repeats = 3,
-    engine: TrainingEngines = "auto",
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine",
+            help="Engines, separated by commas. 'auto' computes as lintx train does, with compiled kernels where the "
+            "attention has them. 'reference' is plain torch.",
+            metavar="LIST",
+        ),
+    ] = "auto",
     limit: options.RowLimit = "60s",
     runs: options.Runs = None,
     plot: options.SpeedPlot = None,
     device: options.Device = "auto",
-    precision: TrainingPrecisions = "auto",
+    precision: Annotated[
+        str,
+        typer.Option(
+            "--precision",
+            help="Precisions of matrix products, separated by commas: auto, fp32, bf16. 'auto' means the faster one "
+            "with engine auto, and fp32 with engine reference.",
+            metavar="LIST",
+        ),
+    ] = "auto",
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:

@@ -99,6 +99,15 @@ def print_records(records: Sequence[Record], columns: Sequence[Column], style: T
         print(render_records(records, columns, style), end="")
 
 
+def print_tables(style: TableStyle, *tables: tuple[Sequence[Record], Sequence[Column]]) -> None:
+    """Print tables on stdout, one below another. CSV has only the first. The others are left out if they are empty."""
+    for number, (records, columns) in enumerate(tables[:1] if style == "csv" else tables):
+        if number and records:
+            print()
+        if records or not number:
+            print_records(records, columns, style)
+
+
 def write_plot(path: Path | None, render: Callable[["PlotFormat"], bytes]) -> None:
     """Write the plot that `render` makes in the format of `path`. Do nothing if `path` is None."""
     from linformer_cli.files import write_file
