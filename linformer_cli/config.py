@@ -377,6 +377,7 @@ class TrainConfig(Config):
         "cosine", description="Learning rate after warm-up. trapezoid is constant, then falls in the last quarter."
     )
     warmup_steps: CountOrZero = Field(100, description="Steps of linear warm-up.")
+    warmup_share: Share = Field(0.0, description="The warm-up also ends after this share of the run; 0: it does not.")
     weight_decay: PositiveOrZero = Field(0.05, description="Decoupled weight decay of matrices.")
     beta1: Fraction = Field(0.9, description="Adam's decay rate for the mean of gradients.")
     beta2: Fraction = Field(0.98, description="Adam's decay rate for the mean of squared gradients.")
@@ -396,6 +397,15 @@ class TrainConfig(Config):
     log_every: Count = Field(20, description="Steps between rows of metrics.csv.")
     evaluate_every: Count = Field(500, description="Steps between validations.")
     evaluate_images: Count = Field(512, description="Number of validation images, from the start of the split.")
+    check_every: Seconds | None = Field(
+        None,
+        description="Validate, draw samples and save at this interval of time, and first after half of it, instead of "
+        "after a number of steps. For folders: 2m.",
+    )
+    patience: CountOrZero = Field(
+        0,
+        description="Stop after this many validations in a row without a better one; 0: never. For folders: 3.",
+    )
     sample_every: CountOrZero = Field(500, description="Steps between sample grids; 0 turns them off.")
     sample_images: Images = Field(16, description="Images in a sample grid.")
     save_every: Count = Field(200, description="Steps between saves.")

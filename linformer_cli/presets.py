@@ -60,6 +60,22 @@ RECIPES: dict[str, dict[str, Any]] = {
     "cifar10-paper": _PAPER_RECIPE,
 }
 
+# Training settings for folders of pictures, whatever the preset: a run that one can watch, and that ends early if there
+# are few pictures. Mirroring is off, because letters, icons and pixel art often have a direction.
+FOLDER_RECIPE: dict[str, Any] = {
+    "max_time": 900.0,
+    "batch": 8,
+    "schedule": "trapezoid",
+    "warmup_share": 0.05,
+    "check_every": 120.0,
+    "patience": 3,
+    "flip": False,
+}
+# The share of pictures that are trained on without their class, if their folders or labels.csv name classes.
+FOLDER_HIDE_CLASS = 0.2
+# With fewer training images, samples are rough or copies.
+FEW_PICTURES = 300
+
 # Default learning rates of optimizers whose learning rate differs from AdamW's. `RECIPES` may override them.
 LEARNING_RATES = {"muon": 8e-3}
 

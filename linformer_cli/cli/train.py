@@ -1,7 +1,7 @@
 """`lintx train`: train a model, or resume a run."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +10,9 @@ import typer
 from linformer_cli.config import LENGTHS, LOOK_SETTINGS, DataConfig, NetworkConfig, TrainConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.files import require_writable
-from linformer_cli.presets import BYTES_PRESET, CIFAR10_PRESET, DEFAULT_PRESET, PRESETS
+from linformer_cli.presets import BYTES_PRESET, CIFAR10_PRESET, DEFAULT_PRESET, FEW_PICTURES, PRESETS
 from linformer_cli.system.distributed import join_team, notice_loss
-from linformer_cli.units import WINDOWS
+from linformer_cli.units import WINDOWS, format_duration
 
 from . import options
 from .config_options import Fields, with_fields
@@ -28,14 +28,19 @@ if TYPE_CHECKING:
     from linformer_cli.training.loop import Trainer
     from linformer_cli.training.pixel_task import PixelTask
     from linformer_cli.training.run_folder import RunFolder
-    from linformer_cli.training.settings import Given
+    from linformer_cli.training.settings import Given, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
     """The options of the command."""
 
-    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Folder of the run to resume.")] = None
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PICTURES", help="A folder of pictures. With --resume: the folder of the run to resume."
+        ),
+    ] = None
     data: Annotated[
         str | None,
         typer.Option(
@@ -106,8 +111,10 @@ class TrainOptions:
 def train(asked: TrainOptions) -> None:
     """Train a model, or resume a run.
 
-    Without options, trains `mnist-wide` on MNIST in a new folder in runs/. With `--data bytes:PATH`, trains on windows
-    of bytes from a file or a folder of files, and shows bits/byte.
+    `lintx train PICTURES` trains on the pictures in a folder, such as sprites, icons or photographs. It measures how
+    they look and chooses the network and the length: 15 minutes, or less if validation stops improving. Without
+    arguments, trains `mnist-wide` on MNIST. With `--data bytes:PATH`, trains on windows of bytes from a file or a
+    folder of files, and shows bits/byte.
 
     The folder of a run holds config.toml (all settings), metrics.csv, samples/, last/ (the newest save) and best/ (the
     save with the lowest validation bits/dim). Options override --config, which overrides the preset. After the first
@@ -120,6 +127,7 @@ def train(asked: TrainOptions) -> None:
 
     Examples:
 
+    - `lintx train sprites/`
     - `lintx train --data mnist --data-dir DIR --max-time 10m --out runs/first`
     - `lintx train --data glyphs --preset tiny --steps 200`
     - `lintx train --attention softmax --dry-run`
@@ -130,7 +138,7 @@ def train(asked: TrainOptions) -> None:
     - `lintx train --preset mnist-small --distill-from mnist-deep`
     """
     if asked.run is not None and not asked.resume:
-        raise UsageError(f"unexpected argument '{asked.run}'; to resume that run: lintx train --resume {asked.run}")
+        asked = replace(asked, run=None, data=_name_pictures(asked.run, asked.data))
     with join_team() as team:
         trainer = _resume(asked, team) if asked.resume else _begin(asked, team)
         if asked.dry_run:
@@ -154,6 +162,18 @@ def train(asked: TrainOptions) -> None:
                     folder.write_config(trainer.task.config)
             info(f"training in {folder.path} from step {trainer.progress.step}")
             _run(trainer, folder.path, asked.json)
+
+
+def _name_pictures(argument: str, data: str | None) -> str:
+    """Return the data set for the argument PICTURES. Raises `UsageError` if it is not a folder of pictures."""
+    folder = Path(argument)
+    if (folder / "config.toml").is_file() or not folder.is_dir():
+        hint = f"name a folder of pictures or, to resume a run: lintx train --resume {argument}"
+        raise UsageError(f"unexpected argument '{argument}'; {hint}")
+    if data is not None:
+        raise UsageError(f"'{argument}' and --data {data} are two data sets; name one")
+    kind = "array" if (folder / "train-images.npy").exists() else "folder"
+    return f"{kind}:{argument}"
 
 
 def _read_given(asked: TrainOptions) -> "Given":
@@ -181,7 +201,7 @@ def _resume(asked: TrainOptions, team: "Team") -> "Trainer[PixelTask]":
 def _begin(asked: TrainOptions, team: "Team") -> "Trainer[PixelTask]":
     """Return the trainer of a new run. Its folder is created later."""
     from linformer_cli.training.run_folder import RUNS, RunFolder
-    from linformer_cli.training.settings import find_source, find_teachers, merge_settings
+    from linformer_cli.training.settings import Pictures, find_source, find_teachers, merge_settings
 
     source = find_source(asked.init_from, asked.config)
     teachers = find_teachers(asked.distill_from or [], asked.config)
@@ -194,8 +214,30 @@ def _begin(asked: TrainOptions, team: "Team") -> "Trainer[PixelTask]":
             folder.refuse_if_taken()
         require_writable(folder.config_file)
     images = load_training_images(merged.data, team, merged.look)
-    settings = merged.build(images[0].shape, images[0].classes, teachers)
+    shape, classes = images[0].shape, images[0].classes
+    if merged.data.name.startswith("folder:"):
+        merged = merge_settings(_read_given(asked), asked.config, source, pictures=Pictures(shape, classes))
+        _explain_choice(merged, len(images[0]))
+    settings = merged.build(shape, classes, teachers)
     return _build_trainer(settings, folder, images, team, source)
+
+
+def _explain_choice(settings: "Settings", count: int) -> None:
+    """Say what was chosen for a folder of pictures, and what to expect of few."""
+    train = settings.train
+    length = next(f"{getattr(train, name):g} {name}" for name in LENGTHS if getattr(train, name) is not None)
+    if train.max_time is not None:
+        length = format_duration(train.max_time)
+    classes = f", classes hidden for {train.hide_class:g} (--no-classes: none)" if settings.data.labels else ""
+    info(
+        f"chosen: --preset {settings.preset}, --batch {train.batch}, at most {length}; ends after {train.patience} "
+        f"validations in a row without a better one (--patience){classes}"
+    )
+    if count < FEW_PICTURES:
+        info(
+            f"{count} training images are few: below about {FEW_PICTURES}, a model draws rough shapes, or copies the "
+            "training images; compare them with lintx sample --nearest"
+        )
 
 
 def _build_trainer(
@@ -258,6 +300,10 @@ def _run(trainer: "Trainer[PixelTask]", path: Path, json: bool) -> None:
         progress = trainer.run(display, stop)
     if progress.step == began:
         info("no step was left to train; give a larger --steps, --epochs or --max-time")
+    if trainer.has_lost_patience:
+        info(f"ended early: {progress.worse_validations} validations without a better one; best/ has the best weights")
+    if trainer.peak_learning_rate:
+        info(f"peak learning rate {trainer.peak_learning_rate:.3g}")
     info(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} {words.bits}; try")
     info(f"lintx sample {path}{'' if words is WINDOWS else ' -n 16 -o samples.png'}")
     copying = None

@@ -37,6 +37,14 @@ class Trainer(Learner[AnyTask]):
         self.folder = folder
         # The progress at the save in last/. A new run has no save, so it saves before its first step.
         self._saved: tuple[int, int, int, bool] | None = None
+        self.peak_learning_rate = 0.0
+        # The seconds of the longest validation and grid so far.
+        self._ending_seconds = 0.0
+
+    @property
+    def has_lost_patience(self) -> bool:
+        """Whether the last validations were no better than an earlier one, so that the run ends early."""
+        return 0 < self.task.settings.patience <= self.progress.worse_validations
 
     def run(self, reporter: Reporter, stop: StopRequest) -> Progress:
         """Train to the end of the schedule. If `stop` is set, save and raise `Interrupted`."""
@@ -51,17 +59,23 @@ class Trainer(Learner[AnyTask]):
         timed_steps, timed_seconds = 0, 0.0
         while True:
             # All processes use the leader's time, so that all end after the same step.
-            elapsed_seconds = self.team.from_leader(lambda: time.monotonic() - started)
+            elapsed_seconds, ending = self.team.from_leader(lambda: (time.monotonic() - started, self._ending_seconds))
             self.progress = replace(self.progress, elapsed_seconds=elapsed_seconds)
-            share = measure_progress(settings, self.progress.step, elapsed_seconds, self.task.items)
-            finished = share >= 1
+            share = measure_progress(settings, self.progress.step, elapsed_seconds, self.task.items, ending)
+            finished = share >= 1 or self.has_lost_patience
+            checked = self._check_is_due()
             with contextlib.suppress(Interrupted):  # --resume repeats the interrupted evaluation or grid
-                if self._evaluation_is_due(finished):
+                if validated := self._evaluation_is_due(finished, checked):
                     self._evaluate(reporter, stop)
-                if self._sample_is_due(finished):
+                    finished = finished or self.has_lost_patience
+                if sampled := self._sample_is_due(finished, checked):
                     self._sample(reporter, stop)
+                if checked:
+                    self.progress = replace(self.progress, checked_seconds=elapsed_seconds)
+                if validated or sampled:
+                    self._ending_seconds = max(self._ending_seconds, time.monotonic() - started - elapsed_seconds)
             stopped = self.team.most(stop.signal_number or 0)
-            if self._save_is_due(finished or stopped > 0):
+            if self._save_is_due(finished or checked or stopped > 0):
                 self._save_last(reporter)
             if stopped:
                 self._leave(stopped)
@@ -76,6 +90,7 @@ class Trainer(Learner[AnyTask]):
                 raise self._diverged(str(error)) from None
             # Only training steps are timed: the speed should not depend on validation, samples or saves.
             timed_steps, timed_seconds = timed_steps + 1, timed_seconds + time.perf_counter() - began
+            self.peak_learning_rate = max(self.peak_learning_rate, step.learning_rate)
             self._watch_loss(step.nats, reporter)
             if self.progress.step % settings.log_every == 0:
                 self.progress = replace(self.progress, elapsed_seconds=time.monotonic() - started)
@@ -118,20 +133,30 @@ class Trainer(Learner[AnyTask]):
         if self.team.leads:
             cut_metrics(folder.metrics_file, self.progress.step, validated=self.progress.is_validated)
 
-    def _evaluation_is_due(self, finished: bool) -> bool:
+    def _check_is_due(self) -> bool:
+        """Whether it is time to validate, draw and save, in a run that does so at intervals of time."""
+        every, last = self.task.settings.check_every, self.progress.checked_seconds
+        return every is not None and self.progress.elapsed_seconds - last >= (every if last else every / 2)
+
+    def _evaluation_is_due(self, finished: bool, checked: bool) -> bool:
+        step, settings = self.progress.step, self.task.settings
         if finished:
             return not self.progress.is_validated
-        step = self.progress.step
-        return step != self.progress.evaluated_at and step % self.task.settings.evaluate_every == 0
+        due = checked if settings.check_every is not None else step % settings.evaluate_every == 0
+        return step != self.progress.evaluated_at and (due or self.progress.evaluated_at < 0)
 
-    def _sample_is_due(self, finished: bool) -> bool:
-        every, step = self.task.settings.sample_every, self.progress.step
-        return every > 0 and step != self.progress.sampled_at and (finished or step % every == 0)
+    def _sample_is_due(self, finished: bool, checked: bool) -> bool:
+        step, settings = self.progress.step, self.task.settings
+        due = (
+            checked if settings.check_every is not None else settings.sample_every and step % settings.sample_every == 0
+        )
+        return settings.sample_every > 0 and step != self.progress.sampled_at and bool(finished or due)
 
     def _save_is_due(self, ending: bool) -> bool:
         if self.folder is None or self.progress.marks == self._saved:
             return False
-        return ending or self.progress.step % self.task.settings.save_every == 0
+        timed = self.task.settings.check_every is not None and self._saved is not None
+        return ending or (not timed and self.progress.step % self.task.settings.save_every == 0)
 
     def _diverged(self, what: str) -> TrainingError:
         """Return the error for weights whose loss is NaN. If they were saved, the save before them is put back."""
@@ -213,6 +238,7 @@ class Trainer(Learner[AnyTask]):
             validation_bits_per_dim=bits.bits_per_dim,
             validation_standard_error=bits.standard_error,
             best_bits_per_dim=bits.bits_per_dim if is_best else best,
+            worse_validations=0 if is_best else self.progress.worse_validations + 1,
             evaluated_at=self.progress.step,
         )
         row = MetricsRow(

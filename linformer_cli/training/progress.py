@@ -68,6 +68,10 @@ class Progress:
     interval_nats: float = 0.0
     interval_steps: CountOrZero = 0
     loss: LossTrend = LossTrend()
+    # The time of the last check of a run that is checked at intervals of time.
+    checked_seconds: float = 0.0
+    # The number of validations since the best one.
+    worse_validations: CountOrZero = 0
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Progress":

@@ -24,21 +24,23 @@ from linformer_cli.documents import parse_config, read_toml
 from linformer_cli.errors import UsageError, shorten, unknown_name
 from linformer_cli.model.mixers import check_parts, parse_options
 from linformer_cli.presets import (
+    CIFAR10_PRESET,
     DEFAULT_PRESET,
+    FOLDER_HIDE_CLASS,
+    FOLDER_RECIPE,
     RECIPES,
     complete_recipe,
     find_default_preset,
     find_preset,
     find_preset_data,
 )
-from linformer_cli.units import WINDOWS
 
 _TABLES = ("model", "data", "train")
 _INIT_FROM, _DISTILL_FROM = "init_from", "distill_from"
 # The keys of a model's configuration that data and training determine.
 _DERIVED = {"image", "classes", "optional_class"}
 # A resumed run may change these settings, its length and its data folder.
-_FREE = ("device", "precision")
+_FREE = ("device", "precision", "patience")
 # Options whose names differ from their keys.
 _FLAGS = {"name": "data", "labels": "classes", "attention_options": "attention_option"}
 
@@ -79,11 +81,10 @@ class Settings:
         With `[data] labels`, the model gets `classes` classes, which are optional if training hides some. Raises
         `UsageError` if `classes` is then 0, and for `teachers` that the model cannot learn from.
         """
-        if self.source is not None and image != self.source.info.model.image:
-            size = "--length" if self.data.words is WINDOWS else "--image-size"
+        if self.source is not None and self.source.info.model.image.words is not image.words:
             raise UsageError(
                 f"'{self.source.path}' draws images of {_describe_shape(self.source.info.model.image)}, but "
-                f"'{self.data.name}' has {_describe_shape(image)}; choose --data or {size} to fit"
+                f"'{self.data.name}' has {_describe_shape(image)}; choose --data or --length to fit"
             )
         if self.data.labels and not classes:
             raise UsageError(f"--classes needs images with labels, and '{self.data.name}' has none; give --no-classes")
@@ -142,21 +143,49 @@ def _check_teacher(teacher: Checkpoint, config: ModelConfig) -> None:
         raise UsageError(f"{start} needs the class of every image, but the run has images without a class")
 
 
+@dataclass(frozen=True)
+class Pictures:
+    """What the settings for a folder of pictures depend on: their shape, and their number of classes."""
+
+    shape: ImageShape
+    classes: int
+
+    @property
+    def preset(self) -> str:
+        return CIFAR10_PRESET if self.shape.channels > 1 else DEFAULT_PRESET
+
+
 def merge_settings(
-    given: Given, file: Path | None = None, source: Checkpoint | None = None, images_preset: str | None = None
+    given: Given,
+    file: Path | None = None,
+    source: Checkpoint | None = None,
+    images_preset: str | None = None,
+    pictures: Pictures | None = None,
 ) -> Settings:
     """Merge settings: the command line takes precedence over `file`, and `file` over the preset.
 
     The data set defaults to the preset's. The preset defaults to that of the data set, or, for images, to
     `images_preset`. With a `source`, network and data set default to those of the source, but a named preset overrides
-    the network. Raises `UsageError` for unknown keys and names, and for a file that is not TOML.
+    the network. For the `pictures` of a folder, more defaults depend on them. Raises `UsageError` for unknown keys and
+    names, and for a file that is not TOML.
     """
     document = read_tables(file) if file is not None else {}
+    recipe: dict[str, Any] = {}
+    if pictures is not None:
+        images_preset, recipe = images_preset or pictures.preset, dict(FOLDER_RECIPE)
+        chosen = {**document.get("train", {}), **given.train}
+        if not chosen.keys().isdisjoint(LENGTHS):
+            del recipe["max_time"]
+        if not chosen.keys().isdisjoint(("evaluate_every", "sample_every", "save_every")):
+            del recipe["check_every"]
     name = given.preset or document.get("preset")
     data = {**document.get("data", {}), **given.data}
     if document.get("model", {}).get("classes"):
         data = {"labels": True, **data}
     if source is None:
+        if pictures is not None:
+            data = {"labels": pictures.classes > 0, **data}
+            recipe |= {"hide_class": FOLDER_HIDE_CLASS} if data["labels"] else {}
         if name is None:
             name = find_default_preset(str(data.get("name")), images_preset)
         network = find_preset(name).model_dump()
@@ -164,7 +193,8 @@ def merge_settings(
     else:
         network = find_preset(name).model_dump() if name else source.info.model.model_dump(exclude=_DERIVED)
         name = name or source.info.training.preset or DEFAULT_PRESET
-        data = {"name": source.info.data.name, "labels": source.info.model.classes > 0, **data}
+        labelled = source.info.model.classes > 0 and (pictures is None or pictures.classes > 0)
+        data = {"name": source.info.data.name, "labels": labelled, **data}
         image = source.info.model.image
         if data["name"] == "glyphs":
             data = {"image_size": (image.height, image.width), **data}
@@ -176,7 +206,7 @@ def merge_settings(
     training = document.get("train", {})
     if source is not None and data["labels"]:
         training = {"hide_class": source.info.training.settings.hide_class, **training}
-    train = _merge_training(name, training, given.train)
+    train = _merge_training({**RECIPES.get(name, {}), **recipe}, training, given.train)
     return Settings(
         name,
         _parse_network(model),
@@ -186,11 +216,13 @@ def merge_settings(
     )
 
 
-def _merge_training(preset: str, from_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_training(
+    recipe: Mapping[str, Any], from_file: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
     """Merge the arguments; later ones win. A given length replaces the file's; the default is `DEFAULT_EPOCHS`."""
     if any(key in given for key in LENGTHS):
         from_file = {key: value for key, value in from_file.items() if key not in LENGTHS}
-    merged = complete_recipe({**RECIPES.get(preset, {}), **from_file, **given})
+    merged = complete_recipe({**recipe, **from_file, **given})
     return merged if any(key in merged for key in LENGTHS) else {**merged, "epochs": DEFAULT_EPOCHS}
 
 

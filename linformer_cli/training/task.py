@@ -69,10 +69,15 @@ class Task(ABC, Generic[Model, Batch]):
 AnyTask = TypeVar("AnyTask", bound=Task[Any, Any])
 
 
-def measure_progress(config: TrainConfig, step: int, elapsed_seconds: float, train_items: int) -> float:
-    """Return the finished share of a run in [0, 1], measured in steps, images or time."""
+def measure_progress(
+    config: TrainConfig, step: int, elapsed_seconds: float, train_items: int, ending_seconds: float = 0.0
+) -> float:
+    """Return the finished share of a run in [0, 1], measured in steps, images or time.
+
+    The last validation and samples take `ending_seconds`, which `max_time` includes.
+    """
     if config.max_time is not None:
-        done = elapsed_seconds / config.max_time
+        done = elapsed_seconds / max(config.max_time - ending_seconds, config.max_time / 2)
     elif config.steps is not None:
         done = step / config.steps
     else:
@@ -94,5 +99,7 @@ def learning_rate_at(config: TrainConfig, step: int, share: float) -> float:
         "constant": 1.0,
     }[config.schedule]
     floor = config.final_learning_rate_fraction
-    warm = min(1.0, (step + 1) / (config.warmup_steps + 1))
-    return config.learning_rate * warm * (floor + (1 - floor) * falling)
+    warm = (step + 1) / (config.warmup_steps + 1)
+    if config.warmup_share:
+        warm = max(warm, share / config.warmup_share)
+    return config.learning_rate * min(1.0, warm) * (floor + (1 - floor) * falling)

@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from linformer_cli.errors import CheckpointError
 from linformer_cli.model.attention_layer import AttentionLayer
@@ -17,6 +18,8 @@ from linformer_cli.model.blocks import Block
 from linformer_cli.model.pixel_model import PixelModel
 
 Layout = dict[str, dict[str, slice]]
+# The tables of positions, and the beginnings of the names of tensors with a row for every value.
+_POSITIONS, _NUMBERS = {"embedding.row.weight", "embedding.column.weight"}, ("embedding.values", "head.projection")
 _BLOCK = re.compile(r"^blocks\.(\d+)\.")
 
 
@@ -35,7 +38,10 @@ class Transfer:
 
 @torch.no_grad()
 def transfer_weights(model: PixelModel, source: PixelModel) -> Transfer:
-    """Copy every tensor of `source` whose name and shape fit into `model`.
+    """Copy every tensor of `source` whose name and shape fit into `model`, and tables of positions of another length.
+
+    The tables of rows and columns are then interpolated. The numbers of another palette mean other colours, so their
+    tables are not copied.
 
     If `model` has more blocks, the branches of the additional blocks initially output zero. With LayerNorm before the
     branches, the model then computes the same as `source` (as in Net2Net, Chen 2016). If only `model` has classes,
@@ -44,6 +50,12 @@ def transfer_weights(model: PixelModel, source: PixelModel) -> Transfer:
     """
     places = spread_blocks(len(source.blocks), len(model.blocks))
     ours, theirs = split_projections(model, source, places)
+    for name in _POSITIONS & ours.keys() & theirs.keys():
+        if ours[name].shape[1:] == theirs[name].shape[1:]:
+            table = theirs[name].float().T[None]
+            theirs[name] = functional.interpolate(table, len(ours[name]), mode="linear", align_corners=True)[0].T
+    if model.config.image.palette != source.config.image.palette:
+        theirs = {name: tensor for name, tensor in theirs.items() if not name.startswith(_NUMBERS)}
     copied, used = [], set()
     for name, tensor in ours.items():
         origin = _find_origin(name, tensor, theirs)

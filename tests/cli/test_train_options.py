@@ -211,3 +211,47 @@ def test_training_with_classes_needs_labels(conditional_run, lintx, tmp_path):
     assert not (tmp_path / "run").exists()
     # Without classes, images need no labels.
     assert lintx("train", "--data", f"array:{tmp_path}", *SMALL[4:], "--out", tmp_path / "run").code == 0
+
+
+def draw_icons(folder, count, classes=("a", "b")):
+    random = np.random.default_rng(0)
+    for number in range(count):
+        pixels = np.zeros((8, 8, 4), np.uint8)
+        pixels[2:6, 1 + number % 3 : 7] = (*random.choice([0, 90, 250], 3), 255)
+        path = folder / classes[number % len(classes)] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+
+
+def test_a_folder_of_pictures_is_all_that_train_needs(lintx, tmp_path, monkeypatch):
+    monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
+    draw_icons(tmp_path / "icons", 40)
+    run, tiny = tmp_path / "run", ("--preset", "tiny", "--steps", 3, "--batch", 4)
+    outcome = lintx("train", tmp_path / "icons", *tiny, "--out", run)
+    assert outcome.code == 0, outcome.stderr
+    for line in ("2 classes: a (20), b (20)", "training images are few", "peak learning rate 0.002", "at most 3 steps"):
+        assert line in outcome.stderr
+    info = read_checkpoint(run).info
+    assert info.model.image.palette[0] == "#00000000" and info.data.class_names == ("a", "b")
+    assert info.model.optional_class and info.training.settings.check_every == 120
+    # Every command reads pictures with the checkpoint's look.
+    assert lintx("eval", run).code == 0
+    out = tmp_path / "out.png"
+    assert lintx("sample", run, "--class", "b", "-n", 2, "-o", out).code == 0
+    assert "or names (a, b)" in lintx("sample", run, "--class", "c", "-o", out).stderr
+    picture = next((tmp_path / "icons" / "a").iterdir())
+    assert lintx("complete", picture, "--checkpoint", run, "-o", out).code == 0
+    assert lintx("train", "--resume", run, "--steps", 4).code == 0
+    assert ": a, b" in lintx("info", run).stdout
+    # The weights also start a model of pictures without classes and of another size.
+    draw_icons(tmp_path / "more", 20, classes=("",))
+    moved = lintx(
+        "train", tmp_path / "more", "--init-from", run, "--image-size", 6, "--steps", 1, "--out", tmp_path / "b"
+    )
+    assert moved.code == 0 and read_checkpoint(tmp_path / "b").info.model.classes == 0, moved.stderr
+
+
+def test_the_argument_of_train_must_be_a_folder_of_pictures(lintx, tmp_path):
+    assert "to resume a run: lintx train --resume nothing" in lintx("train", "nothing").stderr
+    outcome = lintx("train", tmp_path, "--data", "mnist")
+    assert outcome.code == 2 and "two data sets" in outcome.stderr

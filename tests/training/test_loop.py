@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 import json
 import math
 import signal
@@ -255,7 +256,7 @@ def test_elapsed_time_excludes_the_time_between_stop_and_resume(configure, tmp_p
     assert second.progress.elapsed_seconds == spent
     resumed_at = clock.now
     train(second)
-    assert 40 <= second.progress.elapsed_seconds < 44
+    assert 36 <= second.progress.elapsed_seconds < 44
     assert 40 - spent <= clock.now - resumed_at <= 46 - spent
     with open(second.folder.metrics_file, newline="", encoding="utf-8") as file:
         elapsed = [float(row["elapsed_seconds"]) for row in csv.DictReader(file)]
@@ -405,3 +406,22 @@ def test_random_features_depend_only_on_the_seed_and_the_step(configure, tmp_pat
     for ours, same, other in zip(*drawn, strict=True):
         assert torch.equal(ours, same)
         assert not torch.isclose(ours, other).any()
+
+
+def test_a_run_may_be_checked_at_intervals_of_time(configure, tmp_path, monkeypatch) -> None:
+    ticks = itertools.count(0.0, 1.0)
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=lambda: 0.0))
+    trainer = begin(configure(steps=14, check_every=4.0, log_every=100), tmp_path / "run")
+    watcher = train(trainer)
+    checked = watcher.steps("sample")
+    assert 3 <= len(checked) < 8 and checked[0] < checked[1] - checked[0]  # the first check comes sooner
+    assert sorted(watcher.steps("best") + watcher.steps("evaluate")) == checked == watcher.steps("save")
+
+
+def test_a_run_ends_when_validation_no_longer_improves(configure, tmp_path, monkeypatch) -> None:
+    found = iter([5.0, 4.0, 4.5, 4.2, 4.1])
+    monkeypatch.setattr(pixel_module.PixelTask, "validate", lambda *_: Bits(next(found), 0.25, 4.0, 0.25, 6, 64))
+    trainer = begin(configure(steps=14, evaluate_every=1, patience=2), tmp_path / "run")
+    train(trainer)
+    assert trainer.progress.step == 4 and trainer.has_lost_patience
+    assert read_checkpoint(trainer.folder.best).info.training.step == 2

@@ -12,7 +12,7 @@ from linformer_cli.config import DEFAULT_EPOCHS, ImageShape, Origin, RunConfig, 
 from linformer_cli.errors import CheckpointError, UsageError
 from linformer_cli.presets import DEFAULT_PRESET, PRESETS
 from linformer_cli.training.run_folder import RunFolder
-from linformer_cli.training.settings import Given, extend_settings, find_source, merge_settings
+from linformer_cli.training.settings import Given, Pictures, extend_settings, find_source, merge_settings
 
 IMAGE = ImageShape(height=8, width=8)
 
@@ -293,10 +293,28 @@ def test_a_preset_overrides_the_source_and_the_file_overrides_both(source, write
     assert (config.data.name, config.data.image_size) == ("mnist", None)
 
 
-def test_images_of_another_shape_are_refused(source, raises_one_line) -> None:
+def test_images_may_have_another_shape_but_bytes_are_refused(source, raises_one_line) -> None:
     settings = merge_settings(Given(data={"name": "mnist"}), None, source)
-    with raises_one_line(UsageError, "8 x 8 x 1 with 16 levels", "28 x 28 x 1 with 256 levels", "--data"):
-        settings.build(ImageShape(height=28, width=28))
+    assert settings.build(ImageShape(height=28, width=28)).model.image.width == 28
+    with raises_one_line(UsageError, "8 x 8 x 1 with 16 levels", "1 x 64 x 1 with 256 levels", "--data"):
+        settings.build(ImageShape(height=1, width=64))
+
+
+def test_a_folder_of_pictures_chooses_its_settings() -> None:
+    given = Given(data={"name": "folder:x"})
+    for channels, classes, preset in ((1, 0, "mnist-wide"), (3, 5, "cifar10-pixel"), (4, 0, "cifar10-pixel")):
+        pictures = Pictures(ImageShape(height=8, width=8, channels=channels), classes)
+        chosen = merge_settings(given, pictures=pictures)
+        assert (chosen.preset, chosen.data.labels) == (preset, classes > 0)
+        train = chosen.train
+        assert (train.max_time, train.epochs, train.patience, train.flip) == (900, None, 3, False)
+        assert train.hide_class == (0.2 if classes else 0)
+        chosen.build(pictures.shape, classes)
+    asked = merge_settings(
+        replace(given, preset="tiny", train={"epochs": 2, "flip": True, "save_every": 9}), pictures=pictures
+    )
+    assert (asked.preset, asked.train.max_time, asked.train.check_every) == ("tiny", None, None)
+    assert asked.train.flip and asked.train.epochs == 2
 
 
 def test_the_config_of_a_run_names_its_source(source, tmp_path, raises_one_line) -> None:

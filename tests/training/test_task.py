@@ -56,3 +56,16 @@ def test_the_warm_up_is_linear_and_starts_above_zero(schedule) -> None:
     whole = config.model_copy(update={"warmup_steps": 0})
     shares = [learning_rate_at(config, step, 0.3) / learning_rate_at(whole, step, 0.3) for step in range(7)]
     assert shares == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1, 1], rel=1e-12)
+
+
+def test_the_warm_up_ends_after_a_share_of_a_short_run() -> None:
+    config = TrainConfig(steps=40, learning_rate=0.5, schedule="constant", warmup_share=0.05)
+    rates = [learning_rate_at(config, step, step / 40) for step in range(4)]
+    assert rates == pytest.approx([0.5 / 101, 0.25, 0.5, 0.5])
+    assert learning_rate_at(config, 100, 0.01) == 0.5  # a long run has warmed up before
+
+
+def test_the_time_of_a_run_includes_its_last_validation() -> None:
+    config = TrainConfig(max_time=60)
+    assert measure_progress(config, 0, 50, 1, ending_seconds=10) == 1
+    assert measure_progress(config, 0, 15, 1, ending_seconds=1000) == 0.5  # at least half of the time is for training

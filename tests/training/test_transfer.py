@@ -8,6 +8,7 @@ import torch
 
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.config import ImageShape
 from linformer_cli.errors import CheckpointError
 from linformer_cli.model.mixers import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
@@ -198,3 +199,25 @@ def test_names_of_tensors_are_summarised_per_block() -> None:
     names = [f"blocks.{block}.a.b" for block in (0, 1, 2, 10, 11, 4)] + ["blocks.3.c", "norm.weight"]
     assert summarise_names(names) == "blocks.0-2,4,10-11.a.b, blocks.3.c, norm.weight"
     assert summarise_names([]) == "none"
+
+
+def test_positions_of_another_size_are_interpolated(build_tiny_model) -> None:
+    source = build_tiny_model(1)
+    image = source.config.image
+    larger = image.model_copy(update={"height": 2 * image.height - 1})
+    model = build_tiny_model(0, image=larger)
+    moved = transfer_weights(model, source)
+    assert "embedding.row.weight" in moved.copied and not moved.new
+    torch.testing.assert_close(model.embedding.row.weight[::2], source.embedding.row.weight)
+    between = (source.embedding.row.weight[:-1] + source.embedding.row.weight[1:]) / 2
+    torch.testing.assert_close(model.embedding.row.weight[1::2], between)
+
+
+def test_numbers_of_another_palette_are_not_copied(build_tiny_model) -> None:
+    models = []
+    for seed, colour in enumerate(("#ff0000", "#00ff00")):
+        size = {"height": 4, "width": 4, "levels": 2, "palette": ("#00000000", colour)}
+        models.append(build_tiny_model(seed, image=ImageShape(**size)))
+    moved = transfer_weights(*models)
+    assert {"embedding.values", "head.projection.weight", "head.projection.bias"} <= set(moved.new)
+    assert "embedding.row.weight" in moved.copied
