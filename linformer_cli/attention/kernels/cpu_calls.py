@@ -1,7 +1,7 @@
 """Calls of the kernels for CPUs: tensors as their arguments, and checks."""
 
 import ctypes
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,22 +10,30 @@ from linformer_cli.attention.tensors import accumulator_dtype
 from linformer_cli.native.library import load_function, read_structure
 
 
-def launch(
-    name: str,
-    call: ctypes.Structure,
-    views: Mapping[str, Tensor | None],
-    states: Mapping[str, Tensor | None],
-    dtype: torch.dtype,
-) -> None:
-    """Run a kernel for inputs of `dtype`: `views` are passed with strides, `states` are dense. None: a null pointer."""
-    view = read_structure("native/scan.h", "View")
-    for field, tensor in views.items():
-        if tensor is not None:
-            setattr(call, field, view(tensor.data_ptr(), *tensor.stride()[:3], tensor.dtype == torch.bfloat16))
-    for field, tensor in states.items():
-        setattr(call, field, None if tensor is None else tensor.data_ptr())
-    function = load_function(name, ctypes.POINTER(type(call)), ctypes.c_int64)
-    function(ctypes.byref(call), int(dtype == torch.float64))
+@dataclass(frozen=True)
+class Kernels:
+    """C++ functions whose argument is a `structure` of a `file`. `axes` names the dimensions of their inputs there."""
+
+    file: str
+    structure: str
+    axes: str = "BHTC"
+
+    def run(self, name: str, x: Tensor, /, **fields: Tensor | float | None) -> None:
+        """Run the function `name` for inputs with the type and the sizes of `x`. `fields` are those of the structure.
+
+        A tensor is passed with its strides if its field is a view; otherwise, it must be dense. None: a null pointer.
+        """
+        call = read_structure(self.file, self.structure)(threads=torch.get_num_threads())
+        pointers = {one[0] for one in call._fields_ if one[1] == ctypes.c_void_p}
+        view = read_structure("native/scan.h", "View")
+        for field, value in (*zip(self.axes, x.shape, strict=True), *fields.items()):
+            if isinstance(value, Tensor):
+                address, narrow = value.data_ptr(), value.dtype == torch.bfloat16
+                setattr(call, field, address if field in pointers else view(address, *value.stride()[:3], narrow))
+            elif value is not None:
+                setattr(call, field, value)
+        function = load_function(name, ctypes.POINTER(type(call)), ctypes.c_int64)
+        function(ctypes.byref(call), int(x.dtype == torch.float64))
 
 
 def require_fit(

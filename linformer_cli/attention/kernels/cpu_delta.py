@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.tensors import Context
-from linformer_cli.native.library import read_structure
 
-from .cpu_calls import launch, require_fit, with_dense_rows
+from .cpu_calls import Kernels, require_fit, with_dense_rows
 
+_KERNELS = Kernels("attention/kernels/delta.cpp", "DeltaCall")
 _INPUTS = ("q", "k", "v", "d", "beta", "log_decay")
 
 
@@ -32,11 +32,13 @@ class _DeltaRule(torch.autograd.Function):
         *parts, carried = inputs
         views = {name: None if x is None else with_dense_rows(x) for name, x in zip(_INPUTS, parts, strict=True)}
         carried = None if carried is None else carried.contiguous()
-        q, v = views["q"], views["v"]
-        assert q is not None and v is not None
+        q, v, log_decay = views["q"], views["v"], views["log_decay"]
+        assert q is not None and v is not None and log_decay is not None
         y, error = (with_dense_rows(torch.empty_like(v)) for _ in range(2))
         total = q.new_empty(*q.shape[:2], q.shape[3], v.shape[3])
-        _call("lintx_delta_forward", {**views, "y": y, "error": error}, {"carried": carried, "total": total})
+        sizes = {"V": v.shape[3], "decays": log_decay.shape[3]}
+        more = {"y": y, "error": error, "carried": carried, "total": total}
+        _KERNELS.run("lintx_delta_forward", q, **sizes, **views, **more)
         ctx.save_for_backward(*views.values(), error, carried)
         ctx.set_materialize_grads(False)
         return y, total
@@ -52,18 +54,8 @@ class _DeltaRule(torch.autograd.Function):
         }
         grad_carried = None if carried is None else torch.empty_like(carried)
         y = torch.zeros_like(views["v"]) if y is None else with_dense_rows(y)
-        _call(
-            "lintx_delta_backward",
-            {**views, **found, "y": y, "error": error},
-            {"carried": carried, "total": None if total is None else total.contiguous(), "grad_carried": grad_carried},
-        )
+        total = None if total is None else total.contiguous()
+        sizes = {"V": views["v"].shape[3], "decays": views["log_decay"].shape[3]}
+        more = {"y": y, "error": error, "carried": carried, "total": total, "grad_carried": grad_carried}
+        _KERNELS.run("lintx_delta_backward", views["q"], **sizes, **views, **found, **more)
         return *found.values(), grad_carried
-
-
-def _call(name: str, views: dict[str, Tensor | None], states: dict[str, Tensor | None]) -> None:
-    q, v, log_decay = views["q"], views["v"], views["log_decay"]
-    assert q is not None and v is not None and log_decay is not None
-    call = read_structure("attention/kernels/delta.cpp", "DeltaCall")(
-        torch.get_num_threads(), *q.shape, v.shape[-1], log_decay.shape[-1]
-    )
-    launch(name, call, views, states, q.dtype)

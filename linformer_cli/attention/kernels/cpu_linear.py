@@ -10,7 +10,6 @@ and the denominators: it recomputes s forwards for the queries, and sums the gra
 values. The reference form is `causal_sums` and `divide_by_weight`.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -18,27 +17,36 @@ from torch import Tensor
 
 from linformer_cli.attention.tensors import Context, accumulator_dtype
 from linformer_cli.native.constants import COMPILED_MAPS
-from linformer_cli.native.library import read_structure
 
 from .cpu_calls import (
+    Kernels,
     empty_like_projection,
     empty_like_projections,
-    launch,
     require_fit,
     require_sums_fit,
     with_dense_rows,
 )
 
+_KERNELS = Kernels("native/linear_maps.h", "LinearCall", "BHTK")
 # The number of the map that linear_maps.h calls EXPONENTIAL_MAP.
 _EXPONENTIAL = -1
 
 
-class _Map(NamedTuple):
-    """A feature map, by its number in linear_maps.h. The exponential map has W [K, C] and c [B, H, C]."""
+class _Form(NamedTuple):
+    """A feature map, by its number in linear_maps.h, and whether sums are over all positions.
 
-    number: int
+    The exponential map has W [K, C] and c [B, H, C].
+    """
+
+    map: int
+    whole: bool = False
     columns: Tensor | None = None
     maxima: Tensor | None = None
+
+    def run(self, name: str, q: Tensor, v: Tensor, **fields: Tensor | None) -> None:
+        features = q.shape[3] if self.columns is None else self.columns.shape[1]
+        numbers = {"C": features, "V": v.shape[3], "map": self.map, "mode": int(self.whole)}
+        _KERNELS.run(name, q, **numbers, q=q, v=v, columns=self.columns, maxima=self.maxima, **fields)
 
 
 def attend(
@@ -51,7 +59,7 @@ def attend(
     the errors of `require_sums_fit`.
     """
     require_sums_fit(q, k, v, s, z)
-    y, total_s, total_z, _ = _attend(q, k, v, s, z, _Map(COMPILED_MAPS[feature_map]))
+    y, total_s, total_z, _ = _attend(q, k, v, s, z, _Form(COMPILED_MAPS[feature_map]))
     return y, total_s, total_z
 
 
@@ -62,7 +70,7 @@ def attend_all(q: Tensor, k: Tensor, v: Tensor, feature_map: str) -> Tensor:
     `attend`.
     """
     require_fit(q, k, v, None, narrow=True)
-    return _attend(q, k, v, None, None, _Map(COMPILED_MAPS[feature_map]), whole=True)[0]
+    return _attend(q, k, v, None, None, _Form(COMPILED_MAPS[feature_map], whole=True))[0]
 
 
 class ExponentialSums(NamedTuple):
@@ -103,22 +111,21 @@ def attend_exponential(
             raise ValueError(f"the state does not match: {[(list(x.shape), x.dtype) for x in before]}")
     with torch.no_grad():
         c = c.clone(memory_format=torch.contiguous_format)
-        feature_map = _Map(_EXPONENTIAL, columns.contiguous(), c)
-        views = {"q": with_dense_rows(q), "k": with_dense_rows(k), "v": with_dense_rows(v)}
-        _call("lintx_linear_maxima", feature_map, views, {})
+        form = _Form(_EXPONENTIAL, columns=columns.contiguous(), maxima=c)
+        form.run("lintx_linear_maxima", with_dense_rows(q), with_dense_rows(v), k=with_dense_rows(k))
     if s is not None and z is not None and before is not None:
         rescale = (before[1] - c).exp()
         s, z = s * rescale.unsqueeze(-1), z * rescale
-    y, total_s, total_z, weights = _attend(q, k, v, s, z, feature_map)
+    y, total_s, total_z, weights = _attend(q, k, v, s, z, form)
     return ExponentialSums(y, weights, total_s, total_z, c)
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: _Map, whole: bool = False
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, form: _Form
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v = map(with_dense_rows, (q, k, v))
     s, z = (None if x is None else x.contiguous() for x in (s, z))
-    result: tuple[Tensor, Tensor, Tensor, Tensor] = _LinearAttention.apply(q, k, v, s, z, feature_map, whole)
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = _LinearAttention.apply(q, k, v, s, z, form)
     return result
 
 
@@ -131,28 +138,22 @@ class _LinearAttention(torch.autograd.Function):
         v: Tensor,
         s: Tensor | None,
         z: Tensor | None,
-        feature_map: _Map,
-        whole: bool,
+        form: _Form,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dtype = accumulator_dtype(q.dtype)
         batch, heads, length, width = q.shape
-        features = width if feature_map.columns is None else feature_map.columns.shape[1]
+        features = width if form.columns is None else form.columns.shape[1]
         y = empty_like_projection(v)
         total_s = torch.empty(batch, heads, features, v.shape[-1], dtype=dtype)
         total_z = torch.empty(batch, heads, features, dtype=dtype)
         weights = torch.empty(batch, heads, length, dtype=dtype)
-        _call(
-            "lintx_linear_forward",
-            feature_map,
-            {"q": q, "k": k, "v": v, "y": y},
-            {"s": s, "z": z, "total_s": total_s, "total_z": total_z, "weights": weights},
-            whole,
-        )
-        if whole:
+        sums = {"s": s, "z": z, "total_s": total_s, "total_z": total_z, "weights": weights}
+        form.run("lintx_linear_forward", q, v, k=k, y=y, **sums)
+        if form.whole:
             s, z = total_s, total_z  # the backward pass reads these
         # This includes the tensors of the map, so that autograd notices if the caller changes them.
-        ctx.save_for_backward(q, k, v, s, z, weights, feature_map.columns, feature_map.maxima)
-        ctx.settings = feature_map.number, whole
+        ctx.save_for_backward(q, k, v, s, z, weights, form.columns, form.maxima)
+        ctx.settings = form.map, form.whole
         ctx.mark_non_differentiable(weights)
         ctx.set_materialize_grads(False)
         return y, total_s, total_z, weights
@@ -162,41 +163,18 @@ class _LinearAttention(torch.autograd.Function):
     def backward(ctx: Context[tuple[int, bool]], *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, s, z, weights, columns, maxima = ctx.saved_tensors
         y, total_s, total_z, _ = gradients
-        number, whole = ctx.settings
+        form = _Form(*ctx.settings, columns, maxima)
         y = torch.zeros_like(v) if y is None else y
         grad_q, grad_k, grad_v = empty_like_projections(q, k, v)
         grad_s, grad_z = (None if x is None else torch.empty_like(x) for x in (s, z))
-        _call(
+        total_s, total_z = (None if x is None else x.contiguous() for x in (total_s, total_z))
+        form.run(
             "lintx_linear_backward",
-            _Map(number, columns, maxima),
-            {
-                **{"q": q, "k": k, "v": v, "y": with_dense_rows(y)},
-                **{"grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v},
-            },
-            {
-                **{"s": s, "z": z, "weights": weights, "grad_s": grad_s, "grad_z": grad_z},
-                "grad_weights": torch.empty_like(weights),
-                "total_s": None if total_s is None else total_s.contiguous(),
-                "total_z": None if total_z is None else total_z.contiguous(),
-            },
-            whole,
+            q,
+            v,
+            **{"k": k, "y": with_dense_rows(y), "s": s, "z": z, "weights": weights},
+            **{"total_s": total_s, "total_z": total_z, "grad_weights": torch.empty_like(weights)},
+            **{"grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v, "grad_s": grad_s, "grad_z": grad_z},
         )
-        of_sums = (None, None) if whole else (grad_s, grad_z)  # if whole, these are the kernel's own memory
-        return grad_q, grad_k, grad_v, *of_sums, None, None
-
-
-def _call(
-    name: str,
-    feature_map: _Map,
-    views: Mapping[str, Tensor | None],
-    states: Mapping[str, Tensor | None],
-    whole: bool = False,
-) -> None:
-    q, v, (number, columns, maxima) = views["q"], views["v"], feature_map
-    assert q is not None and v is not None
-    batch, heads, length, width = q.shape
-    features = width if columns is None else columns.shape[1]
-    call = read_structure("native/linear_maps.h", "LinearCall")(
-        torch.get_num_threads(), batch, heads, length, features, v.shape[-1], number, width, int(whole)
-    )
-    launch(name, call, views, {**states, "columns": columns, "maxima": maxima}, q.dtype)
+        of_sums = (None, None) if form.whole else (grad_s, grad_z)  # if whole, these are the kernel's own memory
+        return grad_q, grad_k, grad_v, *of_sums, None

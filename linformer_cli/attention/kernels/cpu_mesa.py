@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from linformer_cli.native.library import read_structure
+from .cpu_calls import Kernels, require_fit, with_dense_rows
 
-from .cpu_calls import launch, require_fit, with_dense_rows
+_KERNELS = Kernels("attention/kernels/mesa.cpp", "MesaCall", "BHTK")
 
 
 def solve(
@@ -29,6 +29,5 @@ def solve(
     x = with_dense_rows(torch.empty_like(right))
     views = {"right": right, "keys": keys, "written": written, "log_decay": log_decay, "x": x}
     states = {"carried": None if carried is None else carried.contiguous(), "penalty": penalty.contiguous()}
-    call = read_structure("attention/kernels/mesa.cpp", "MesaCall")(torch.get_num_threads(), *right.shape, iterations)
-    launch("lintx_mesa_solve", call, views, states, right.dtype)
+    _KERNELS.run("lintx_mesa_solve", right, iterations=iterations, **views, **states)
     return x

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.tensors import Context
-from linformer_cli.native.library import read_structure
 
-from .cpu_calls import empty_like_projection, launch, with_dense_rows
+from .cpu_calls import Kernels, empty_like_projection, with_dense_rows
+
+_KERNELS = Kernels("attention/kernels/scale.cpp", "ScaleCall", "BHTV")
 
 
 def scale(sums: Tensor, gate: Tensor, epsilon: float) -> Tensor:
@@ -23,7 +24,7 @@ class _Scale(torch.autograd.Function):
     def forward(ctx: Context[float], sums: Tensor, gate: Tensor, epsilon: float) -> Tensor:
         sums, gate = map(with_dense_rows, (sums, gate))
         y = empty_like_projection(gate)
-        _call("lintx_scale_forward", epsilon, {"sums": sums, "gate": gate, "y": y})
+        _KERNELS.run("lintx_scale_forward", gate, epsilon=epsilon, sums=sums, gate=gate, y=y)
         ctx.save_for_backward(sums, gate)
         ctx.settings = epsilon
         return y
@@ -33,13 +34,7 @@ class _Scale(torch.autograd.Function):
     def backward(ctx: Context[float], *gradients: Tensor) -> tuple[Tensor | None, ...]:
         sums, gate = ctx.saved_tensors
         of_sums, of_gate = map(empty_like_projection, (sums, gate))
-        views = {"sums": sums, "gate": gate, "y": with_dense_rows(gradients[0])}
-        _call("lintx_scale_backward", ctx.settings, {**views, "grad_sums": of_sums, "grad_gate": of_gate})
+        found = {"grad_sums": of_sums, "grad_gate": of_gate}
+        y = with_dense_rows(gradients[0])
+        _KERNELS.run("lintx_scale_backward", gate, epsilon=ctx.settings, sums=sums, gate=gate, y=y, **found)
         return of_sums, of_gate, None
-
-
-def _call(name: str, epsilon: float, views: dict[str, Tensor]) -> None:
-    call = read_structure("attention/kernels/scale.cpp", "ScaleCall")(
-        torch.get_num_threads(), *views["gate"].shape, epsilon
-    )
-    launch(name, call, views, {}, views["gate"].dtype)

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.tensors import Context, accumulator_dtype
-from linformer_cli.native.library import read_structure
 
-from .cpu_calls import launch, require_fit, with_dense_rows
+from .cpu_calls import Kernels, require_fit, with_dense_rows
+
+_KERNELS = Kernels("attention/kernels/sums.cpp", "SumsCall")
 
 
 def sum_causally(
@@ -46,8 +47,9 @@ class _Sums(torch.autograd.Function):
         carried = None if carried is None else carried.contiguous()
         y = with_dense_rows(torch.empty_like(v, dtype=dtype))
         total = q.new_empty(*q.shape[:2], q.shape[3], v.shape[3], dtype=dtype)
-        views = {"q": q, "k": k, "v": v, "y": y, "log_decay": log_decay}
-        _call("lintx_sums_forward", views, {"carried": carried, "total": total}, scale)
+        sizes = {"V": v.shape[3], "decays": _count_decays(log_decay), "scale": scale}
+        tensors = {"q": q, "k": k, "v": v, "log_decay": log_decay, "carried": carried, "y": y, "total": total}
+        _KERNELS.run("lintx_sums_forward", q, **sizes, **tensors)
         ctx.save_for_backward(q, k, v, log_decay, carried)
         ctx.settings = scale
         ctx.set_materialize_grads(False)
@@ -64,23 +66,14 @@ class _Sums(torch.autograd.Function):
         }
         found["grad_log_decay"] = with_dense_rows(torch.empty_like(log_decay)) if ctx.needs_input_grad[3] else None
         grad_carried = None if carried is None else torch.empty_like(carried)
-        states = {
-            "carried": carried,
-            "total": None if total is None else total.contiguous(),
-            "grad_carried": grad_carried,
-            "ends": q.new_empty(*q.shape[:2], q.shape[3], dtype=dtype) if ctx.needs_input_grad[3] else None,
-        }
+        ends = q.new_empty(*q.shape[:2], q.shape[3], dtype=dtype) if ctx.needs_input_grad[3] else None
         y = torch.zeros_like(v, dtype=dtype) if y is None else with_dense_rows(y)
-        views = {"q": q, "k": k, "v": v, "y": y, "log_decay": log_decay, **found}
-        _call("lintx_sums_backward", views, states, ctx.settings)
+        total = None if total is None else total.contiguous()
+        sizes = {"V": v.shape[3], "decays": _count_decays(log_decay), "scale": ctx.settings}
+        tensors = {"q": q, "k": k, "v": v, "log_decay": log_decay, "carried": carried, "y": y, "total": total}
+        _KERNELS.run("lintx_sums_backward", q, **sizes, **tensors, **found, grad_carried=grad_carried, ends=ends)
         return *found.values(), grad_carried, None
 
 
-def _call(name: str, views: dict[str, Tensor | None], states: dict[str, Tensor | None], scale: float) -> None:
-    q, v, log_decay = views["q"], views["v"], views["log_decay"]
-    assert q is not None and v is not None
-    decays = 0 if log_decay is None else log_decay.shape[-1]
-    call = read_structure("attention/kernels/sums.cpp", "SumsCall")(
-        torch.get_num_threads(), *q.shape, v.shape[-1], decays, scale
-    )
-    launch(name, call, views, states, q.dtype)
+def _count_decays(log_decay: Tensor | None) -> int:
+    return 0 if log_decay is None else log_decay.shape[3]
