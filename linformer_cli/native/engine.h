@@ -22,7 +22,7 @@ void run(const Pass& pass, int64_t first, int64_t end) {
 }
 
 void run(const Pass& pass) {
-    const Program& program = pass.program;
+    const LoadedProgram& program = pass.program;
     if (program.blocks && pass.position % program.stride == 0) {
         Pass unit = pass;
         unit.position /= program.stride;
@@ -33,7 +33,7 @@ void run(const Pass& pass) {
 
 // A few images form one pass, and all threads share each operation. Many images are divided: each thread takes its own
 // images through the whole program without waiting, so its intermediate results stay in its own cache.
-void step(const Program& program, int64_t position) {
+void step(const LoadedProgram& program, int64_t position) {
     if (program.threads == 1 || program.batch <= FEW * program.threads)
         return run(Pass{program, position, 0, program.batch, STEP, true});
     const int64_t share = (program.batch + program.threads - 1) / program.threads;

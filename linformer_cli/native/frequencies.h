@@ -28,13 +28,13 @@ inline void weigh_logits(int64_t count, const float* logits, int32_t* weights) {
 
 // Weights of the values of a mixture of K logistics with parameters [3 K]: the differences of its cumulative
 // distribution at the edges between values, in units of 2^-31. MixtureHead of heads.py has the formula.
-inline void weigh_mixture(const Head& head, const float* parameters, int32_t* weights) {
-    const int64_t K = head.mixtures, last = head.levels - 1;
+inline void weigh_mixture(const Distribution& distribution, const float* parameters, int32_t* weights) {
+    const int64_t K = distribution.mixtures, last = distribution.levels - 1;
     const double bin = 2.0 / static_cast<double>(last), most = *std::max_element(parameters, parameters + K);
     double cumulative[MOST_LEVELS] = {}, total = 0;
     for (int64_t n = 0; n < K; n++) {
         const double share = exponential(parameters[n] - most), mean = parameters[K + n];
-        const double inverse = exponential(-head.bound(parameters[2 * K + n]));
+        const double inverse = exponential(-distribution.bound(parameters[2 * K + n]));
         total += share;
         for (int64_t value = 0; value < last; value++) {
             const double edge = static_cast<double>(value) * bin - 1 + bin / 2;
@@ -68,18 +68,18 @@ inline void scale_weights(int64_t count, const int32_t* weights, double* frequen
 
 // Writes the frequencies minus 1, float64 [rows, levels], of the distributions with parameters [rows, stride]. Returns
 // the number of rows with NaN or infinity, whose frequencies are undefined.
-inline int64_t find_frequencies(const Head& head, int64_t threads, int64_t rows, const float* parameters,
-                                int64_t stride, double* frequencies) {
-    const int64_t levels = head.levels;
+inline int64_t find_frequencies(const Distribution& distribution, int64_t threads, int64_t rows,
+                                const float* parameters, int64_t stride, double* frequencies) {
+    const int64_t levels = distribution.levels;
     std::atomic<int64_t> damaged{0};
     spread(threads, rows, [&](int64_t row) {
         const float* own = parameters + row * stride;
-        if (!are_finite(head.parameters(), own)) {
+        if (!are_finite(distribution.parameters(), own)) {
             damaged.fetch_add(1, std::memory_order_relaxed);
             return;
         }
         int32_t weights[MOST_LEVELS];
-        head.mixtures ? weigh_mixture(head, own, weights) : weigh_logits(levels, own, weights);
+        distribution.mixtures ? weigh_mixture(distribution, own, weights) : weigh_logits(levels, own, weights);
         scale_weights(levels, weights, frequencies + row * levels);
     });
     return damaged.load(std::memory_order_relaxed);

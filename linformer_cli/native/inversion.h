@@ -11,7 +11,7 @@
 namespace {  // local to the library that includes it: the compiler may inline all of it
 
 // The distribution of a value, and the filters that change it; `Filters` of choose.py explains them.
-struct Head {
+struct Distribution {
     int64_t levels, mixtures;  // mixtures == 0: one logit for each level
     double lowest, highest;    // bounds of a logistic's log scale
     double guidance = 1;
@@ -74,14 +74,14 @@ inline int64_t nearest_value(double x, int64_t levels) {
 }
 
 // Draws a value of a mixture of K logistics with parameters [3 K]: first the component, then its logistic by inversion.
-inline int64_t draw_mixture(const Head& head, const float* parameters, double uniform) {
-    const int64_t K = head.mixtures;
+inline int64_t draw_mixture(const Distribution& distribution, const float* parameters, double uniform) {
+    const int64_t K = distribution.mixtures;
     double place;
     const int64_t component = invert(K, parameters, uniform, &place);
     place = place < 1e-12 ? 1e-12 : place > 1 - 1e-12 ? 1 - 1e-12 : place;
-    const double scale = exponential(head.bound(parameters[2 * K + component]));
+    const double scale = exponential(distribution.bound(parameters[2 * K + component]));
     const double x = parameters[K + component] + scale * logarithm(place / (1 - place));
-    return nearest_value((x + 1) * (0.5 * (head.levels - 1)), head.levels);
+    return nearest_value((x + 1) * (0.5 * (distribution.levels - 1)), distribution.levels);
 }
 
 }  // namespace

@@ -80,11 +80,14 @@ LINTX_INLINE double exponential(double x) {
 LINTX_INLINE double logarithm(double x) {
     uint64_t bits;
     std::memcpy(&bits, &x, 8);
-    // x = 2^power * y, with y from sqrt(1 / 2) to sqrt(2)
-    const int64_t power = static_cast<int64_t>(bits - 0x3fe6a09e667f3bcd) >> 52;
-    bits -= static_cast<uint64_t>(power) << 52;
-    double near;
+    // x = 2^(raised - 1024) * y, with y from sqrt(1 / 2) to sqrt(2). Few processors shift or convert signed integers of
+    // 64 bits in lanes, so `raised` is positive, and becomes a double as the lowest bits of 2^52 + raised.
+    const uint64_t raised = (bits - 0x3fe6a09e667f3bcd + (1024ull << 52)) >> 52, counted = raised + (1075ull << 52);
+    bits -= (raised << 52) - (1024ull << 52);
+    double near, power;
     std::memcpy(&near, &bits, 8);
+    std::memcpy(&power, &counted, 8);
+    power -= 4503599627371520;  // 2^52 + 1024
     // The formula and the coefficients of fdlibm's log (Sun Microsystems).
     const double f = near - 1, s = f / (2 + f), square = s * s, half = 0.5 * f * f;
     double sum = 1.479819860511658591e-1;

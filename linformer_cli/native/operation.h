@@ -179,11 +179,13 @@ void run_operation(const Pass& pass, const Operation& op) {
     Op{Arguments(pass, op)}.run();
 }
 
+// For operations that are checked but do not run.
+constexpr LoadedProgram NO_PROGRAM{};
+constexpr Pass NO_PASS{NO_PROGRAM, 0, 0, 0, STEP, false};
+
 template <class Op>
 void check_operation(Rules& rules, const Operation& op) {
-    const Program none{};
-    const Pass pass{none, 0, 0, 0, STEP, false};
-    const Op found{Arguments(pass, op)};
+    const Op found{Arguments(NO_PASS, op)};
     found.check_shared(rules);
     if (rules.kept) found.check(rules);
 }

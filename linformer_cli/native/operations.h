@@ -70,7 +70,7 @@ inline bool are_distinct(const FileProgram& file, const Operation& op, bool join
 // Checks a file that `read_program` accepted, and finds the codes of its operations. Returns a message if a buffer or
 // an operation is not valid, else an empty text.
 inline Text check_program(FileProgram& file) {
-    bool named = fits(file, file.output, SCRATCH, Type::FLOAT32, file.head.parameters());
+    bool named = fits(file, file.output, SCRATCH, Type::FLOAT32, file.distribution.parameters());
     named = named && fits(file, file.recent, STATE, Type::INT16, 1) && file.buffers[file.recent].initial == 0;
     named = named && (file.classes ? fits(file, file.label, STATE, Type::INT64, 1) : file.label == -1);
     for (const std::vector<int64_t>& layer : file.states)

@@ -1,4 +1,4 @@
-// A recurrent step as data: buffers, and operations on them. model/program.py builds it, and runner.cpp gives it
+// A recurrent step as data: buffers, and operations on them. model/compile_step.py builds it, and runner.cpp gives it
 // memory.
 #pragma once
 
@@ -26,7 +26,8 @@ struct Operation {
     double real[REALS];
 };
 
-struct Program {
+// A program with memory for a batch of images.
+struct LoadedProgram {
     int64_t batch;
     int64_t window;  // the largest number of positions of a single image in one pass
     int64_t threads;
@@ -44,7 +45,7 @@ enum Mode { STEP, TRY, COMMIT };
 // Rows `first` .. `first + rows - 1` of scratch memory, for one pass through a program. In STEP, they are images, and
 // the same rows of the state; else they are positions of the image `image`.
 struct Pass {
-    const Program& program;
+    const LoadedProgram& program;
     int64_t position, first, rows;
     Mode mode;
     bool together;  // all threads work on these rows

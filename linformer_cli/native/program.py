@@ -1,7 +1,7 @@
 """The recurrent step of a model as data: buffers, and operations on them. An engine runs it without the model's code.
 
-`model/program.py` writes the program of a model: every block and attention mechanism emits its own operations with a
-`Builder`. `ops/` has one file for each kind of operation, which names its arguments, checks them and computes. A
+`model/compile_step.py` writes the program of a model: every block and attention mechanism emits its own operations with
+a `Builder`. `ops/` has one file for each kind of operation, which names its arguments, checks them and computes. A
 program has four kinds of buffers:
 
     SHARED    constants of all images: tables, biases, fixed patterns

@@ -38,7 +38,7 @@ struct FileOperation {
 
 struct FileProgram {
     int64_t channels, height, width, levels, classes, window, blocks, recent, label, output;
-    Head head;
+    Distribution distribution;
     std::vector<int64_t> palette;              // red, green, blue and opacity of each value, or empty
     std::vector<std::vector<int64_t>> states;  // the state buffers of each layer
     std::vector<FileBuffer> buffers;
@@ -148,11 +148,11 @@ inline Text read_program(const char* data, int64_t bytes, FileProgram& program, 
     words.sound = words.sound && program.channels != 2;
     program.height = words.integer(1, longest);
     program.width = words.integer(1, longest);
-    program.levels = program.head.levels = words.integer(2, 256);
+    program.levels = program.distribution.levels = words.integer(2, 256);
     words.integer(0, 0);  // the order of the values
-    program.head.mixtures = words.integer(0, MOST_LEVELS);
-    program.head.lowest = words.take<double>();
-    program.head.highest = words.take<double>();
+    program.distribution.mixtures = words.integer(0, MOST_LEVELS);
+    program.distribution.lowest = words.take<double>();
+    program.distribution.highest = words.take<double>();
     program.classes = words.integer(0, LARGEST_SIZE);
     program.window = words.integer(1, longest);
     program.blocks = format == 1 ? 0 : words.integer(0, program.window == 1 ? bytes / 8 : 0);

@@ -80,7 +80,7 @@ void predict(lintx_runner& runner) {
 
 // Whether row number `row` of a pass has finite parameters.
 bool is_finite(const lintx_runner& runner, int64_t row) {
-    return are_finite(runner.file.head.parameters(), runner.parameters(row));
+    return are_finite(runner.file.distribution.parameters(), runner.parameters(row));
 }
 
 // Predicts the next value of every image, if there is one. Returns 0, or -1 if a prediction is not finite.
@@ -103,15 +103,17 @@ void repeat(lintx_runner& runner, int64_t known) {
 
 // Draws the next value of every image. Returns 0 or -1.
 int64_t draw_one(lintx_runner& runner) {
-    const Head& head = runner.file.head;
-    const int64_t images = runner.images(), work = images * head.parameters() * (head.mixtures ? head.levels : 1);
+    const Distribution& distribution = runner.file.distribution;
+    const int64_t images = runner.images(),
+                  work = images * distribution.parameters() * (distribution.mixtures ? distribution.levels : 1);
     predict(runner);
     std::atomic<bool> damaged{false};
     spread(work > 32768 ? runner.program.threads : 1, images, [&](int64_t image) {
-        const float* free = head.is_guided() ? runner.parameters(images + image) : nullptr;
+        const float* free = distribution.is_guided() ? runner.parameters(images + image) : nullptr;
         if (!is_finite(runner, image) || (free && !is_finite(runner, images + image)))
             return damaged.store(true, std::memory_order_relaxed);
-        runner.values_of(image)[runner.known] = draw(head, runner.parameters(image), free, runner.uniform(image, 0));
+        runner.values_of(image)[runner.known] =
+            draw(distribution, runner.parameters(image), free, runner.uniform(image, 0));
     });
     if (damaged.load(std::memory_order_relaxed)) return fail(DAMAGED);
     runner.drawn++;
@@ -123,8 +125,8 @@ int64_t draw_one(lintx_runner& runner) {
 // were right. With its random number, each position yields one value. This value is right if all earlier guesses are
 // right, so the first value is always right. With guidance, the image has two rows of the batch. Returns 0 or -1.
 int64_t draw_ahead(lintx_runner& runner, int64_t end) {
-    const Program& program = runner.program;
-    const Head& head = runner.file.head;
+    const LoadedProgram& program = runner.program;
+    const Distribution& distribution = runner.file.distribution;
     const int64_t known = runner.known, rows = std::min(runner.ahead, end - known), images = runner.rows_per_image();
     const int64_t start = runner.read;  // position of the next token: it holds the last known value
     int64_t *values = runner.values_of(0), *next = values + known;
@@ -152,7 +154,7 @@ int64_t draw_ahead(lintx_runner& runner, int64_t end) {
         // A later row with NaN becomes the first row of the next pass.
         sure = sure && finite;
         const float* free = images == 2 ? runner.parameters(program.window + r) : nullptr;
-        next[r] = draw(head, runner.parameters(r), free, runner.uniform(0, r));
+        next[r] = draw(distribution, runner.parameters(r), free, runner.uniform(0, r));
         right += sure;
         sure = sure && next[r] == guess;
     }
@@ -208,10 +210,10 @@ int64_t lintx_filter(lintx_runner* runner, double temperature, int64_t top_k, do
     if (!(temperature > 0 && std::isfinite(temperature))) return fail("a temperature is above 0 and finite");
     if (top_k < 0) return fail("top-k is not negative");
     if (!(top_p >= 0 && top_p <= 1)) return fail("top-p is 0 to 1");
-    Head& head = runner->file.head;
-    head.temperature = temperature;
-    head.top_k = top_k;
-    head.top_p = top_p;
+    Distribution& distribution = runner->file.distribution;
+    distribution.temperature = temperature;
+    distribution.top_k = top_k;
+    distribution.top_p = top_p;
     return 0;
 }
 
@@ -256,7 +258,7 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
                                                       : optional ? file.classes
                                                                  : static_cast<int64_t>((first + image) % file.classes);
     std::iota(runner->numbers.begin(), runner->numbers.end(), first);
-    runner->file.head.guidance = runner->guidance;
+    runner->file.distribution.guidance = runner->guidance;
     runner->seed = seed;
     runner->first = 1;
     runner->read = runner->known = runner->drawn = runner->guessed = runner->look_aheads = 0;
@@ -265,7 +267,7 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
 }
 
 int64_t lintx_seed(lintx_runner* runner, uint64_t seed, const uint64_t* numbers, int64_t drawn) {
-    runner->file.head.guidance = runner->guidance;
+    runner->file.distribution.guidance = runner->guidance;
     std::copy_n(numbers, runner->images(), runner->numbers.begin());
     runner->seed = seed;
     runner->drawn = drawn;
@@ -303,7 +305,7 @@ int64_t lintx_fork(lintx_runner* runner, int64_t images, const int64_t* ancestor
 }
 
 int64_t lintx_continue(lintx_runner* runner, const lintx_runner* other) {
-    if (runner->file.head.is_guided() != other->file.head.is_guided())
+    if (runner->file.distribution.is_guided() != other->file.distribution.is_guided())
         return fail("one runner has guidance and the other has none");
     if (runner->bytes != other->bytes || std::memcmp(runner->data, other->data, runner->bytes))
         return fail("the runners have different programs");
@@ -364,11 +366,11 @@ int64_t lintx_read(lintx_runner* runner, const int64_t* tokens) {
 int64_t lintx_probabilities(lintx_runner* runner, int64_t image, double* probabilities) {
     if (image < 0 || image >= runner->batch()) return fail("the batch has no such image");
     if (predict_next(*runner)) return -1;
-    const Head& head = runner->file.head;
-    find_logs(head, runner->parameters(image), probabilities);
-    exponentiate(head.levels, probabilities, 1);
-    const double total = std::accumulate(probabilities, probabilities + head.levels, 0.0);
-    std::for_each(probabilities, probabilities + head.levels, [&](double& share) { share /= total; });
+    const Distribution& distribution = runner->file.distribution;
+    find_logs(distribution, runner->parameters(image), probabilities);
+    exponentiate(distribution.levels, probabilities, 1);
+    const double total = std::accumulate(probabilities, probabilities + distribution.levels, 0.0);
+    std::for_each(probabilities, probabilities + distribution.levels, [&](double& share) { share /= total; });
     return 0;
 }
 
@@ -376,20 +378,20 @@ int64_t lintx_frequencies(lintx_runner* runner, double* frequencies) {
     if (make_room(*runner)) return -1;
     predict(*runner);
     const int64_t stride = runner->parameters(1) - runner->parameters(0);
-    const Head& head = runner->file.head;
+    const Distribution& distribution = runner->file.distribution;
     const int64_t threads = runner->program.threads;
     const int64_t damaged =
-        find_frequencies(head, threads, runner->batch(), runner->parameters(0), stride, frequencies);
+        find_frequencies(distribution, threads, runner->batch(), runner->parameters(0), stride, frequencies);
     return damaged ? fail(DAMAGED) : 0;
 }
 
 void lintx_choose(const lintx_runner* runner, int64_t rows, const float* parameters, int64_t stride,
                   const double* uniforms, int64_t* values) {
-    Head head = runner->file.head;
-    head.guidance = runner->guidance;
+    Distribution distribution = runner->file.distribution;
+    distribution.guidance = runner->guidance;
     for (int64_t row = 0; row < rows; row++) {
         const float* own = parameters + row * stride;
-        values[row] = draw(head, own, head.is_guided() ? own + rows * stride : nullptr, uniforms[row]);
+        values[row] = draw(distribution, own, distribution.is_guided() ? own + rows * stride : nullptr, uniforms[row]);
     }
 }
 

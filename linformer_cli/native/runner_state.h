@@ -51,7 +51,7 @@ struct RunnerState {
     std::vector<Memory> memories;  // of each buffer that is not shared
     std::vector<Buffer> buffers;
     std::vector<Operation> operations;
-    Program program;
+    LoadedProgram program;
     int64_t capacity;               // the largest batch
     Memory values;                  // int64 [capacity, T + 1]
     std::vector<uint64_t> numbers;  // of the images, for their random numbers
@@ -66,9 +66,9 @@ struct RunnerState {
 
     int64_t batch() const { return program.batch; }
     // The number of different images: with guidance, the second half of the batch repeats the first without classes.
-    int64_t images() const { return images_with(file.head.guidance); }
+    int64_t images() const { return images_with(file.distribution.guidance); }
     int64_t images_with(double weight) const { return weight == 1 ? batch() : batch() / 2; }
-    int64_t rows_per_image() const { return file.head.is_guided() ? 2 : 1; }
+    int64_t rows_per_image() const { return file.distribution.is_guided() ? 2 : 1; }
     int64_t count() const { return file.values(); }
     // How many values can be known. An endless sequence keeps one value when it forgets the others.
     int64_t limit() const { return endless ? count() + 1 : count() + 1 - first; }

@@ -15,8 +15,8 @@ from linformer_cli.checkpoint import load_model
 from linformer_cli.config import ImageShape
 from linformer_cli.data.sequence import paint
 from linformer_cli.demo.build import DIGEST, ENGINE, FOLDER, compute_digest
+from linformer_cli.model.compile_step import encode_model
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.model.program import encode_model
 from linformer_cli.sampling.choose import Filters
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE

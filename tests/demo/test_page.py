@@ -14,7 +14,7 @@ from linformer_cli.checkpoint import load_model, open_checkpoint
 from linformer_cli.config import ImageShape
 from linformer_cli.demo.server import DemoServer
 from linformer_cli.demo.site import BINARY, MODEL, RIVAL, File, build_site
-from linformer_cli.model.program import encode_model
+from linformer_cli.model.compile_step import encode_model
 from linformer_cli.sampling.choose import Filters
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE

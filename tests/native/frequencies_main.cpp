@@ -17,7 +17,7 @@ int main() {
     const int64_t rows = 50, levels = 256, K = 10;
     uint64_t state = 1;
     for (int mixtures = 0; mixtures < 2; mixtures++) {
-        Head head{levels, mixtures ? K : 0, -7, 40};
+        Distribution distribution{levels, mixtures ? K : 0, -7, 40};
         for (double spread = 0.01; spread < 1e4; spread *= 10) {
             std::vector<float> parameters(rows * levels);
             for (float& one : parameters) {
@@ -25,7 +25,7 @@ int main() {
                 one = static_cast<float>((static_cast<double>(state >> 40) / 8388608 - 1) * spread);
             }
             std::vector<double> found(rows * levels);
-            if (find_frequencies(head, 3, rows, parameters.data(), levels, found.data())) return 1;
+            if (find_frequencies(distribution, 3, rows, parameters.data(), levels, found.data())) return 1;
             std::vector<int32_t> whole(found.begin(), found.end());
             std::fwrite(whole.data(), sizeof(int32_t), whole.size(), stdout);
         }

@@ -21,8 +21,8 @@ from sampling.test_native_mechanisms import POSITIONS, VARIANTS
 
 from linformer_cli.checkpoint import load_model
 from linformer_cli.config import ImageShape
+from linformer_cli.model.compile_step import encode_model
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.model.program import encode_model
 from linformer_cli.native import build
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE

@@ -25,8 +25,8 @@ from linformer_cli.checkpoint import load_model
 from linformer_cli.config import ImageShape
 from linformer_cli.data.sequence import paint, values_to_images
 from linformer_cli.errors import LintxError
+from linformer_cli.model.compile_step import encode_model
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.model.program import encode_model
 from linformer_cli.native import program_file
 from linformer_cli.native.build import PACKAGE, find_system_compiler
 from linformer_cli.native.library import load_library

@@ -18,8 +18,8 @@ from linformer_cli.checkpoint_files import shipped_checkpoints
 from linformer_cli.config import ImageShape
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.evaluation.bits import measure_nats, stepped_nats
+from linformer_cli.model.compile_step import compile_step
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.model.program import compile_step
 from linformer_cli.native.build import PACKAGE, this_machine
 from linformer_cli.native.constants import FORMATS
 from linformer_cli.native.program import Builder

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
+from linformer_cli.model.compile_step import compile_step
 from linformer_cli.model.mixers import find_mixer
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.model.program import compile_step
 
 # A backward pass adds two products per weight matrix: one for the gradient of its input, one for its own gradient.
 TRAINING_FACTOR = 3

@@ -18,19 +18,7 @@ inline void fixed_features(int64_t K, int64_t map, const float* x, float* out) {
     } else if (map == RELU_MAP) {
         for (int64_t i = 0; i < K; i++) out[i] = feature(x[i], RELU_MAP);
     } else {
-        const bool taylor = map == TAYLOR2_MAP;
-        const float scale = taylor ? 1 / std::sqrt(std::sqrt(static_cast<float>(K))) : 1, half = std::sqrt(0.5f);
-        const float limit = 5.0859e7f;  // the fifth root of the largest float; see `Poly2` in feature_maps.py
-        struct Scaled;
-        float* scaled = workspace<Scaled>(K);
-        for (int64_t i = 0; i < K; i++) {
-            const float y = x[i] * scale, above = y < -limit ? -limit : y;
-            scaled[i] = above > limit ? limit : above;
-        }
-        if (!taylor) return multiply_pairs(K, scaled, 1, std::sqrt(2.0f), out);
-        *out++ = 1;
-        for (int64_t i = 0; i < K; i++) *out++ = scaled[i];
-        multiply_pairs(K, scaled, half, 1, out);
+        pair_features(K, map == TAYLOR2_MAP, x, out);
     }
 }
 
@@ -64,8 +52,8 @@ struct LinearAttention : Mix {
                 const int64_t matrix = own_weights ? head : 0;
                 const float* b = own<float>(bias, row, matrix, C);
                 multiply_both(K, C, own<float>(weight, row, matrix, K * C), q, k, query, key);
-                for (int64_t i = 0; i < C; i++) query[i] = feature(query[i] + b[i], RELU_MAP) + offset;
-                for (int64_t i = 0; i < C; i++) key[i] = feature(key[i] + b[i], RELU_MAP) + offset;
+                bend(C, b, offset, query);
+                bend(C, b, offset, key);
             } else {
                 fixed_features(K, map, q, query);
                 fixed_features(K, map, k, key);

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from linformer_cli.attention.base import fork_into
 from linformer_cli.errors import LintxError
+from linformer_cli.model.compile_step import compile_step, describe_images, encode_model
 from linformer_cli.model.embedding import fill_ring
 from linformer_cli.model.pixel_model import PixelModel, PixelState
-from linformer_cli.model.program import compile_step, describe_images, encode_model
 from linformer_cli.native.library import NoLibrary, load_library
 from linformer_cli.native.program import Kind, NoProgram
 from linformer_cli.native.runner import Runner

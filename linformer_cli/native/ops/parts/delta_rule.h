@@ -47,7 +47,7 @@ inline void replace_and_read(int64_t K, int64_t V, const DeltaStep& x, float* s,
         const floats value = load(x.value + j), none = {};
         const floats u = x.beta * ((SECOND ? none : value) - faded(held[0] + held[1]));
         for (i = 0; i < K; i++) {
-            floats row = decayed<DECAY>(load(s + i * V + j), a, i) + key[i] * u;
+            floats row = decayed<true>(load(s + i * V + j), a, DECAY == ROWS, i) + key[i] * u;
             if (SECOND) row += second[i] * value;
             store(s + i * V + j, row);
         }
@@ -61,7 +61,7 @@ inline void replace_and_read(int64_t K, int64_t V, const DeltaStep& x, float* s,
         for (int64_t i = 0; i < K; i++) read += query[i] * s[i * V + j];
         const float value = x.value[j], u = x.beta * ((SECOND ? 0 : value) - faded(held));
         for (int64_t i = 0; i < K; i++) {
-            float row = decayed<DECAY>(s[i * V + j], a, i) + key[i] * u;
+            float row = decayed<true>(s[i * V + j], a, DECAY == ROWS, i) + key[i] * u;
             if (SECOND) row += second[i] * value;
             s[i * V + j] = row;
         }

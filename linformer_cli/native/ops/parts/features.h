@@ -53,6 +53,28 @@ inline void multiply_pairs(int64_t K, const float* x, float square, float other,
     }
 }
 
+// The features of the map of products of two coordinates, or of the Taylor series of second order. This function and
+// `bend` are not inlined, because linear.h is compiled for speed, also where space is scarce.
+[[gnu::noinline]] inline void pair_features(int64_t K, bool taylor, const float* x, float* out) {
+    const float scale = taylor ? 1 / std::sqrt(std::sqrt(static_cast<float>(K))) : 1, half = std::sqrt(0.5f);
+    const float limit = 5.0859e7f;  // the fifth root of the largest float; see `Poly2` in feature_maps.py
+    struct Scaled;
+    float* scaled = workspace<Scaled>(K);
+    for (int64_t i = 0; i < K; i++) {
+        const float y = x[i] * scale, above = y < -limit ? -limit : y;
+        scaled[i] = above > limit ? limit : above;
+    }
+    if (!taylor) return multiply_pairs(K, scaled, 1, std::sqrt(2.0f), out);
+    *out++ = 1;
+    for (int64_t i = 0; i < K; i++) *out++ = scaled[i];
+    multiply_pairs(K, scaled, half, 1, out);
+}
+
+// x [C] <- relu(x + b) + offset, the end of the learned map.
+[[gnu::noinline]] inline void bend(int64_t C, const float* b, float offset, float* x) {
+    for (int64_t i = 0; i < C; i++) x[i] = feature(x[i] + b[i], RELU_MAP) + offset;
+}
+
 // x [K] divided by its length, times `factor` [K].
 inline void scale_to_length(int64_t K, const float* x, const float* factor, float* out) {
     const float length = std::sqrt(dot(K, x, x)), inverse = 1 / (length < 1e-12f ? 1e-12f : length);

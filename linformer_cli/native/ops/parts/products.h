@@ -33,6 +33,16 @@ struct Product {
     int64_t depth, activation, input_stride, output_stride;
 };
 
+// Applies an activation to the results of a tile.
+inline void activate_tile(int64_t activation, float* row) {
+    if (activation == GELU)
+        for (int64_t i = 0; i < TILE; i++) row[i] = activate(row[i], GELU);
+    else if (activation == RELU)
+        for (int64_t i = 0; i < TILE; i++) row[i] = activate(row[i], RELU);
+    else if (activation == SILU)
+        for (int64_t i = 0; i < TILE; i++) row[i] = activate(row[i], SILU);
+}
+
 template <class Format, int64_t N>
 void multiply_tile(const Product& product, const uint32_t* weight, const float* bias, const char* x, float* y) {
     typedef typename Format::Word Word;
@@ -62,12 +72,7 @@ void multiply_tile(const Product& product, const uint32_t* weight, const float* 
                 Format::finish(sums[part][n], tail + place(part), input_tail + n * product.input_stride);
             store_part(row + part * Sums::PART, result + load_part(bias + part * Sums::PART));
         }
-        if (product.activation == GELU)
-            for (int64_t i = 0; i < TILE; i++) row[i] = activate(row[i], GELU);
-        else if (product.activation == RELU)
-            for (int64_t i = 0; i < TILE; i++) row[i] = activate(row[i], RELU);
-        else if (product.activation == SILU)
-            for (int64_t i = 0; i < TILE; i++) row[i] = activate(row[i], SILU);
+        activate_tile(product.activation, row);
     }
 }
 

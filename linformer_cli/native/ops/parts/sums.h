@@ -11,18 +11,17 @@ namespace {
 // The factors of the rows of a state: none, one factor [1] for all rows, or one factor [K] for each row.
 enum Decay { KEEP, ALL, ROWS };
 
-// `old`, an element of row i, times the factor of the row.
-template <int DECAY, class A>
-inline A decayed(A old, const float* decay, int64_t i) {
-    if (DECAY == KEEP) return old;
-    return old * decay[DECAY == ALL ? 0 : i];
+// `old`, an element of row i, times the factor of the row. Factors of rows are `step` apart, which is 0 or 1.
+template <bool DECAYS, class A>
+inline A decayed(A old, const float* decay, int64_t step, int64_t i) {
+    return DECAYS ? old * decay[i * step] : old;
 }
 
 // `update_and_read` for N vectors of columns. Later rows and the next head's state, which follows them, are prefetched,
 // because hardware prefetching stops at the end of a page.
-template <int DECAY, int N>
+template <bool DECAYS, int N>
 inline void update_and_read_columns(int64_t K, int64_t V, const float* query, const float* key, const float* value,
-                                    const float* decay, float* s, float* out) {
+                                    const float* decay, int64_t step, float* s, float* out) {
     const int64_t ahead = (K < 32 ? K : 32) * V;
     floats added[N], even[N] = {}, odd[N] = {};
     for (int64_t n = 0; n < N; n++) added[n] = load(value + n * LANES);
@@ -32,8 +31,8 @@ inline void update_and_read_columns(int64_t K, int64_t V, const float* query, co
             float *first = s + i * V + n * LANES, *second = first + V;
             __builtin_prefetch(first + ahead, 1);
             __builtin_prefetch(second + ahead, 1);
-            const floats one = decayed<DECAY>(load(first), decay, i) + key[i] * added[n];
-            const floats two = decayed<DECAY>(load(second), decay, i + 1) + key[i + 1] * added[n];
+            const floats one = decayed<DECAYS>(load(first), decay, step, i) + key[i] * added[n];
+            const floats two = decayed<DECAYS>(load(second), decay, step, i + 1) + key[i + 1] * added[n];
             store(first, one);
             store(second, two);
             even[n] += query[i] * one;
@@ -42,7 +41,7 @@ inline void update_and_read_columns(int64_t K, int64_t V, const float* query, co
     for (int64_t n = 0; n < N; n++) {
         if (i < K) {
             float* last = s + i * V + n * LANES;
-            const floats one = decayed<DECAY>(load(last), decay, i) + key[i] * added[n];
+            const floats one = decayed<DECAYS>(load(last), decay, step, i) + key[i] * added[n];
             store(last, one);
             even[n] += query[i] * one;
         }
@@ -50,24 +49,31 @@ inline void update_and_read_columns(int64_t K, int64_t V, const float* query, co
     }
 }
 
-// For each of the K rows: s <- decay s + key value^T. Then out [V] <- query^T s.
-template <int DECAY>
-inline void update_and_read(int64_t K, int64_t V, const float* query, const float* key, const float* value,
-                            const float* decay, float* s, float* out) {
+// `update_and_read` with one copy of the code for all factors: the browser's engine has no space for two.
+template <bool DECAYS>
+inline void update_and_read_rows(int64_t K, int64_t V, const float* query, const float* key, const float* value,
+                                 const float* decay, int64_t step, float* s, float* out) {
     int64_t j = 0;
     for (; j + 2 * LANES <= V; j += 2 * LANES)
-        update_and_read_columns<DECAY, 2>(K, V, query, key, value + j, decay, s + j, out + j);
+        update_and_read_columns<DECAYS, 2>(K, V, query, key, value + j, decay, step, s + j, out + j);
     for (; j + LANES <= V; j += LANES)
-        update_and_read_columns<DECAY, 1>(K, V, query, key, value + j, decay, s + j, out + j);
+        update_and_read_columns<DECAYS, 1>(K, V, query, key, value + j, decay, step, s + j, out + j);
     for (; j < V; j++) {
         float sum = 0;
         for (int64_t i = 0; i < K; i++) {
             float& place = s[i * V + j];
-            place = decayed<DECAY>(place, decay, i) + key[i] * value[j];
+            place = decayed<DECAYS>(place, decay, step, i) + key[i] * value[j];
             sum += query[i] * place;
         }
         out[j] = sum;
     }
+}
+
+// For each of the K rows: s <- decay s + key value^T. Then out [V] <- query^T s.
+template <int DECAY>
+inline void update_and_read(int64_t K, int64_t V, const float* query, const float* key, const float* value,
+                            const float* decay, float* s, float* out) {
+    update_and_read_rows<DECAY != KEEP>(K, V, query, key, value, decay, DECAY == ROWS, s, out);
 }
 
 // Does the same for a state that also has the sum z [K] of the keys, which is updated too. Returns query . z.
@@ -75,7 +81,7 @@ template <int DECAY>
 inline float update_and_read(int64_t K, int64_t V, const float* query, const float* key, const float* value,
                              const float* decay, float* s, float* z, float* out) {
     update_and_read<DECAY>(K, V, query, key, value, decay, s, out);
-    for (int64_t i = 0; i < K; i++) z[i] = decayed<DECAY>(z[i], decay, i) + key[i];
+    for (int64_t i = 0; i < K; i++) z[i] = decayed<DECAY != KEEP>(z[i], decay, DECAY == ROWS, i) + key[i];
     return dot(K, query, z);
 }
 
