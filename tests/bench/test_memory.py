@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,14 @@ def test_a_process_that_fails_gives_its_reason_in_one_line(odd, raises_one_line,
     with raises_one_line(PassFailed, message):
         run_fresh(getattr(odd, name), argument, limit_seconds=60)
     assert run_fresh(odd.look, limit_seconds=60)["seen"] == 1
+
+
+def test_a_module_that_does_not_load_is_named(odd, monkeypatch, raises_one_line) -> None:
+    missing = types.ModuleType("odder")
+    exec("def look():\n    return 1", missing.__dict__)
+    monkeypatch.setitem(sys.modules, "odder", missing)  # the process does not find it
+    with raises_one_line(PassFailed, "failed: ModuleNotFoundError: No module named 'odder'"):
+        run_fresh(missing.look, limit_seconds=60)
 
 
 def test_a_process_that_takes_too_long_is_ended(odd, monkeypatch, tmp_path, raises_one_line) -> None:

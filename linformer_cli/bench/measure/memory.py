@@ -9,6 +9,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -129,7 +130,9 @@ def run_fresh(work: Callable[..., Result], *arguments: object, limit_seconds: fl
         functions = [one for one in (work, *arguments) if callable(one)]
         context.set_forkserver_preload(["__main__", *(one.__module__ for one in functions)])
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(sender, torch.get_num_threads(), work, arguments), daemon=True)
+    # Pickled here, so that the process reports a module that does not load.
+    call = pickle.dumps((work, arguments))
+    process = context.Process(target=_answer, args=(sender, torch.get_num_threads(), call), daemon=True)
     try:
         with _set_environment():
             process.start()
@@ -166,12 +169,13 @@ def _set_environment() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _answer(sender: Connection, threads: int, work: Callable[..., Any], arguments: tuple[object, ...]) -> None:
-    """Send the result of `work` and None, or None and the reason why it failed. This runs in the fresh process."""
+def _answer(sender: Connection, threads: int, call: bytes) -> None:
+    """Send the result of `call` and None, or None and the reason why it failed. This runs in the fresh process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.dup2(2, 1)  # libraries print to stdout, which is for the results of the caller
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # libraries print to stdout, which is for the caller's results
     torch.set_num_threads(threads)
     try:
+        work, arguments = pickle.loads(call)
         sender.send((work(*arguments), None))
     except BaseException as error:
         reason = f"failed: {type(error).__name__}: {error}".splitlines()[0][:200]
