@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # All completions of an image are in one row of the result, so the number is limited.
 _MOST_COMPLETIONS = 100_000
+# A kept part with so many times the bits/dim of validation images is unlike them.
+_UNLIKE = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,26 +143,27 @@ class _Task:
     known: int
     label: int | None
 
-    def complete(self, path: Path) -> "tuple[Picture, Completion]":
-        """Return the image at `path` and its completions. Prints notes about the image on stderr."""
+    def complete(self, path: Path) -> "Iterator[tuple[Picture, Completion]]":
+        """Each drawing in the image at `path`, or the image, with its completions. Prints notes on stderr."""
         from linformer_cli.data.pictures import border_brightness, load_picture
         from linformer_cli.data.sequence import images_to_values
         from linformer_cli.sampling.complete import complete_values
 
         asked, shape, data = self.asked, self.session.model.config.image, self.session.checkpoint.info.data
         framing = asked.frame == "auto" and asked.fit is None and not asked.invert
-        picture = load_picture(path, self.session.look, asked.fit, asked.invert, framing)
-        for note in picture.notes:
-            info(f"{path}: {note}")
+        first = load_picture(path, self.session.look, asked.fit, asked.invert, framing)
         is_grey = shape.channels == 1 and not shape.palette
-        if is_grey and abs((ours := border_brightness(picture.image)) - data.border_mean) > 128:
-            colours = ("light", "dark") if ours > 127 else ("dark", "light")
-            remedy = "leave out --invert" if asked.invert else "try --invert"
-            info(
-                f"hint: {path} has a {colours[0]} background, but the model was trained on a {colours[1]} one; {remedy}"
-            )
-        values = images_to_values(picture.image[None], shape)[0]
-        return picture, complete_values(self.sampler, values, self.known, asked.count, self.label, warn_smaller_batch)
+        for picture in (first, *first.others):
+            for note in picture.notes:
+                info(f"{path}: {note}")
+            if is_grey and abs((ours := border_brightness(picture.image)) - data.border_mean) > 128:
+                colours = ("light", "dark") if ours > 127 else ("dark", "light")
+                remedy = "leave out --invert" if asked.invert else "try --invert"
+                grounds = f"a {colours[0]} background, but the model was trained on a {colours[1]} one"
+                info(f"hint: {path} has {grounds}; {remedy}")
+            values = images_to_values(picture.image[None], shape)[0]
+            done = complete_values(self.sampler, values, self.known, asked.count, self.label, warn_smaller_batch)
+            yield picture, done
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,9 @@ def _complete_all(task: _Task, images: Sequence[Path]) -> _Work:
     failures: list[dict[str, object]] = []
     for path in images:
         try:
-            done.append(task.complete(path))
+            for picture, completion in task.complete(path):
+                done.append((picture, completion))
+                _show_bits(picture, completion, task.session.checkpoint.info.training.validation_bits_per_dim)
         except DataError as error:
             if len(images) == 1:
                 raise
@@ -186,8 +191,6 @@ def _complete_all(task: _Task, images: Sequence[Path]) -> _Work:
             failures.append({"image": path, "error": str(error)})
         except (KeyboardInterrupt, LintxError) as error:  # raised again after the finished images are written
             return _Work(done, failures, error)
-        else:
-            _show_bits(*done[-1])
     return _Work(done, failures, None)
 
 
@@ -226,13 +229,16 @@ def _render(
     return render_completion(original, known, completed, scale, picture.unframed)
 
 
-def _show_bits(picture: "Picture", completion: "Completion") -> None:
+def _show_bits(picture: "Picture", completion: "Completion", usual: float | None) -> None:
+    """Print the bits/dim of an image. `usual` are those of the model's validation images."""
     kept, completed = completion.kept_bits_per_dim, completion.completed_bits_per_dim
     shown = "none" if math.isnan(kept) else f"{kept:.3f}"
     info(
         f"{picture.path}: bits/dim kept {shown}, completions {sum(completed) / len(completed):.3f} on average, "
         f"rest of the original {completion.original_rest_bits_per_dim:.3f}"
     )
+    if usual is not None and kept > _UNLIKE * usual:
+        info(f"{picture.path}: the kept part is unlike the training images, whose bits/dim are {usual:.3f}")
 
 
 def _describe(picture: "Picture", completion: "Completion") -> dict[str, object]:

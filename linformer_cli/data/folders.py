@@ -257,8 +257,8 @@ def _build(
             f"{folder} has {count_words(different, 'different image')}; at least 3 are needed, one for each split"
             f"{advice}"
         )
-    broken = [name for name in listing.pictures if name not in {item.name for item in items}]
-    parts = _split(items, broken)
+    readable = {item.name for item in items}
+    parts = _split(items, [name for name in listing.pictures if name not in readable])
     class_of = listing.labels or _class_of_each([item.name for item in items])
     names = sorted(set(class_of.values()))
     names = names if len(names) > 1 and "" not in names else []

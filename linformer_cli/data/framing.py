@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFilter
 
 from linformer_cli.checkpoint_files import Frame
 from linformer_cli.config import ImageShape
@@ -25,6 +25,13 @@ _LONGEST = 1024
 _MOST_INK, _MOST_BORDER_INK = 0.5, 0.2
 # At each side of a drawing, this share of its ink may be specks on the paper.
 _SPECK = 0.003
+# A drawing that spans more than this share of a side may be ruled lines, or the edge of a desk. Only then is a sheet
+# looked for (a bright part of a copy of `_SMALL` pixels a side, with a share of its pixels within `_SHEET`), and are
+# parts left out that are thinner than `_THIN` of the longer side.
+_SPANS, _SMALL, _THIN, _SHEET = 0.8, 96, 0.007, (0.15, 0.95)
+# A box of this many times its height may contain several drawings.
+_ROW = 1.5
+_LARGE = 200  # smaller pictures are no photographs of a sheet
 # Less contrast than this, out of 255, is noise on an empty sheet.
 _LEAST_CONTRAST = 24.0
 
@@ -53,17 +60,41 @@ def measure_frame(images: NDArray[np.uint8]) -> Frame | None:
     )
 
 
-def frame_picture(picture: Image.Image, frame: Frame, shape: ImageShape) -> tuple[NDArray[np.uint8], str] | None:
-    """Bring a grey picture of any size into `frame`. Returns uint8 [H, W, 1] and a note on what was done.
+def frame_picture(picture: Image.Image, frame: Frame, shape: ImageShape) -> list[tuple[NDArray[np.uint8], str]]:
+    """Bring the drawings in a grey picture of any size into `frame`. Returns uint8 [H, W, 1] and a note for each.
 
-    Returns None if the picture does not show a drawing on a plain ground.
+    Drawings are told apart if they stand in a row with gaps between them. Ruled lines and the desk around a sheet are
+    left out. The list is empty if the picture does not show a drawing on a plain ground.
     """
     picture = picture.copy()
     picture.thumbnail((_LONGEST, _LONGEST))
-    found = _find_ink(np.asarray(picture, dtype=np.float64))
+    pixels = np.asarray(picture, dtype=np.float64)
+    found = _find_ink(pixels)
+    if _is_doubtful(found, pixels.shape) and max(pixels.shape) > _LARGE:
+        thin, sheet = 2 * round(max(pixels.shape) * _THIN / 2) + 1, _find_sheet(picture)
+        ways = [(None, thin), *([] if sheet is None else [(sheet, 1), (sheet, thin)])]
+        tried = ((_find_ink(pixels, *way), pixels.shape if way[0] is None else _measure(way[0])) for way in ways)
+        found = next((ink for ink, sides in tried if not _is_doubtful(ink, sides)), found)
     if found is None:
-        return None
-    ink, is_dark = found
+        return []
+    return [_frame_drawing(ink, found[1], frame, shape) for ink in _part_drawings(found[0])]
+
+
+def _part_drawings(ink: Floats) -> list[Floats]:
+    """The drawings in a row of them, from left to right, or the one drawing in `ink`."""
+    height, width = ink.shape
+    if width <= _ROW * height:
+        return [ink]
+    filled = np.pad((ink > 0).any(axis=0), 1).astype(int)
+    starts, ends = np.flatnonzero(np.diff(filled) > 0), np.flatnonzero(np.diff(filled) < 0)
+    parts = [ink[:, start:end] for start, end in zip(starts, ends, strict=True)]
+    parts = [part for part in parts if part.sum() > _SPECK * ink.sum()]
+    tall = [part[_span((part > 0).any(axis=1))] for part in parts]
+    # Dots, and the parts of one drawing, are lower than the whole row.
+    return tall if len(tall) > 1 and min(len(part) for part in tall) > height / 2 else [ink]
+
+
+def _frame_drawing(ink: Floats, is_dark: bool, frame: Frame, shape: ImageShape) -> tuple[NDArray[np.uint8], str]:
     scale = min(frame.box, shape.height, shape.width) / max(ink.shape)
     height, width = (max(1, round(side * scale)) for side in ink.shape)
     # This filter averages all pixels that a smaller pixel covers.
@@ -101,22 +132,68 @@ def _span(present: Any) -> slice:
     return slice(int(where[0]), int(where[-1]) + 1)
 
 
-def _find_ink(pixels: Floats) -> tuple[Floats, bool] | None:
+def _is_doubtful(found: tuple[Floats, bool] | None, sides: tuple[int, ...]) -> bool:
+    """Whether no drawing was found, or one that nearly spans the picture or the sheet, of these `sides`."""
+    return found is None or any(ink > _SPANS * side for ink, side in zip(found[0].shape, sides, strict=True))
+
+
+def _measure(sheet: NDArray[np.bool_]) -> tuple[int, int]:
+    """Height and width of the box around a sheet."""
+    rows, columns = _span(sheet.any(axis=1)), _span(sheet.any(axis=0))
+    return rows.stop - rows.start, columns.stop - columns.start
+
+
+def _find_sheet(picture: Image.Image) -> NDArray[np.bool_] | None:
+    """Where a bright sheet lies on something darker, or None if it does not."""
+    small = picture.copy()
+    small.thumbnail((_SMALL, _SMALL))
+    values = np.asarray(small, dtype=np.float64)
+    bright = values > _split(values)
+    rows, columns = np.nonzero(bright)
+    if not len(rows):
+        return None
+    middle = int(np.argmin((rows - rows.mean()) ** 2 + (columns - columns.mean()) ** 2))
+    mask = Image.fromarray(bright.astype(np.uint8) * 255).copy()
+    ImageDraw.floodfill(mask, (int(columns[middle]), int(rows[middle])), 128)
+    sheet = np.asarray(mask) == 128
+    # A drawing on the sheet belongs to it: whatever has the sheet to its left and right, or above and below.
+    for axis in (0, 1):
+        before, after = (np.maximum.accumulate(np.flip(sheet, axis) if turn else sheet, axis) for turn in (0, 1))
+        sheet = before & np.flip(after, axis)
+    if not _SHEET[0] < sheet.mean() < _SHEET[1]:
+        return None
+    inner = Image.fromarray(np.pad(sheet, 3).astype(np.uint8) * 255).filter(ImageFilter.MinFilter(5))
+    inner = inner.crop((3, 3, inner.width - 3, inner.height - 3))
+    return np.asarray(inner.resize(picture.size, Image.Resampling.NEAREST)) > 0
+
+
+def _find_ink(pixels: Floats, sheet: NDArray[np.bool_] | None = None, thin: int = 1) -> tuple[Floats, bool] | None:
     """Return the ink [h, w] in the box around a drawing (0: ground), and whether the ink is darker than the ground.
 
-    The ground is a plane fitted to the border, because the light on a photographed sheet is rarely even.
+    The ground is a plane fitted to the border, because the light on a photographed sheet is rarely even. Only the part
+    of the picture where `sheet` is true counts, and only parts of the drawing that are at least `thin` pixels thick.
     """
     height, width = pixels.shape
     if min(height, width) < 3:
         return None
     border = _border(pixels.shape, max(1, min(height, width) // 20))
+    if sheet is not None:
+        narrow = ImageFilter.MinFilter(2 * max(1, min(height, width) // 40) + 1)
+        border = sheet & ~(np.asarray(Image.fromarray(np.pad(sheet, 1)).convert("L").filter(narrow))[1:-1, 1:-1] > 0)
     difference = pixels - _fit_ground(pixels, border)
+    if sheet is not None:
+        difference[~sheet] = 0
     # The ink is what differs most from the ground.
     strongest = difference[abs(difference) >= np.quantile(abs(difference), 0.98)]
     is_dark = bool(strongest.mean() < 0)
     ink = (-difference if is_dark else difference).clip(0)
     threshold = _split(ink)
     inked = ink > threshold
+    if thin > 1:
+        thick = Image.fromarray(inked).convert("L").filter(ImageFilter.MinFilter(thin))
+        near = thick.filter(ImageFilter.MaxFilter(2 * thin + 1))
+        ink = np.where(np.asarray(near) > 0, ink, 0)
+        inked = ink > threshold
     if ink.max() < _LEAST_CONTRAST or not inked.any():
         return None
     if inked.mean() > _MOST_INK or inked[border].mean() > _MOST_BORDER_INK:

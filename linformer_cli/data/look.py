@@ -1,6 +1,7 @@
 """The look of a data set: everything that decides how a picture becomes values, the same for all its pictures."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,13 +159,18 @@ def find_colours(pixels: NDArray[np.uint8], shape: ImageShape) -> NDArray[np.uin
     transparent if the palette has only opaque colours and 'transparent'.
     """
     found, places = np.unique(pack_colours(pixels), return_inverse=True)
-    known = _weigh(np.array(shape.colours, np.uint8))
-    squares = (known**2).sum(axis=1)
+    known, squares = _weigh_palette(shape)
     nearest = np.empty(len(found), np.uint8)
     for start in range(0, len(found), _PALETTE_CHUNK):
         part = _weigh(unpack_colours(found[start : start + _PALETTE_CHUNK]))
         nearest[start : start + _PALETTE_CHUNK] = (squares - 2 * part @ known.T).argmin(axis=1)
     return nearest[places.reshape(pixels.shape[:2])]
+
+
+@functools.lru_cache(maxsize=8)
+def _weigh_palette(shape: ImageShape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    known = _weigh(np.array(shape.colours, np.uint8))
+    return known, (known**2).sum(axis=1)
 
 
 def _weigh(colours: NDArray[np.uint8]) -> NDArray[np.float64]:

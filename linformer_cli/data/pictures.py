@@ -1,6 +1,7 @@
 """Reads picture files of any format: all their frames, or one picture for a model."""
 
 import contextlib
+import dataclasses
 import functools
 import io
 import warnings
@@ -29,13 +30,15 @@ _FRAMED = ("GIF", "PNG", "TIFF", "WEBP")
 class Picture:
     """An image for a model, uint8 [H, W, C]. `notes` tell the user about changes that may be unexpected.
 
-    If the picture was framed, `unframed` is the whole picture, reduced to the same size.
+    If the picture was framed, `unframed` is the whole picture, reduced to the same size, and `others` are further
+    drawings in it.
     """
 
     path: Path
     image: NDArray[np.uint8]
     notes: tuple[str, ...]
     unframed: NDArray[np.uint8] | None = None
+    others: "tuple[Picture, ...]" = ()
 
 
 def list_endings() -> set[str]:
@@ -131,10 +134,12 @@ def load_picture(
     picture = look.convert(pixels)
     if picture.size != (shape.width, shape.height):
         if framing and look.frame is not None:
-            framed = frame_picture(picture, look.frame, shape)
-            if framed is not None:
-                image, note = framed
-                return Picture(path, image, (*notes, note), look.finish(picture, "pad"))
+            whole = look.finish(picture, "pad")
+            framed = [
+                Picture(path, image, (*notes, note), whole) for image, note in frame_picture(picture, look.frame, shape)
+            ]
+            if framed:
+                return dataclasses.replace(framed[0], others=tuple(framed[1:]))
             notes.append("shows no drawing on a plain background, so it is not framed")
         notes.append(
             f"resized from {picture.width} x {picture.height} to {shape.width} x {shape.height} pixels "

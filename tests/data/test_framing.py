@@ -77,7 +77,7 @@ def test_glyphs_have_a_frame() -> None:
 def test_a_drawing_gets_the_size_position_and_contrast_of_the_frame(sheet, is_dark) -> None:
     picture = draw_seven(**sheet)
     for frame in (DARK, LIGHT):
-        image, note = frame_picture(picture, frame, SHAPE)
+        ((image, note),) = frame_picture(picture, frame, SHAPE)
         assert image.shape == (28, 28, 1) and image.dtype == np.uint8
         assert max(drawn_box(image, frame.ground)) in (19, 20, 21)
         ink = abs(image[..., 0].astype(float) - frame.ground)
@@ -92,16 +92,16 @@ def test_a_drawing_gets_the_size_position_and_contrast_of_the_frame(sheet, is_da
 def test_a_tall_drawing_keeps_its_proportions() -> None:
     sheet = Image.new("L", (500, 500), 255)
     ImageDraw.Draw(sheet).rectangle((240, 100, 279, 299), fill=0)
-    image, _ = frame_picture(sheet, DARK, SHAPE)
+    ((image, _),) = frame_picture(sheet, DARK, SHAPE)
     assert drawn_box(image, 0) == (20, 4)
     assert image[14, 14] > 200, "the drawing must be in the middle"
 
 
 def test_a_speck_does_not_change_the_size() -> None:
     sheet = draw_seven()
-    clean, _ = frame_picture(sheet, DARK, SHAPE)
+    ((clean, _),) = frame_picture(sheet, DARK, SHAPE)
     ImageDraw.Draw(sheet).ellipse((700, 520, 703, 523), fill=0)
-    specked, _ = frame_picture(sheet, DARK, SHAPE)
+    ((specked, _),) = frame_picture(sheet, DARK, SHAPE)
     assert np.abs(clean.astype(int) - specked).max() < 30
 
 
@@ -115,13 +115,13 @@ def test_a_speck_does_not_change_the_size() -> None:
     ],
 )
 def test_a_picture_without_a_drawing_is_not_framed(picture) -> None:
-    assert frame_picture(picture, DARK, SHAPE) is None
+    assert frame_picture(picture, DARK, SHAPE) == []
 
 
 def test_a_frame_larger_than_the_image_is_limited_to_the_image() -> None:
     """A hand-edited checkpoint can contain any numbers."""
     frame = DARK.model_copy(update={"box": 60_000.0, "centre": (-1e9, 1e300)})
-    image, _ = frame_picture(draw_seven(), frame, SHAPE)
+    ((image, _),) = frame_picture(draw_seven(), frame, SHAPE)
     assert max(drawn_box(image, 0)) >= 26
 
 
@@ -137,3 +137,43 @@ def test_only_a_picture_of_another_size_is_framed(tmp_path: Path) -> None:
     empty = load_picture(tmp_path / "empty.png", Look(SHAPE, frame=DARK), framing=True)
     assert empty.unframed is None and (empty.image == 200).all()
     assert any("no drawing" in note for note in empty.notes)
+
+
+def rule(sheet: Image.Image) -> Image.Image:
+    """Thin lines across a sheet, and a margin."""
+    pen = ImageDraw.Draw(sheet)
+    for y in range(30, sheet.height, 45):
+        pen.line((0, y, sheet.width, y), fill=150, width=2)
+    pen.line((60, 0, 60, sheet.height), fill=150, width=2)
+    return sheet
+
+
+def lay_on_desk(sheet: Image.Image) -> Image.Image:
+    desk = Image.fromarray(np.random.default_rng(0).normal(90, 5, (900, 1000)).clip(0, 255).astype(np.uint8))
+    turned = sheet.convert("LA").rotate(6, Image.Resampling.BICUBIC, expand=True)
+    desk.paste(turned.getchannel("L"), (60, 40), turned.getchannel("A"))
+    return desk
+
+
+@loop_over("change", [rule, lay_on_desk, lambda sheet: lay_on_desk(rule(sheet))])
+def test_ruled_lines_and_the_desk_are_left_out(change) -> None:
+    ((plain, _),) = frame_picture(draw_seven(noise=2), DARK, SHAPE)
+    ((image, _),) = frame_picture(change(draw_seven(noise=2)), DARK, SHAPE)
+    assert max(drawn_box(image, 0)) in (19, 20, 21)
+    inside = np.corrcoef(plain.ravel(), image.ravel())[0, 1]
+    assert inside > 0.6, inside
+
+
+def test_drawings_in_a_row_are_told_apart(tmp_path: Path) -> None:
+    sheet = Image.new("L", (1200, 500), 235)
+    for number in range(3):
+        sheet.paste(
+            draw_seven((300, 400), ground=235).crop((40, 60, 180, 260)), (100 + 350 * number, 120 + 20 * number)
+        )
+    sheet.save(tmp_path / "row.png")
+    first = load_picture(tmp_path / "row.png", Look(SHAPE, frame=DARK), framing=True)
+    images = [picture.image for picture in (first, *first.others)]
+    assert len(images) == 3 and all(max(drawn_box(image, 0)) in (19, 20, 21) for image in images)
+    wide = Image.new("L", (900, 300), 235)
+    ImageDraw.Draw(wide).line((100, 100, 800, 200), fill=20, width=30)
+    assert len(frame_picture(wide, DARK, SHAPE)) == 1
