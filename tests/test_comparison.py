@@ -11,7 +11,7 @@ import pytest
 from training_runs import Watcher
 
 from linformer_cli.attention.linear import LinearAttention
-from linformer_cli.comparison import rows as rows_module
+from linformer_cli.comparison import results
 from linformer_cli.comparison import speed as speed_module
 from linformer_cli.comparison.entries import (
     Conditions,
@@ -24,7 +24,7 @@ from linformer_cli.comparison.entries import (
     plan_entries,
     train_entry,
 )
-from linformer_cli.comparison.rows import ComparisonRow, describe_entry
+from linformer_cli.comparison.results import ComparisonRow, describe_entry
 from linformer_cli.comparison.speed import (
     TIMED_STEPS,
     forget_speeds,
@@ -325,7 +325,7 @@ def test_only_a_finished_run_is_timed(tmp_path, raises_one_line) -> None:
 
 
 def test_a_row_has_quality_speed_and_state_bytes(finished, monkeypatch) -> None:
-    monkeypatch.setattr(rows_module, "read_samples", lambda *_arguments: [1.0, 2.0, 4.0])
+    monkeypatch.setattr(results, "read_samples", lambda *_arguments: [1.0, 2.0, 4.0])
     draw_samples(finished, "cpu")
     row = describe(finished)
     training = finished.finished.info.training

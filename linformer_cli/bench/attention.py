@@ -24,7 +24,7 @@ from .measure.attention_pass import (
     count_least_bytes,
 )
 from .measure.ceilings import Ceilings
-from .measure.memory import PassFailed, PeakMemory, measure_peak
+from .measure.peak_memory import PassFailed, PeakMemory, measure_peak
 from .rounds import BenchReport, Measurement, measure_groups
 from .rows import AttentionRow
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .attention import PASS_POSITIONS
-from .measure.memory import FORKS
+from .measure.peak_memory import FORKS
 
 # The lengths in the paper. If fewer lengths are measured, the report says so.
 PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)

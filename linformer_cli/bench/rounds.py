@@ -11,7 +11,7 @@ from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import Check, never_stop
 
 from .measure.ceilings import Ceilings, CeilingsReport
-from .measure.memory import PassFailed, refuse_misfits
+from .measure.peak_memory import PassFailed, refuse_misfits
 from .rows import AnyRow, compare_with_softmax
 
 Ending = Literal["finished", "interrupted"]

@@ -28,7 +28,7 @@ from .measure.costs import (
     list_products,
     state_traffic_bytes,
 )
-from .measure.memory import PassFailed, measure_peak
+from .measure.peak_memory import PassFailed, measure_peak
 from .measure.sampling_work import (
     MEMORY_METHOD,
     MIDDLE_WARM_UP_STEPS,

@@ -22,7 +22,7 @@ from linformer_cli.training.learner import Learner, Step
 from linformer_cli.training.loop import Trainer
 
 from .measure.ceilings import Ceilings
-from .measure.memory import PassFailed, measure_peak
+from .measure.peak_memory import PassFailed, measure_peak
 from .rounds import Measurement
 from .speech_report import LengthRow, SeedResult, SpeechPoint
 

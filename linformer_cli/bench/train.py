@@ -20,7 +20,7 @@ from linformer_cli.units import format_duration
 
 from .measure.ceilings import Ceilings
 from .measure.costs import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
-from .measure.memory import PassFailed
+from .measure.peak_memory import PassFailed
 from .models import BenchModel, TrainedRun, group_by_preset
 from .rounds import BenchReport, Measurement, measure_groups
 from .rows import TrainingRow

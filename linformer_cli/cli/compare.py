@@ -19,7 +19,7 @@ from .session import load_training_images
 
 if TYPE_CHECKING:
     from linformer_cli.comparison.entries import Conditions, Entry, Plan
-    from linformer_cli.comparison.rows import ComparisonRow
+    from linformer_cli.comparison.results import ComparisonRow
     from linformer_cli.config import RunConfig
     from linformer_cli.data.images import ImageSet
     from linformer_cli.system.signals import StopRequest
@@ -121,7 +121,7 @@ def compare(asked: CompareOptions) -> None:
     _check_options(asked)
 
     from linformer_cli.comparison.entries import plan_entries
-    from linformer_cli.comparison.rows import describe_entry
+    from linformer_cli.comparison.results import describe_entry
     from linformer_cli.comparison.speed import forget_speeds
     from linformer_cli.system.signals import StopRequest
 
@@ -184,7 +184,7 @@ def _plan(asked: CompareOptions) -> "tuple[Plan, Conditions]":
 
 def _show(asked: CompareOptions, plan: "Plan", rows: "list[ComparisonRow]", first: "RunConfig") -> None:
     """Print the table or the JSON document, with the settings of the `first` run, and write the plot."""
-    from linformer_cli.comparison.rows import CSV_COLUMNS, list_table_columns, render_comparison
+    from linformer_cli.comparison.results import CSV_COLUMNS, list_table_columns, render_comparison
     from linformer_cli.system.environment import describe_environment
 
     words = first.data.words

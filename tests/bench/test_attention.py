@@ -9,7 +9,7 @@ from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench import attention
 from linformer_cli.bench.attention import AttentionReport, AttentionSettings, prepare, run_attention_bench
 from linformer_cli.bench.measure.attention_pass import PassSetup
-from linformer_cli.bench.measure.memory import PassFailed, PeakMemory
+from linformer_cli.bench.measure.peak_memory import PassFailed, PeakMemory
 from linformer_cli.bench.rounds import turns_of
 from linformer_cli.bench.rows import AttentionRow
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError

@@ -17,7 +17,7 @@ from linformer_cli.bench.measure.attention_pass import (
     build_warm_pass,
     count_least_bytes,
 )
-from linformer_cli.bench.measure.memory import measure_peak
+from linformer_cli.bench.measure.peak_memory import measure_peak
 from linformer_cli.model.mixers import MIXERS
 
 

@@ -13,7 +13,7 @@ from machine import FASTEST_ENGINE
 from linformer_cli.bench import attention, budget, copy, paper, sample, train
 from linformer_cli.bench.copy_task import CopySettings
 from linformer_cli.bench.measure.costs import count_product_flops
-from linformer_cli.bench.measure.memory import PeakMemory
+from linformer_cli.bench.measure.peak_memory import PeakMemory
 from linformer_cli.bench.models import BenchModel, build_models, read_trained_runs
 from linformer_cli.bench.paper import METHODS, PaperBench, PaperSettings
 from linformer_cli.bench.paper_report import PaperReport, render_figures, render_page

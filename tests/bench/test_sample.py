@@ -13,7 +13,7 @@ from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.bench import sample
 from linformer_cli.bench.measure.costs import count_product_flops, count_rerun_positions, state_traffic_bytes
-from linformer_cli.bench.measure.memory import PassFailed, PeakMemory
+from linformer_cli.bench.measure.peak_memory import PassFailed, PeakMemory
 from linformer_cli.bench.models import BenchModel, TrainedRun, build_models, with_softmax
 from linformer_cli.bench.rounds import BenchReport
 from linformer_cli.bench.rows import Quality, SamplingRow

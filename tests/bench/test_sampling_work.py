@@ -9,7 +9,7 @@ import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.bench.measure import sampling_work
-from linformer_cli.bench.measure.memory import measure_peak
+from linformer_cli.bench.measure.peak_memory import measure_peak
 from linformer_cli.bench.measure.sampling_work import (
     LAST_STEPS,
     SHARES,

@@ -12,7 +12,7 @@ import torch
 
 from linformer_cli.bench import budget, speech, speech_training
 from linformer_cli.bench.measure.ceilings import Ceilings
-from linformer_cli.bench.measure.memory import PassFailed
+from linformer_cli.bench.measure.peak_memory import PassFailed
 from linformer_cli.bench.published import find_published_speech
 from linformer_cli.bench.speech import METHODS, SpeechBench, SpeechSettings, parse_methods
 from linformer_cli.bench.speech_report import SeedResult, SpeechReport, SpeechRow, describe_findings

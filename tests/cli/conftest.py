@@ -56,7 +56,7 @@ def quick_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(work(*arguments), bytes=2**20)
 
     measure = "linformer_cli.bench.measure"
-    monkeypatch.setattr(f"{measure}.memory.run_fresh", run)
+    monkeypatch.setattr(f"{measure}.peak_memory.run_fresh", run)
     monkeypatch.setattr(f"{measure}.ceilings.time_samples", lambda work, device, repeats: (1.0,) * repeats)
     monkeypatch.setattr(f"{measure}.ceilings.COPY_BYTES", 1)
 

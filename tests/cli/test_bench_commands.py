@@ -146,7 +146,7 @@ def little_paper(monkeypatch, tiny_model_config):
     """Makes `bench paper` use tiny networks and sizes."""
     from linformer_cli.bench import attention, paper, sample
     from linformer_cli.bench.copy_task import CopySettings
-    from linformer_cli.bench.measure.memory import PeakMemory
+    from linformer_cli.bench.measure.peak_memory import PeakMemory
     from linformer_cli.bench.paper_sizes import Sizes
 
     monkeypatch.setattr(paper, "preset_network", lambda name: (name, tiny_model_config))
@@ -220,7 +220,7 @@ def test_bench_attention_gives_points_and_exponents(lintx):
 
 def test_bench_attention_plots_time_and_memory(lintx, monkeypatch, tmp_path):
     from linformer_cli.bench import attention
-    from linformer_cli.bench.measure.memory import PeakMemory
+    from linformer_cli.bench.measure.peak_memory import PeakMemory
 
     def measure(build, setup, limit_seconds):
         return PeakMemory(2**10 * setup.positions * setup.batch, 0.01)
@@ -304,7 +304,7 @@ def test_a_plot_that_is_not_drawn_is_not_named(lintx, run_folder, monkeypatch, t
 @pytest.mark.parametrize("style", ["table", "md", "csv"])
 def test_bench_attention_gives_the_reason_for_an_empty_row(lintx, monkeypatch, style):
     from linformer_cli.bench import attention
-    from linformer_cli.bench.measure.memory import PassFailed, PeakMemory
+    from linformer_cli.bench.measure.peak_memory import PassFailed, PeakMemory
 
     def measure(build, setup, limit_seconds):
         if setup.positions > 32:

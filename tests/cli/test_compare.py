@@ -37,9 +37,10 @@ def compare(lintx, runs, *arguments):
     return lintx(*COMPARE, "--runs", runs, *arguments)
 
 
-def test_compare_trains_each_mechanism_once(lintx, tmp_path, monkeypatch):
+def test_compare_trains_each_mechanism_once(lintx, finished, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    first = compare(lintx, tmp_path, "--attention", "softmax", "--json")
+    copy_runs(finished, tmp_path, "softmax")
+    first = compare(lintx, tmp_path, "--attention", "softmax", "--no-train", "--json")
     assert first.code == 0, first.stderr
     outcome = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--json")
     assert "softmax: training" not in outcome.stderr and "linear-16: training" in outcome.stderr

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from linformer_cli.bench.measure import memory
+from linformer_cli.bench.measure import peak_memory
 from linformer_cli.bench.measure.attention_pass import PassSetup
-from linformer_cli.bench.measure.memory import PassFailed, measure_peak, run_fresh
+from linformer_cli.bench.measure.peak_memory import PassFailed, measure_peak, run_fresh
 from linformer_cli.system import timing
 from linformer_cli.system.memory import measure_free_memory
 
@@ -88,7 +88,7 @@ def end(server: int) -> None:
 
 def test_every_measurement_has_a_process_of_its_own(odd, monkeypatch) -> None:
     given_back: list[int] = []
-    monkeypatch.setattr(memory, "give_back_freed_memory", lambda: given_back.append(1))
+    monkeypatch.setattr(peak_memory, "give_back_freed_memory", lambda: given_back.append(1))
     before = dict(os.environ)
     first, second = (run_fresh(odd.look, limit_seconds=60) for _ in range(2))
     assert len({first["pid"], second["pid"], os.getpid()}) == 3
@@ -130,7 +130,7 @@ def test_a_module_that_does_not_load_is_named(odd, monkeypatch, raises_one_line)
 
 
 def test_a_process_that_takes_too_long_is_ended(odd, monkeypatch, tmp_path, raises_one_line) -> None:
-    monkeypatch.setattr(memory, "STARTING_SECONDS", 0.0)
+    monkeypatch.setattr(peak_memory, "STARTING_SECONDS", 0.0)
     with raises_one_line(PassFailed, "more than 0.5 s"):
         run_fresh(odd.wait, tmp_path / "pid", limit_seconds=0.5)
     assert not (tmp_path / "pid").exists() or not is_alive(wait_for_pid(tmp_path / "pid"))
