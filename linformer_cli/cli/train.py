@@ -64,6 +64,10 @@ class TrainOptions:
         typer.Option("--out", help="Folder of the new run. Default: a dated folder in runs/.", metavar="FOLDER"),
     ] = None
     resume: Annotated[bool, typer.Option("--resume", help="Resume RUN (default: the newest in runs/).")] = False
+    accept_changed_data: Annotated[
+        bool,
+        typer.Option("--accept-changed-data", help="With --resume: continue although the images have changed."),
+    ] = False
     init_from: Annotated[
         str | None,
         typer.Option(
@@ -139,6 +143,8 @@ def train(asked: TrainOptions) -> None:
     """
     if asked.run is not None and not asked.resume:
         asked = replace(asked, run=None, data=_name_pictures(asked.run, asked.data))
+    if asked.accept_changed_data and not asked.resume:
+        raise UsageError("--accept-changed-data is for --resume; drop it")
     with join_team() as team:
         trainer = _resume(asked, team) if asked.resume else _begin(asked, team)
         if asked.dry_run:
@@ -157,7 +163,8 @@ def train(asked: TrainOptions) -> None:
                     folder.create(trainer.task.config)
                 stack.enter_context(folder.lock())
             if asked.resume:
-                trainer.resume()
+                if note := trainer.resume(asked.accept_changed_data):
+                    info(note)
                 if team.leads:
                     folder.write_config(trainer.task.config)
             info(f"training in {folder.path} from step {trainer.progress.step}")

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from linformer_cli.errors import DataError
 from linformer_cli.files import is_special
 
+from .mapped import MappedArray
+
 _CHANNELS = (1, 3, 4)
 
 
@@ -35,7 +37,7 @@ def open_array(path: Path) -> NDArray[Any]:
     if not isinstance(array, np.ndarray):  # an .npz archive whose name ends in .npy
         array.close()
         raise DataError(f"{path} is an archive of several arrays; save only the images, with numpy.save")
-    return array
+    return array.view(MappedArray)
 
 
 def arrange_images(array: NDArray[Any], path: Path) -> NDArray[Any]:

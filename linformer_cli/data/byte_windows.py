@@ -14,6 +14,7 @@ from linformer_cli.errors import DataError
 from linformer_cli.files import is_special
 
 from . import Split
+from .mapped import MappedArray
 
 DEFAULT_LENGTH = 1024
 # The bytes are divided into stretches. One stretch in 20 is for validation, and one in 20 is for testing. Stretches do
@@ -55,7 +56,7 @@ class JoinedFiles:
 @functools.lru_cache(_MOST_MAPS)
 def _map_file(path: Path) -> NDArray[np.uint8]:
     try:
-        return np.memmap(path, dtype=np.uint8, mode="r")
+        return MappedArray(path, dtype=np.uint8, mode="r")
     except (OSError, ValueError) as error:  # numpy raises ValueError for an empty file
         raise DataError(f"cannot read {path} ({getattr(error, 'strerror', None) or error})") from None
 

@@ -27,6 +27,7 @@ from linformer_cli.units import count_words
 
 from . import SPLITS, Split
 from .look import Look, Pixels
+from .mapped import MappedArray
 from .pictures import HEIC_ENDINGS, list_endings, read_frames
 from .survey import Survey, describe_sizes, sample_evenly
 
@@ -114,7 +115,7 @@ def load_folder(
     look = look or _LOOK.validate_python(index["look"])
     look = dataclasses.replace(look, class_names=look.class_names or tuple(own))
     numbers = {name: number for number, name in enumerate(look.class_names)}
-    whole = np.memmap(home / _IMAGES, dtype=np.uint8, mode="r", shape=tuple(index["shape"]))
+    whole = MappedArray(home / _IMAGES, dtype=np.uint8, mode="r", shape=tuple(index["shape"]))
     found = []
     for split in splits:
         classes: list[str] = index["classes"][split]

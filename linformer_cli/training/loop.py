@@ -55,6 +55,9 @@ class Trainer(Learner[AnyTask]):
     def steps(self, reporter: Reporter | None = None, stop: StopRequest | None = None) -> Iterator[Step]:
         """Train as `run` does, and yield every step, so that several models can take their steps in turn."""
         reporter, stop, settings = reporter or Reporter(), stop or StopRequest(), self.task.settings
+        folder, leads = self.folder, self.team.leads
+        if leads and folder and not folder.data_file.exists() and (digest := self.task.digest_data()) is not None:
+            folder.record_data(digest)
         started = time.monotonic() - self.progress.elapsed_seconds
         timed_steps, timed_seconds = 0, 0.0
         while True:
@@ -98,11 +101,12 @@ class Trainer(Learner[AnyTask]):
                 timed_steps, timed_seconds = 0, 0.0
             yield step
 
-    def resume(self) -> None:
+    def resume(self, accept_changed_data: bool = False) -> str:
         """Restore the contents of `last/`: weights, optimizer, position in the data, random state, metrics.
 
-        A run that was killed before its first save starts again. Raises `DataError` if the number of training images
-        has changed, and `CheckpointError` if the save is damaged.
+        A run that was killed before its first save starts again. Returns a line about its images if there is something
+        to say. Raises `DataError` if they have changed, unless this is accepted, and `CheckpointError` if the save is
+        damaged.
         """
         folder = self.folder
         assert folder is not None
@@ -111,14 +115,22 @@ class Trainer(Learner[AnyTask]):
                 raise CheckpointError(f"'{folder.path}' was killed before its first save; start it again")
             if self.team.leads:
                 cut_metrics(folder.metrics_file, -1)
-            return
+                folder.data_file.unlink(missing_ok=True)
+            return ""
         checkpoint = read_checkpoint(folder.last)
         images, data = checkpoint.info.data.train_images, self.task.describe(self.progress).data
+        changed, note = "", ""
         if data.train_images != images:
-            raise DataError(
-                f"'{folder.path}' was trained on {images:,} images, but '{data.name}' now has {data.train_images:,}; "
-                "use the same images, or start a new run"
+            changed = (
+                f"'{folder.path}' was trained on {images:,} images, but '{data.name}' now has {data.train_images:,}"
             )
+        elif self.team.leads and (digest := self.task.digest_data()) is not None:
+            if changed := folder.compare_data(digest):
+                changed = f"'{data.name}' has changed since '{folder.path}' began: {changed}"
+            elif not folder.data_file.exists():
+                note = f"'{folder.path}' began before lintx recorded images; later changes of '{data.name}' are noticed"
+        if changed and not accept_changed_data:
+            raise DataError(f"{changed}; use the same images, start a new run, or resume with --accept-changed-data")
         state = load_training_state(checkpoint)
         try:
             self.restore(load_weights(checkpoint, self.task.device).state_dict(), state)
@@ -132,6 +144,9 @@ class Trainer(Learner[AnyTask]):
         self._saved = self.progress.marks
         if self.team.leads:
             cut_metrics(folder.metrics_file, self.progress.step, validated=self.progress.is_validated)
+            if changed:  # the images are recorded again
+                folder.data_file.unlink(missing_ok=True)
+        return f"{changed}, which is accepted" if changed else note
 
     def _check_is_due(self) -> bool:
         """Whether it is time to validate, draw and save, in a run that does so at intervals of time."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from linformer_cli.checkpoint_files import CheckpointInfo, DataSummary, TrainingSummary
 from linformer_cli.config import RunConfig
 from linformer_cli.data.batches import Batches, flip_images, shift_images
+from linformer_cli.data.digest import DataDigest, digest_data
 from linformer_cli.data.images import ImageSet
 from linformer_cli.data.sequence import images_to_values, paint
 from linformer_cli.evaluation.bits import Bits, measure_nats
@@ -117,6 +118,9 @@ class PixelTask(Task[PixelModel, tuple[Tensor, Tensor | None]]):
             path, facts = path.with_suffix(".png"), {"step": progress.step, "images_seen": progress.images_seen}
             write_file(path, encode_png(render_grid(paint(images, model.config.image)), facts))
         return path
+
+    def digest_data(self) -> DataDigest:
+        return digest_data(self.training, self.validation)
 
     def describe(self, progress: Progress) -> CheckpointInfo:
         """Describe the network, its images and its training. Only validated weights have bits/dim."""

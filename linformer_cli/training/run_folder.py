@@ -1,4 +1,4 @@
-"""The folder of a training run: config.toml, metrics.csv, sample grids, and the checkpoints last/ and best/."""
+"""The folder of a training run: its settings, the digest of its images, metrics, sample grids and checkpoints."""
 
 import contextlib
 import datetime
@@ -14,7 +14,8 @@ from filelock import FileLock, Timeout
 
 from linformer_cli.checkpoint_files import find_checkpoint, holds_checkpoint, replace_folder
 from linformer_cli.config import RunConfig
-from linformer_cli.documents import parse_config, read_toml
+from linformer_cli.data.digest import DataDigest
+from linformer_cli.documents import parse_config, read_json, read_toml
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
 from linformer_cli.files import TEMPORARY_FILES, make_folder, temporary_path, write_file
 from linformer_cli.metrics import METRICS_FILE, create_metrics, has_steps
@@ -52,6 +53,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file = path / "config.toml"
+        self.data_file = path / "data.json"
         self.metrics_file = path / METRICS_FILE
         self.last = path / "last"
         self.best = path / "best"
@@ -84,6 +86,25 @@ class RunFolder:
                 f"'{self.path / _LOCK}' was removed, and another process may be training in this folder; stopped "
                 f"without saving; to continue from the last save: lintx train --resume '{self.path}'"
             )
+
+    def compare_data(self, now: DataDigest) -> str:
+        """Say how the images differ from those that the run began with, or return an empty text if they do not.
+
+        Raises `CheckpointError` if the record of the images is damaged.
+        """
+        try:
+            document = read_json(self.data_file)
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"'{self.data_file}' cannot be read: {error}") from None
+        if not isinstance(document, dict):
+            raise CheckpointError(f"'{self.data_file}' does not describe images")
+        return parse_config(DataDigest, document, str(self.data_file)).describe_changes(now)
+
+    def record_data(self, now: DataDigest) -> None:
+        """Write `data.json`, with which a resumed run compares its images."""
+        write_file(self.data_file, (now.model_dump_json(indent=2) + "\n").encode())
 
     def keep(self, step: int, keep_last: int) -> None:
         """Add the save in `last/` to `kept/`, and delete all but the `keep_last` newest there."""

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from linformer_cli.checkpoint_files import CheckpointInfo
 from linformer_cli.config import TrainConfig
+from linformer_cli.data.digest import DataDigest
 from linformer_cli.evaluation.bits import Bits
 from linformer_cli.system.signals import Check
 from linformer_cli.units import IMAGES
@@ -60,6 +61,10 @@ class Task(ABC, Generic[Model, Batch]):
 
     def draw(self, model: Model, path: Path, progress: Progress, check: Check) -> Path | None:
         """Write samples of `model` to `path` with an ending of its own. Return the name of the file."""
+
+    def digest_data(self) -> DataDigest | None:
+        """What the run remembers of its images, or None if it compares no images when it is resumed."""
+        return None
 
     def describe(self, progress: Progress) -> CheckpointInfo:
         """Describe the model, its data and its training for a checkpoint."""

@@ -6,6 +6,7 @@ import tomllib
 import numpy as np
 import pytest
 import tomli_w
+from loops import loop_over
 from PIL import Image
 
 from linformer_cli import probe
@@ -255,3 +256,37 @@ def test_the_argument_of_train_must_be_a_folder_of_pictures(lintx, tmp_path):
     assert "to resume a run: lintx train --resume nothing" in lintx("train", "nothing").stderr
     outcome = lintx("train", tmp_path, "--data", "mnist")
     assert outcome.code == 2 and "two data sets" in outcome.stderr
+
+
+@loop_over("kind", ["folder", "array", "bytes"])
+def test_a_run_notices_that_files_have_changed(lintx, tmp_path, kind: str) -> None:
+    data, run = tmp_path / kind, tmp_path / f"{kind}-run"
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    data.mkdir()
+    if kind == "array":
+        np.save(data / "train-images.npy", pixels)
+    for number, image in enumerate(pixels):
+        if kind == "bytes":
+            (data / f"{number:02}.txt").write_bytes(image.tobytes())
+        elif kind == "folder":
+            place = data / "ab"[number % 2]
+            place.mkdir(exist_ok=True)
+            Image.fromarray(image).save(place / f"{number:02}.bmp")
+    size = ["--length", 16] if kind == "bytes" else ["--image-size", 8, "--classes"] if kind == "folder" else []
+    begun = lintx("train", "--data", f"{kind}:{data}", "--preset", "tiny", *size, "--steps", 1, "--out", run)
+    assert begun.code == 0, begun.stderr
+    assert lintx("train", "--resume", run, "--steps", 2).code == 0
+    if kind == "array":
+        np.save(data / "train-images.npy", pixels[::-1])
+    elif kind == "folder":  # the names and the number of all files stay the same
+        (data / "a").rename(data / "c")
+        (data / "b").rename(data / "a")
+        (data / "c").rename(data / "b")
+    else:
+        (data / "02.txt").write_bytes(pixels[3].tobytes())
+    refused = lintx("train", "--resume", run, "--steps", 3)
+    assert refused.code == 1 and "has changed since" in refused.stderr, refused.stderr
+    accepted = lintx("train", "--resume", run, "--steps", 3, "--accept-changed-data")
+    assert accepted.code == 0 and "which is accepted" in accepted.stderr
+    assert lintx("train", "--resume", run, "--steps", 4).code == 0

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loops import loop_over
+from PIL import Image
 
 from linformer_cli.config import DataConfig
 from linformer_cli.data import SPLITS, Split
@@ -126,6 +128,22 @@ def test_arrays_too_large_for_a_model_are_refused(tmp_path: Path, raises_one_lin
         UsageError, f"'array:{tmp_path}': an image can have at most 1,048,576 values, found 1,080,000"
     ):
         _ = found.shape
+
+
+@loop_over("kind", ["array", "folder", "bytes"])
+def test_a_file_that_is_cut_short_is_noticed_before_it_is_read(tmp_path: Path, monkeypatch, raises_one_line, kind):
+    monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
+    pixels, data = np.random.default_rng(0).integers(0, 256, (40, 64, 64), dtype=np.uint8), tmp_path / kind
+    data.mkdir()
+    np.save(data / "train-images.npy", pixels)
+    for number, image in enumerate(pixels if kind == "folder" else ()):
+        Image.fromarray(image).save(data / f"{number}.png")
+    images = load_images(f"{kind}:{data}", "train").images
+    assert images[np.array([5, 0])].shape[0] == 2
+    (file,) = (tmp_path / "cache").rglob("images.bin") if kind == "folder" else [data / "train-images.npy"]
+    os.truncate(file, 1000)
+    with raises_one_line(DataError, str(file), "became shorter"):
+        images[np.array([5, 0])]
 
 
 def test_arrays_are_mapped_and_labels_become_int64(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loops import loop_over
 from safetensors.torch import load_file
 from training_runs import (
     EVALUATE_EVERY,
@@ -30,6 +31,7 @@ from linformer_cli.checkpoint import TrainingState, load_model, load_training_st
 from linformer_cli.checkpoint_files import WEIGHTS
 from linformer_cli.config import ImageShape
 from linformer_cli.data.batches import flip_images, shift_images
+from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import CheckpointError, DataError, Interrupted, UsageError
 from linformer_cli.evaluation.bits import measure_nats
 from linformer_cli.metrics import MetricsRow, append_row
@@ -415,6 +417,56 @@ def test_a_run_does_not_continue_with_other_images(configure, tmp_path, raises_o
     with raises_one_line(DataError, "was trained on 30 images, but 'glyphs' now has 29", "start a new run"):
         Trainer(PixelTask(configure(), (fewer, VALIDATION), "cpu", "fp32"), trainer.folder).resume()
     assert read_metrics(trainer.folder) == before
+
+
+def change_data(kind: str) -> tuple[ImageSet, ImageSet]:
+    train, validation = TRAIN.images.copy(), VALIDATION.images.copy()
+    labels = TRAIN.labels.copy()
+    if kind == "replaced":
+        train[7] = 255 - train[7]
+    elif kind == "moved":
+        train[7], validation[3] = VALIDATION.images[3], TRAIN.images[7]
+    elif kind == "relabelled":
+        labels[[3, 4]] = labels[[4, 3]]
+    elif kind == "reordered":
+        train[[3, 4]], labels[[3, 4]] = train[[4, 3]], labels[[4, 3]]
+    return dataclasses.replace(TRAIN, images=train, labels=labels), dataclasses.replace(VALIDATION, images=validation)
+
+
+@loop_over(
+    ("kind", "said"),
+    [
+        ("replaced", "some of the 30 training and 6 validation images were replaced"),
+        ("moved", "moved between training and validation"),
+        ("relabelled", "other classes"),
+        ("reordered", "another order"),
+        ("none", ""),
+    ],
+)
+def test_changed_images_are_named_and_refused_unless_they_are_accepted(
+    configure, tmp_path, raises_one_line, kind, said
+) -> None:
+    trainer = begin(configure(), tmp_path / kind)
+    train(trainer)
+    changed = Trainer(PixelTask(configure(), change_data(kind), "cpu", "fp32"), trainer.folder)
+    if said:
+        with raises_one_line(DataError, "'glyphs' has changed", said, "--accept-changed-data"):
+            changed.resume()
+        assert said in changed.resume(accept_changed_data=True)
+        train(changed)
+        with raises_one_line(DataError, said):  # the run has the changed images now
+            begin(configure(), tmp_path / kind).resume()
+    assert changed.resume() == ""
+
+
+def test_a_run_without_a_record_of_its_images_gets_one(configure, tmp_path) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    train(trainer)
+    trainer.folder.data_file.unlink()
+    again = begin(configure(), tmp_path / "run")
+    assert "began before lintx recorded images" in again.resume()
+    train(again)
+    assert begin(configure(), tmp_path / "run").resume() == ""
 
 
 def test_images_of_another_size_are_refused(configure, tmp_path, raises_one_line) -> None:
