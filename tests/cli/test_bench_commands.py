@@ -43,17 +43,8 @@ def test_bench_sample_extrapolates_only_re_runs(lintx, run_folder):
 
 @pytest.mark.smoke
 def test_bench_sample_times_the_given_mechanisms(lintx, run_folder):
-    base = [
-        "bench",
-        "sample",
-        "--checkpoint",
-        run_folder,
-        "--attention",
-        "softmax,linear,few=lsh:rounds=1",
-        "--batch",
-        1,
-    ]
-    base += ["--repeats", 1, "--no-memory", "--no-rerun", "--runs", run_folder]
+    base = ["bench", "sample", "--checkpoint", run_folder, "--attention", "softmax,linear,few=lsh:rounds=1"]
+    base += ["--batch", 1, "--repeats", 1, "--no-memory", "--no-rerun", "--runs", run_folder]
     document = lintx(*base, "--json").document
     assert [(row["name"], row["engine"]) for row in document["rows"]] == [
         ("softmax", FASTEST_ENGINE),
@@ -72,24 +63,13 @@ def test_bench_sample_times_the_given_mechanisms(lintx, run_folder):
 
 
 def test_bench_sample_times_presets_with_the_papers_figures(lintx):
-    base = [
-        "bench",
-        "sample",
-        "--preset",
-        "mnist-paper",
-        "--batch",
-        1,
-        "--repeats",
-        1,
-        "--limit",
-        "0.01s",
-        "--no-memory",
-    ]
-    document = lintx(*base, "--attention", "linear", "--json").document
+    base = ["bench", "sample", "--preset", "mnist-paper", "--attention", "linear", "--batch", 1, "--repeats", 1]
+    base += ["--limit", "0.01s", "--no-memory"]
+    document = lintx(*base, "--json").document
     (row,) = document["rows"]
     assert row["preset"] == "mnist-paper" and row["published"]["images_per_second"] == 142.8
     assert row["extrapolated"]["of_positions"] == 784
-    table = lintx(*base, "--attention", "linear").stdout
+    table = lintx(*base).stdout
     assert table.startswith("mnist-paper\n") and "142.8" in table and "extrapolated" in table
 
 
@@ -202,12 +182,8 @@ def test_bench_attention_gives_points_and_exponents(lintx):
     base += ["--batch", 2]
     outcome = lintx(*base, "--json")
     document = outcome.document
-    assert [(row["name"], row["positions"]) for row in document["rows"]] == [
-        ("linear", 32),
-        ("linear", 64),
-        ("fine", 32),
-        ("fine", 64),
-    ]
+    found = [(row["name"], row["positions"]) for row in document["rows"]]
+    assert found == [("linear", 32), ("linear", 64), ("fine", 32), ("fine", 64)]
     for row in document["rows"]:
         assert row["left_out"] is None and len(row["samples_seconds"]) == 2
         assert row["seconds_per_sequence"] > 0 and row["peak_memory_bytes"] >= 0 and row["copy_share"] > 0
@@ -249,30 +225,24 @@ def test_bench_attention_plots_time_and_memory(lintx, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "told", "rows"),
+    ("command", "rows"),
     [
-        (["sample", "--batch", "1,2", "--no-memory"], "bench_output.show_row", [1, 1, 1]),
-        (["train", "--preset", "tiny", "--batch", "1,2"], "bench_output.show_row", [1, 1]),
-        (
-            ["attention", "--attention", "linear", "--positions", "32,64", "--batch", "1"],
-            "bench_output.show_row",
-            [1],
-        ),
+        (["sample", "--batch", "1,2", "--no-memory"], [1, 1, 1]),
+        (["train", "--preset", "tiny", "--batch", "1,2"], [1, 1]),
+        (["attention", "--attention", "linear", "--positions", "32,64", "--batch", "1"], [1]),
     ],
 )
 @pytest.mark.parametrize("shown", ["--json", "--format=md"])
-def test_a_stopped_benchmark_shows_its_results(lintx, run_folder, monkeypatch, command, told, rows, shown):
+def test_a_stopped_benchmark_shows_its_results(lintx, run_folder, monkeypatch, command, rows, shown):
     """Ctrl-C comes while the first group or length is reported."""
-
     seen = []
 
     def stop(row):
         if not seen:
             os.kill(os.getpid(), signal.SIGINT)
         seen.append(row)
-        return "told"
 
-    monkeypatch.setattr(f"linformer_cli.cli.{told}", stop)
+    monkeypatch.setattr("linformer_cli.cli.bench_output.show_row", stop)
     where = ["--checkpoint", run_folder] if command[0] == "sample" else []
     outcome = lintx("bench", *command, *where, "--repeats", 1, shown)
     assert outcome.code == 130
