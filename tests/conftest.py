@@ -140,6 +140,12 @@ def tiny_checkpoint(
     return folder
 
 
+@pytest.fixture(scope="session")
+def share() -> float:
+    """The share of the full number of random cases to run ($LINTX_FULL); 0 for few cases."""
+    return float(os.environ.get("LINTX_FULL") or 0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Each process of the tests remembers its own measured speeds, so the choice of a precision cannot change."""

@@ -135,7 +135,7 @@ def sample(asked: SampleOptions) -> None:
     options.require_output("--nearest", asked.nearest, ".png")
     options.require_distinct(asked.out, asked.gif, asked.nearest)
     options.require_output("--files", None if asked.files is None else asked.files / "00000.png", ".png")
-    with join_team() as team, notice_loss("with --files, the same command draws what is missing"):
+    with join_team(warn) as team, notice_loss("with --files, the same command draws what is missing"):
         session = asked.drawing.open(asked.checkpoint, team)
         sampler = asked.drawing.build_sampler(session, asked.class_name is not None)
         (_sample_text if session.words is WINDOWS else _sample_images)(asked, session, sampler, team)

@@ -17,7 +17,7 @@ from linformer_cli.units import WINDOWS, format_duration
 from . import options
 from .config_options import Fields, with_fields
 from .display import TrainingDisplay
-from .output import info, print_facts, print_json
+from .output import info, print_facts, print_json, warn
 from .session import load_training_images
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def train(asked: TrainOptions) -> None:
         asked = replace(asked, run=None, data=_name_pictures(asked.run, asked.data))
     if asked.accept_changed_data and not asked.resume:
         raise UsageError("--accept-changed-data is for --resume; drop it")
-    with join_team() as team:
+    with join_team(warn) as team:
         trainer = _resume(asked, team) if asked.resume else _begin(asked, team)
         if asked.dry_run:
             _dry_run(trainer, asked.json)

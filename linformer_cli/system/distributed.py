@@ -5,6 +5,7 @@ import inspect
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +27,7 @@ _LARGEST = {"WORLD_SIZE": 2**20, "RANK": 2**20, "LOCAL_RANK": 2**20, "MASTER_POR
 # A lost process closes its connections, so the others notice without a timeout. The timeout only has to be longer than
 # validating, saving and sampling take.
 _TIMEOUT = timedelta(days=1)
+_PATIENCE = 5.0
 
 
 class ProcessLost(LintxError):
@@ -192,11 +194,12 @@ def keep_own(module: object) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def join_team() -> Iterator[Team]:
+def join_team(on_wait: Callable[[str], None] = lambda message: None) -> Iterator[Team]:
     """The team of this process: `ALONE`, or the one that torchrun's variables describe, connected in the `with` block.
 
-    Leaving the block waits for all processes, except after an error. Raises `UsageError` if torchrun's variables have
-    wrong values, and `ProcessLost` if another process has ended.
+    If other processes do not come within `_PATIENCE` seconds, `on_wait` gets a line about it once. Leaving the block
+    waits for all processes, except after an error. Raises `UsageError` if torchrun's variables have wrong values, and
+    `ProcessLost` if another process has ended.
     """
     if _is_job() and (fault := _find_fault()):
         raise UsageError(f"{fault}; start several processes with torchrun, or unset WORLD_SIZE")
@@ -208,8 +211,16 @@ def join_team() -> Iterator[Team]:
 
     cards = torch.cuda.is_available() and distributed.is_nccl_available()
     team = Team(process_rank(), _count(), int(os.environ.get("LOCAL_RANK", "0")))
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    waiting = (
+        f"waiting at {place} until all {team.count} processes of the job have started; this is process {team.rank}"
+    )
+    timer = threading.Timer(_PATIENCE, on_wait, [waiting])
+    timer.daemon = True  # so that a signal can end the process
+    timer.start()
     with notice_loss("its own message says why"):
         distributed.init_process_group("cpu:gloo,cuda:nccl" if cards else "gloo", timeout=_TIMEOUT)
+        timer.cancel()
         yield team
         team.wait()
     distributed.destroy_process_group()

@@ -4,7 +4,6 @@
 `LINTX_FULL=0.1`, it runs a tenth of them.
 """
 
-import os
 import shutil
 from pathlib import Path
 
@@ -23,12 +22,6 @@ sample_every = 60
 sample_images = 2
 precision = "fp32"
 """
-
-
-@pytest.fixture(scope="session")
-def share() -> float:
-    """The share of the full number of cases to run; 0 for few cases."""
-    return float(os.environ.get("LINTX_FULL") or 0)
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,22 @@
 """Tests that a run killed repeatedly, even during saves, ends with the weights of an uninterrupted run."""
 
+import fnmatch
 import random
+import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli.conftest import run_main
-from commands import Command
+from commands import Command, run_command
+from machine import HAS_LIBRARY, NO_LIBRARY
 from safetensors.torch import load_file
 
 from linformer_cli.checkpoint import load_training_state, load_weights, read_checkpoint
 from linformer_cli.checkpoint_files import TRAINING, WEIGHTS
+from linformer_cli.files import TEMPORARY_FILES
 from linformer_cli.training.run_folder import RunFolder
 
 EVERYTHING_TO_LOSE = ["--save-every", "1", "--ema", "0.9", "--keep-last", "2"]
@@ -69,7 +74,7 @@ def test_a_run_killed_at_random_moments_reaches_the_same_weights(
             if command.wait() == 0:
                 break
         killed += 1
-        while_saving += any(run.glob(".*.writing")) or any(run.glob(".*.replaced")) or any(run.glob(".lintx-*.tmp"))
+        while_saving += any(run.glob(".*.replaced")) or any(run.glob(TEMPORARY_FILES))
         if (run / "config.toml").exists() and not RunFolder(run).is_untouched:
             checkpoint = read_checkpoint(run / "last")  # also checks digests and shapes
             load_weights(checkpoint)
@@ -100,3 +105,57 @@ def test_a_process_that_was_killed_leaves_its_run_unlocked(
     step = read_checkpoint(run / "last").info.training.step + 1
     assert run_main(("train", "--resume", run, "--steps", step), capsys).code == 0
     assert read_checkpoint(run / "last").info.training.step == step
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+def test_commands_killed_at_random_moments_leave_old_or_new_files_and_nothing_else(
+    small_run_options: list[str], tmp_path: Path, share: float, capsys
+) -> None:
+    pytest.importorskip("constriction")
+    run, cases = tmp_path / "run", max(round(480 * share), 8)
+    assert run_main(("train", *small_run_options, "--steps", "1", "--out", run), capsys).code == 0
+    pictures = ("sample", run, "-n", "40", "--batch", "2", "--precision", "fp32", "--files")
+    assert run_main((*pictures, tmp_path / "pictures", "-o", tmp_path / "grid.png"), capsys).code == 0
+    packed, data = tmp_path / "packed.lintz", ("--checkpoint", run)
+    assert run_main(("compress", tmp_path / "pictures", *data, "-o", packed), capsys).code == 0
+    commands: dict[str, Callable[[Path], tuple[object, ...]]] = {
+        "sample": lambda out: (*pictures, out / "drawn", "-o", out / "grid.png"),
+        "compress": lambda out: ("compress", tmp_path / "pictures", *data, "-o", out / "x.lintz", "--force"),
+        "decompress": lambda out: ("decompress", packed, *data, "-o", out / "drawn", "--force"),
+        "export": lambda out: ("export", run, out / "model"),
+    }
+    moments, left_behind = random.Random(11), 0
+    for name, build in commands.items():
+        (tmp_path / f"{name}-whole").mkdir()
+        began = time.monotonic()
+        assert run_command(*build(tmp_path / f"{name}-whole"))[0] == 0
+        longest = time.monotonic() - began
+        whole = read_files(tmp_path / f"{name}-whole")
+        for number in range(cases // len(commands)):
+            out = tmp_path / f"{name}-{number}"
+            out.mkdir()
+            for _ in range(2):
+                with Command(*build(out)) as command:
+                    time.sleep(moments.uniform(0, longest))
+                    command.process.kill()
+                    command.wait()
+                left_behind += any(out.rglob(TEMPORARY_FILES))
+                found = read_files(out)
+                assert all(whole[path] == content for path, content in found.items()), (name, [*found])
+            if not (out / "model").exists():  # which export would not replace
+                assert run_command(*build(out))[0] == 0
+            assert read_files(out) == whole and not list(out.rglob(TEMPORARY_FILES))
+            shutil.rmtree(out)
+    print(f"{2 * cases} kills, {left_behind} of them left a temporary file, which the next command removed")
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """The contents of all files but temporary ones."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    relative = {path.relative_to(folder): path for path in paths}
+    return {
+        str(short): path.read_bytes()
+        for short, path in relative.items()
+        if not any(fnmatch.fnmatch(part, TEMPORARY_FILES) for part in short.parts)
+    }

@@ -515,7 +515,7 @@ def test_an_executable_draws_the_images_of_a_shipped_model(tmp_path, build_tiny_
 
 
 @pytest.mark.slow
-def test_no_damage_makes_a_program_access_memory_outside_its_buffers(build_tiny_model, tmp_path) -> None:
+def test_no_damage_makes_a_program_access_memory_outside_its_buffers(build_tiny_model, tmp_path, share) -> None:
     image = ImageShape(height=POSITIONS // 10, width=10, levels=16)
     shared = {"image": image, "classes": 3, "optional_class": True}  # with guidance, two images are one
     models = [build_tiny_model(attention=name, attention_options=o, **shared) for name, o in VARIANTS.values()]
@@ -531,10 +531,15 @@ def test_no_damage_makes_a_program_access_memory_outside_its_buffers(build_tiny_
     compile_executable(tmp_path / "fuzz", "-O1", *sanitizers, fuzz)
     environment = {"ASAN_OPTIONS": "allocator_may_return_null=1:max_allocation_size_mb=1000"}
     found = subprocess.run(
-        [tmp_path / "fuzz", "1", "40", *files], env=environment, check=False, capture_output=True, text=True
+        [tmp_path / "fuzz", "1", str(max(round(400 * share), 40)), *files],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert found.returncode == 0, found.stderr[-2000:]
     accepted, tried = map(int, re.findall(r"\d+", found.stdout))
+    print(f"{tried:,} damaged programs, {accepted:,} of them accepted")  # noqa: T201
     assert 0 < accepted < tried
 
 

@@ -59,6 +59,16 @@ def run_alone(*arguments: object) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
 
 
+def test_a_process_that_waits_for_another_says_so() -> None:
+    job = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
+    command = [sys.executable, "-m", "linformer_cli", *TRAIN, "--dry-run"]
+    with subprocess.Popen(command, env={**os.environ, **job}, text=True, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        assert any("waiting at 127.0.0.1:29999 until all 2 processes" in line for line in lines)
+        process.kill()
+
+
 # With a single process
 
 
