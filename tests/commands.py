@@ -16,7 +16,9 @@ from types import TracebackType
 from typing import Self
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload([f"linformer_cli.{name}" for name in ("cli.app", "training.loop", "sampling.decode")])
+# Training loads torch._dynamo, which takes as long as the rest of torch.
+_PRELOADED = ("linformer_cli.cli.app", "linformer_cli.training.loop", "linformer_cli.sampling.decode", "torch._dynamo")
+_SERVER.set_forkserver_preload([*_PRELOADED])
 SECONDS = 120
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Command, run_command
+from cli.conftest import NoCapture, run_main
+from commands import Command
 
 from linformer_cli.data.byte_windows import ByteWindows
 
@@ -26,8 +27,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "text"
-    code, _, errors = run_command("train", "--data", f"bytes:{text}", *NETWORK, *SIZES, "--out", folder)
-    assert code == 0, errors
+    assert run_main(("train", "--data", f"bytes:{text}", *NETWORK, *SIZES, "--out", folder), NoCapture()).code == 0
     return folder
 
 

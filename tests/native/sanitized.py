@@ -20,7 +20,7 @@ OPTIONS = (
 def use_sanitizers(folder: Path) -> None:
     """From now on, the library is the one in `folder`, for the fastest instruction set and without the engine."""
     architecture = build.this_machine().architecture
-    fastest = replace(library.supported_sets()[-1], level="-O1")
+    fastest = replace(library.supported_sets()[-1], level="-O0")
     build.LIBRARIES, build.OPTIONS = folder, (*build.OPTIONS, *OPTIONS)
     build.INSTRUCTION_SETS = {architecture: (fastest,)}
     build.SOURCES = {file: fuses for file, fuses in build.SOURCES.items() if file != "native/runner.cpp"}

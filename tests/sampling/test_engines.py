@@ -62,11 +62,12 @@ def build_tiny_model(build_tiny_model: Callable[..., PixelModel]) -> Callable[..
 @loop_over(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
 def test_native_steps_match_the_model(build_tiny_model, changes, batch, threads, dtype, tolerance) -> None:
     reference = build_tiny_model(**changes).to(dtype).float()  # weights rounded in the same way
-    plain = ReferenceEngine(reference, batch)
+    tokens = draw_tokens(reference, batch, 30)
+    expected, _ = reference.attend(tokens)
     native = NativeEngine(build_tiny_model(**changes).to(dtype), batch)
     native.use_threads(threads)
-    for token in draw_tokens(reference, batch, 30).unbind(dim=1):
-        assert_agree(native.step(token).float(), plain.step(token), tolerance)
+    for token, parameters in zip(tokens.unbind(dim=1), expected.detach().unbind(dim=1), strict=True):
+        assert_agree(native.step(token).float(), parameters, tolerance)
 
 
 @needs_library

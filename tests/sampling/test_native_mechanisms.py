@@ -17,7 +17,6 @@ from linformer_cli.config import ImageShape
 from linformer_cli.model.mixers import BASELINES
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.engines import ReferenceEngine
 from linformer_cli.sampling.engines.native import NativeEngine
 
 pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
@@ -76,19 +75,16 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelMod
     ("known", "batch"),
     [(0, 1), (29, 3)] + [pytest.param(*slow, marks=pytest.mark.slow) for slow in ((0, 3), (1, 1), (1, 3), (29, 1))],
 )
-def test_steps_match_the_reference_engine(build, variant: str, known: int, batch: int) -> None:
+def test_steps_match_the_parallel_form(build, variant: str, known: int, batch: int) -> None:
     """The steps begin at the start of an image or after a prefix that was read in parallel."""
     model = build(variant)
     tokens = draw_tokens(model, batch, POSITIONS)
     with torch.no_grad():
-        state = model.attend(tokens[:1, :known])[1] if known else None
-    engines = [
-        kind(model, batch, None if state is None else fork_state(state, batch), look_ahead=False)
-        for kind in (NativeEngine, ReferenceEngine)
-    ]
-    for token in tokens[:, known:].unbind(dim=1):
-        native, plain = (engine.step(token) for engine in engines)
-        assert_agree(native, plain, TOLERANCE)
+        state = fork_state(model.attend(tokens[:1, :known])[1], batch) if known else None
+        expected, _ = model.attend(tokens[:, known:], None if state is None else fork_state(state))
+    native = NativeEngine(model, batch, state, look_ahead=False)
+    for token, parameters in zip(tokens[:, known:].unbind(dim=1), expected.unbind(dim=1), strict=True):
+        assert_agree(native.step(token), parameters, TOLERANCE)
 
 
 @every_variant
@@ -96,10 +92,10 @@ def test_steps_match_the_reference_engine(build, variant: str, known: int, batch
 def test_heads_may_have_any_width(build, variant: str, head_width: int) -> None:
     """The widths are not a whole number of vectors."""
     model = build(variant, head_width=head_width)
-    engines = [kind(model, 2) for kind in (NativeEngine, ReferenceEngine)]
-    for token in draw_tokens(model, 2)[:, :25].unbind(dim=1):
-        native, plain = (engine.step(token) for engine in engines)
-        assert_agree(native, plain, TOLERANCE)
+    tokens = draw_tokens(model, 2)[:, :25]
+    native, expected = NativeEngine(model, 2), model.attend(tokens)[0].detach()
+    for token, parameters in zip(tokens.unbind(dim=1), expected.unbind(dim=1), strict=True):
+        assert_agree(native.step(token), parameters, TOLERANCE)
 
 
 @every_variant
