@@ -21,6 +21,7 @@ from sampling.test_native_mechanisms import POSITIONS, VARIANTS
 
 from linformer_cli.checkpoint import load_model
 from linformer_cli.config import ImageShape
+from linformer_cli.data.sequence import paint
 from linformer_cli.model.compile_step import encode_model
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native import build
@@ -48,7 +49,8 @@ class Case:
 
 def draw_here(model: PixelModel, count: int) -> Case:
     images = Sampler(model, SEED, engine=NATIVE, products=torch.int8).sample_images(count)
-    return Case(encode_model(model, NativeEngine.window, torch.int8), images.tobytes())
+    pixels = paint(images, model.config.image).tobytes()
+    return Case(encode_model(model, NativeEngine.window, torch.int8), pixels)
 
 
 @pytest.fixture(scope="module")
