@@ -16,7 +16,7 @@ from linformer_cli.units import WINDOWS, count_words, format_bytes, format_durat
 from . import options
 from .config_options import with_fields
 from .output import info, print_json, show_preview, warn, warn_smaller_batch
-from .session import DrawingOptions, Session, load_images_to_fit
+from .session import DrawingOptions, Session
 from .text import print_text
 
 if TYPE_CHECKING:
@@ -239,13 +239,16 @@ def _show_result(
 
 def _compare(path: Path, images: "NDArray[np.uint8]", session: Session) -> "Copying":
     """Write a picture of the images, each above its nearest training image; print and return their distances."""
+    from linformer_cli.config import DataConfig
+    from linformer_cli.data.images import load_for_training
     from linformer_cli.data.sequence import paint
     from linformer_cli.evaluation.nearest import measure_copying, render_nearest
     from linformer_cli.files import write_file
     from linformer_cli.report.grids import encode_png
 
-    name, shape = session.checkpoint.info.data.name, session.model.config.image
-    train, held_out = (load_images_to_fit(name, split, None, session.look) for split in ("train", "validation"))
+    shape = session.model.config.image
+    train, held_out = load_for_training(DataConfig(name=session.checkpoint.info.data.name), session.look)
+    train.require_shape(shape)
     copying, nearest = measure_copying(images, train, held_out, shape)
     pairs = (paint(each, shape) for each in (images, train.images[nearest.indices]))
     write_file(path, encode_png(render_nearest(*pairs), session.record))

@@ -126,25 +126,25 @@ def describe_picture(file: Path | bytes, name: str, shape: ImageShape) -> Item:
     Raises `DataError` as `read_picture` does.
     """
     with _opened(file, name, shape) as picture:
-        colours: Sequence[Sequence[int]] = ()
-        if picture.mode == "P" and (colours := _list_colours(picture)) == shape.colours:
-            colours = ()
+        colours = np.zeros((0, 4), np.uint8)
+        if picture.mode == "P":
+            colours = _list_colours(picture)
         elif picture.mode == "RGBA" and shape.palette:
             pixels = np.asarray(picture)
-            colours = [colour for colour in pixels[pixels[..., 3] == 0][:1].tolist() if any(colour)]
-        palette = b"".join(map(bytes, colours)).hex()
+            hidden = pixels[pixels[..., 3] == 0][:1]
+            colours = hidden[hidden.any(axis=1)]
+        palette = "" if np.array_equal(colours, shape.colours) else colours.tobytes().hex()
         return Item(name, picture.height, picture.width, (PALETTE_BANDS | BANDS)[picture.mode], palette)
 
 
-def _list_colours(picture: Image.Image) -> list[tuple[int, ...]]:
-    """The red, green, blue and opacity of the colours of a palette."""
+def _list_colours(picture: Image.Image) -> Pixels:
+    """The colours [N, 4] of a picture's palette."""
     bands = picture.getpalette() or []
-    opacities, transparent = [255] * (len(bands) // 3), picture.info.get("transparency", b"")
-    if isinstance(transparent, int):
-        opacities[transparent] = 0
-    else:
-        opacities[: len(transparent)] = transparent[: len(opacities)]
-    return [(*bands[3 * n : 3 * n + 3], opacity) for n, opacity in enumerate(opacities)]
+    strip = Image.frombytes("P", (len(bands) // 3, 1), bytes(range(len(bands) // 3)))
+    strip.putpalette(bands)
+    strip.info = picture.info
+    colours: Pixels = np.asarray(strip.convert("RGBA"))[0]
+    return colours
 
 
 def read_picture(file: Path | bytes, name: str, shape: ImageShape) -> Pixels:
