@@ -7,6 +7,8 @@ from torch import Tensor
 FLOAT64 = 1e-9
 # For the difference between float32 and float64 after 784 positions, with attend or step.
 FLOAT32_DRIFT = 1e-4
+# For gradients in float32 of gates and keys that a trained model does not have.
+EXTREME = 1e-2
 # For the change that a later value causes in an earlier output, in float64. Only the order of sums may change.
 CAUSALITY = 1e-12
 # For the difference between results in bfloat16 and in float32 from the same rounded inputs.

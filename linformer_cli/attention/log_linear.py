@@ -20,6 +20,8 @@ from .tensors import accumulator_dtype
 
 # The code of each base mechanism in native/ops/log_linear.h.
 _OVER = {"linear": 0, "mamba2": 1, "deltanet": 2}
+# In `linear`, sums are divided by their total weight, which would underflow in float32 with smaller logits of lambda.
+_LEAST_LOGIT = -64.0
 
 
 class LogLinearOptions(AttentionOptions):
@@ -54,8 +56,8 @@ class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
         mamba2:    S <- exp(-A dt) S + dt k v^T, with dt = softplus(x + dt_bias)
         deltanet:  S <- alpha (I - beta k k^T) S + beta k v^T, as in `DeltanetAttention`
 
-    In `linear`, the sum is divided by its total weight, the sum of lambda_t^l phi(q_t) . z_t^l. In `mamba2` and
-    `deltanet`, it is divided by its root mean square.
+    In `linear`, the sum is divided by its total weight, the sum of lambda_t^l phi(q_t) . z_t^l, and scalars of lambda
+    below -64 count as -64. In `mamba2` and `deltanet`, the sum is divided by its root mean square.
 
     This is section 3 of the source, with two differences. A lambda is a projection of the input; the source multiplies
     this projection by a learned number for each level and head. `linear` has a feature map and a denominator.
@@ -85,12 +87,13 @@ class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
     def _inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: Gates, dtype: torch.dtype) -> LevelInputs:
         """The inputs [B, H, .., W] of the sums, for one position or several."""
         q, k, v = (x.to(dtype) for x in (q, k, v))
-        scales = functional.softplus(gates["levels"])
+        divided = self.options.over == "linear"
+        scales = functional.softplus(gates["levels"].clamp(min=_LEAST_LOGIT) if divided else gates["levels"])
 
         def of_heads(parameter: Tensor) -> Tensor:
             return parameter.to(dtype).view(-1, *[1] * (q.dim() - 3))
 
-        if self.options.over == "linear":
+        if divided:
             # With a column of ones appended to the values, the last column of the sums is the total weight.
             return LevelInputs(self.feature_map(q), self.feature_map(k), functional.pad(v, (0, 1), value=1.0), scales)
         if self.options.over == "mamba2":

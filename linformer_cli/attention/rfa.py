@@ -15,6 +15,9 @@ from .parts.random_features import WEIGHT_FLOOR, divide_by_floored_weight, draw_
 from .parts.sums import causal_sums, decayed_causal_sums, divide_by_weight, read_whole_sums, update_and_read
 from .tensors import accumulator_dtype
 
+# With a larger logit, 1 - g and the sums of open gates would underflow in float32, or overflow as a gradient.
+_LARGEST_LOGIT = 64.0
+
 
 class RfaOptions(AttentionOptions):
     """Options of random feature attention."""
@@ -45,7 +48,7 @@ class RfaAttention(Attention[RfaOptions, RfaState]):
     Queries and keys are scaled to length 1 first. w_i = sigma * e_i, where e_i ~ N(0, I) is fixed and sigma is learned
     for each head and dimension, so phi(q) . phi(k) estimates exp(-|sigma * (q - k)|^2 / 2). Without the gate, s_t, z_t
     and n_t are the sums of phi(k_j) v_j^T, phi(k_j) and 1. With the gate, g_t is the sigmoid of the head's extra
-    scalar, and s_t, z_t and n_t are updated as in
+    scalar, of which at most 64 counts, and s_t, z_t and n_t are updated as in
 
         s_t = g_t s_{t-1} + (1 - g_t) phi(k_t) v_t^T
 
@@ -91,7 +94,7 @@ class RfaAttention(Attention[RfaOptions, RfaState]):
         values = functional.pad(v.to(dtype), (0, 1), value=1.0)
         s, n = (None, None) if state is None else state
         if self.options.gate:
-            gate = gates["forget"].squeeze(-1)
+            gate = gates["forget"].squeeze(-1).clamp(max=_LARGEST_LOGIT)
             log_gate = functional.logsigmoid(gate)
             values = values * (-gate).sigmoid().unsqueeze(-1)
             sums, s = decayed_causal_sums(phi_q, phi_k, values, log_gate, s, self.options.chunk)
@@ -124,7 +127,7 @@ class RfaAttention(Attention[RfaOptions, RfaState]):
         values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
         kept = None
         if self.options.gate:
-            gate = gates_t["forget"]
+            gate = gates_t["forget"].clamp(max=_LARGEST_LOGIT)
             kept, added = gate.sigmoid(), (-gate).sigmoid()
             values *= added
             n.mul_(kept.squeeze(-1)).add_(added.squeeze(-1))

@@ -107,6 +107,7 @@ constexpr int REGISTERS = 16;
 
 // Positions per block, few enough for their data to stay in the L1 cache.
 constexpr int64_t SCAN_BLOCK = 32;
+constexpr int64_t count_blocks(int64_t positions) { return (positions + SCAN_BLOCK - 1) / SCAN_BLOCK; }
 
 // A running sum S [N, M]. A last column that would need a vector of its own, such as the one that sums weights, is kept
 // apart, with its rows in the lanes of vectors.

@@ -39,7 +39,7 @@ struct HeadPass {
 // others.
 template <class Pass, class Call>
 void sweep(const Call& call, bool reverse) {
-    const int64_t T = call.T, heads = call.B * call.H, blocks = (T + SCAN_BLOCK - 1) / SCAN_BLOCK;
+    const int64_t T = call.T, heads = call.B * call.H, blocks = count_blocks(T);
     const int64_t wanted = heads == 0 ? 1 : (call.threads + heads - 1) / heads;
     const int64_t parts = blocks < 8 * wanted ? 1 : wanted;  // per head; there are parts + 1 groups if parts > 1
     auto visit = [=](Pass& pass, int64_t from, int64_t to, bool outputs) {

@@ -4,7 +4,8 @@ import functools
 import importlib
 import itertools
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
@@ -15,7 +16,7 @@ from attention.inputs import Case, Inputs, mark_variants
 from attention.measures import CountOperations, CountWork, measure_saved_bytes
 from attention.mechanisms import CASES, LENGTH, assert_gradients_agree, build, draw, gradients, run_oracle, share
 from loops import loop_over
-from tolerances import BFLOAT16, CAUSALITY, FLOAT32_DRIFT, FLOAT64, assert_agree
+from tolerances import BFLOAT16, CAUSALITY, EXTREME, FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import (
@@ -565,6 +566,61 @@ def test_results_for_hard_inputs_are_split_invariant(case: Case, hard: dict[str,
         condition = condition_of(case, inputs.map(lambda part, images=images: part[images]))
         for result in found:
             assert_agree(result[images], whole[images], FLOAT64, condition)
+
+
+def set_gates(change: Callable[[Tensor], Tensor]) -> Callable[[Inputs], Inputs]:
+    return lambda x: x if x.extra is None else x._replace(extra=change(x.extra))
+
+
+def change_middle(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    middle = x.shape[2] // 2
+    return torch.cat([x[:, :, :middle], change(x[:, :, middle : middle + 1]), x[:, :, middle + 1 :]], dim=2)
+
+
+EXTREMES = {
+    **{f"gates {logit}": set_gates(lambda x, logit=logit: x + logit) for logit in (-200, -100, -30, 30, 100, 200)},
+    "gates of 200 or -200": set_gates(lambda x: 200 * x.sign()),
+    "gates from -200 to 200": set_gates(lambda x: 200 * (x / math.sqrt(2)).erf()),  # uniformly distributed
+    "one gate 40": set_gates(lambda x: change_middle(x, lambda part: part + 40)),
+    "one key x30": lambda x: x._replace(k=change_middle(x.k, lambda part: 30 * part)),
+    "one key repeated": lambda x: x._replace(k=x.k[:, :, :1].expand_as(x.k).clone()),
+}
+FAST_EXTREMES = ("gates -30", "gates 100", "gates of 200 or -200", "one key repeated")
+
+
+@every_case
+@pytest.mark.parametrize(
+    ("extremes", "length"), [(FAST_EXTREMES, 40), pytest.param(tuple(EXTREMES), LENGTH, marks=pytest.mark.slow)]
+)
+def test_gradients_of_extreme_gates_are_those_of_float64(case: Case, extremes: tuple[str, ...], length: int) -> None:
+    """The gradient of a gate that lets nothing pass is 0 but for errors that are small compared with it."""
+    if case.condition or case.options.get("forget_gate") == "exponential":
+        pytest.skip("the denominator can cancel, which the pages of these mechanisms explain")
+    narrow, wide = build(case, torch.float32), build(case)
+    for name, seed in itertools.product(extremes, range(10 if os.environ.get("LINTX_FULL") else 1)):
+        inputs = draw(wide, length, batch=1, seed=seed, dtype=torch.float32)
+        if "gate" in name and not wide.gates:
+            continue
+        if name == "one key repeated" and case.attention == "probsparse":
+            continue  # it compares measures, which are equal for equal keys
+        x = share(wide, EXTREMES[name](inputs))
+        exact = share(wide, x.map(Tensor.double))
+        with reference_only():
+            expected = gradients(wide, exact, lambda x: attend(wide, x)[0])
+            plain = gradients(narrow, x, lambda x: attend(narrow, x)[0])
+        compiled = gradients(narrow, x, lambda x: attend(narrow, x)[0])
+        with torch.no_grad():
+            y, _ = attend(wide, exact)
+            for run in (attend, step_through):
+                assert_agree(run(narrow, x)[0], y, EXTREME)
+        for found in (plain, compiled):
+            for key, gradient in expected.items():
+                assert_agree(found[key], gradient, EXTREME)
+            if x.extra is not None:
+                error = (found["extra"] - expected["extra"]).abs().amax(dim=(0, 1, 2))
+                largest = expected["extra"].abs().amax(dim=(0, 1, 2))
+                rounding = 3e-7 * largest.max().clamp(min=1)
+                assert bool((error <= EXTREME * largest + rounding).all()), (name, error, largest)
 
 
 @every_case

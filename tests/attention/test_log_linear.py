@@ -104,7 +104,8 @@ def test_only_the_buckets_of_levels_with_a_weight_are_read(over: str) -> None:
         v.requires_grad_()
         y, _ = attention.attend(q, k, v, state, only)
         (gradient,) = torch.autograd.grad(y[:, :, 13].sum(), v)
-        assert gradient.abs().sum(dim=(0, 1, 3)).nonzero().flatten().tolist() == list(seen)
+        # Over linear attention, the smallest weight is exp(-64), not 0.
+        assert (gradient.abs().sum(dim=(0, 1, 3)) > 1e-20).nonzero().flatten().tolist() == list(seen)
 
 
 @pytest.mark.parametrize("over", ["linear", "deltanet"])

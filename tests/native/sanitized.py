@@ -42,6 +42,9 @@ def train_everything() -> None:
             for carry in (False, True):
                 inputs = [None if x is None else x.float() for x in draw(form, length, *widths, carry)]
                 differentiate(form, inputs)
+                if form != "no decay":
+                    inputs[-2][:, :, length // 2] = -90  # the gradient of a closed gate takes another path
+                    differentiate(form, inputs)
                 inputs[1][:, 1, length // 2] = torch.nan
                 differentiate(form, inputs)
     for number, name in enumerate(CATALOGUE):

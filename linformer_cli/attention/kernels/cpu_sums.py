@@ -66,12 +66,11 @@ class _Sums(torch.autograd.Function):
         }
         found["grad_log_decay"] = with_dense_rows(torch.empty_like(log_decay)) if ctx.needs_input_grad[3] else None
         grad_carried = None if carried is None else torch.empty_like(carried)
-        ends = q.new_empty(*q.shape[:2], q.shape[3], dtype=dtype) if ctx.needs_input_grad[3] else None
         y = torch.zeros_like(v, dtype=dtype) if y is None else with_dense_rows(y)
         total = None if total is None else total.contiguous()
         sizes = {"V": v.shape[3], "decays": _count_decays(log_decay), "scale": ctx.settings}
         tensors = {"q": q, "k": k, "v": v, "log_decay": log_decay, "carried": carried, "y": y, "total": total}
-        _KERNELS.run("lintx_sums_backward", q, **sizes, **tensors, **found, grad_carried=grad_carried, ends=ends)
+        _KERNELS.run("lintx_sums_backward", q, **sizes, **tensors, **found, grad_carried=grad_carried)
         return *found.values(), grad_carried, None
 
 

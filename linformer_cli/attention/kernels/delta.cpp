@@ -5,7 +5,7 @@
 // where w_t = b_t k_t. The decay a_t is one number, or one number per row of s. In the plain delta rule, d_t is k_t.
 // Axes: B images, H heads, T positions, C width of a key, V value width.
 
-#include "scan.h"
+#include "decay_gradients.h"
 #include "threads.h"
 
 namespace {
@@ -146,7 +146,7 @@ void forward(const DeltaCall& call) {
 //
 // G follows the delta rule in reverse, with the error -r. Once r is known, the other gradients are computed from sums
 // that have C in the lanes of vectors. The gradient of log a_t is the sum of q_j * dq_j + d_j * dd_j - w_j * dw_j over
-// all j >= t, plus the row sums of s_T * ds_T.
+// all j >= t, plus the row sums of s_T * ds_T; see decay_gradients.h.
 template <SequenceDecay D, class A>
 void backward(const DeltaCall& call) {
     const int64_t T = call.T, C = call.C, V = call.V, decays = call.decays;
@@ -158,6 +158,7 @@ void backward(const DeltaCall& call) {
         std::vector<A> target(SCAN_BLOCK * Vp), grad_q(SCAN_BLOCK * Cp), grad_w(SCAN_BLOCK * Cp),
             grad_d(SCAN_BLOCK * Cp), r((T + SCAN_BLOCK) * Vp);
         std::vector<double> sums(decays);
+        std::vector<A> largest(count_blocks(T) * decays);
         constexpr SequenceDecay TURNED = D == ALL ? ALL : COLUMNS;
         Sum<A> G(C, V, false), G_turned(V, C), S(V, C);
         for (int64_t index = next(); index < heads; index = next()) {
@@ -207,20 +208,27 @@ void backward(const DeltaCall& call) {
                 scan<TURNED>(count, positions, S);
                 for (int64_t t = 0; t < count; t++) {
                     const A product = dot(V, &x.error[t * Vp], minus_r + t * Vp);
-                    typename L::type change_sum = {}, beta_sum = {};
+                    typename L::type change_sum = {}, beta_sum = {}, written_sum = {};
                     for (int64_t i = t * Cp; i < (t + 1) * Cp; i += L::count) {
                         const auto k = L::load(&x.k[i]), d = L::load(x.erase() + i), w = L::load(&x.w[i]);
                         const auto own_w = L::load(&grad_w[i]) - product * d, own_d = L::load(&grad_d[i]) - product * w;
-                        const auto change = L::load(&x.q[i]) * L::load(&grad_q[i]) + d * own_d - w * own_w;
+                        const auto written = w * own_w;
+                        const auto change = L::load(&x.q[i]) * L::load(&grad_q[i]) + d * own_d - written;
                         change_sum += change;
+                        written_sum += written;
                         beta_sum += k * own_w;
                         L::store(&grad_d[i], own_d);
                         L::store(&grad_w[i], call.d.data ? x.beta[t] * own_w : x.beta[t] * own_w + own_d);
                         if (D == ROWS) L::store(&x.reads[i], change);
+                        if (D == ROWS) L::store(&x.w[i], written);
                     }
                     *to_beta.at(first + t) = L::total(beta_sum);
                     if (D == ALL) *to_decay.at(first + t) = L::total(change_sum);
+                    if (D == ALL) x.w[t * Cp] = L::total(written_sum);
                 }
+                A* most = &largest[first / SCAN_BLOCK * decays];
+                std::fill_n(most, decays, A(0));
+                raise_largest(count, Cp, decays, x.w.data(), most);
                 if (D == ROWS) write(x.reads.data(), first, count, C, to_decay);
                 write(grad_q.data(), first, count, C, to_q);
                 write(grad_w.data(), first, count, C, to_k);
@@ -229,8 +237,14 @@ void backward(const DeltaCall& call) {
             std::fill(sums.begin(), sums.end(), 0.0);
             for (int64_t i = 0; grad_total && i < C * V; i++)
                 sums[D == ALL ? 0 : i / V] += grad_total[i] * S.at(i % V, i / V);
-            for (int64_t t = T - 1; t >= 0; t--)
-                for (int64_t i = 0; i < decays; i++) to_decay.at(t)[i] = static_cast<A>(sums[i] += to_decay.at(t)[i]);
+            const auto load = [&](int64_t first, int64_t count) {
+                x.load(b, h, first, count, 0);
+                x.load_gradients(b, h, first, count, 0);
+                return DecayBlock<A, 2>{
+                    x.w.data(), x.error.data(), {x.q.data(), x.erase()}, {x.y.data(), &r[first * Vp]}, x.decay.data()};
+            };
+            sum_decay_gradient<D, 2>(T, C, V, sums, largest.data(), part<A>(call.carried, index, C * V), grad_total,
+                                     Rows<A>(call.log_decay, b, h), to_decay, load);
         }
     });
 }

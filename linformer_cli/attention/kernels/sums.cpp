@@ -5,6 +5,7 @@
 // Axes: B images, H heads, T positions, C features, V value width. d_t is absent, one number, or one number per
 // feature. Everything has type A, double or float. If A is float, q, k, v and their gradients may be bfloat16.
 
+#include "decay_gradients.h"
 #include "sweep.h"
 
 namespace {
@@ -16,7 +17,8 @@ struct SumsCall {
     View grad_q, grad_k, grad_v, grad_log_decay;
     void *carried, *total,
         *grad_carried;  // [B, H, C, V] before and after the positions; total: the sum or its gradient
-    void* ends;         // [B, H, C]: s_T times its gradient, summed over V
+    // Null for callers. [B, H, C]: s_T times its gradient, summed over V; [B, H, blocks, decays]: see `Block`.
+    void *ends, *largest;
 };
 
 // The arrays of a block of positions.
@@ -48,15 +50,23 @@ struct Block : HeadPass<SumsCall> {
         for (int64_t i = 0; i < count * Cp; i++) gradient[i] *= static_cast<A>(call.scale);
         write(gradient.data(), first, count, C, rows<A>(call.grad_q));
     }
-    // The product of a feature and its gradient, added with a sign to the gradient of log d before it is summed over
-    // later positions.
-    void add_product(A sign, const A* features, const A* gradient, int64_t first, int64_t count) {
+    // The largest product of a key and its gradient in the block that begins at `first`.
+    A* largest(int64_t first) const {
+        return part<A>(call.largest, head * count_blocks(call.T) + first / SCAN_BLOCK, call.decays);
+    }
+    // The gradient of log d before it is summed over later positions: first the products of queries and their
+    // gradients, and then also those of keys, with the other sign.
+    void add_product(bool of_keys, const A* features, const A* gradient, int64_t first, int64_t count) {
         const Rows<A> to = rows<A>(call.grad_log_decay);
+        A* most = largest(first);
+        if (of_keys) std::fill_n(most, call.decays, A(0));
         for (int64_t t = 0; t < count; t++, features += Cp, gradient += Cp) {
             A* row = to.at(first + t);
-            if (call.decays == 1) *row = (sign < 0 ? *row : 0) + sign * dot(Cp, features, gradient);
-            for (int64_t i = 0; call.decays > 1 && i < C; i++)
-                row[i] = (sign < 0 ? row[i] : 0) + sign * features[i] * gradient[i];
+            for (int64_t i = 0; i < call.decays; i++) {
+                const A product = call.decays == 1 ? dot(Cp, features, gradient) : features[i] * gradient[i];
+                row[i] = of_keys ? row[i] - product : product;
+                if (of_keys) most[i] = std::max(most[i], std::abs(product));
+            }
         }
     }
 };
@@ -99,8 +109,8 @@ struct Forward : Block<A> {
 };
 
 // Let r_t = d_{t+1} r_{t+1} + q_t dy_t^T. Then the gradients are dq_t = s_t dy_t, dk_t = r_t v_t and dv_t = k_t r_t. s
-// is recomputed. The gradient of log d_t is the sum of q_j dq_j - k_j dk_j over all j >= t, plus that of s_T ds_T. No
-// product of two sums is needed.
+// is recomputed. The gradient of log d_t is the sum of q_j dq_j - k_j dk_j over all j >= t, plus that of s_T ds_T. A
+// product of two sums is needed only where this is mostly rounding errors; see decay_gradients.h.
 template <class A, SequenceDecay D>
 struct OfQueries : Block<A> {
     typedef ::State<A> State;
@@ -124,7 +134,7 @@ struct OfQueries : Block<A> {
         if (!outputs) return this->keep(0, count, state.kept);
         if (call.grad_log_decay.data) {
             this->read_queries(first, count);
-            this->add_product(1, this->q.data(), out.data(), first, count);
+            this->add_product(false, this->q.data(), out.data(), first, count);
         }
         this->write_scaled(out, first, count);
     }
@@ -174,7 +184,7 @@ struct OfKeys : Block<A> {
                      outputs);
         scan<D>(count, Positions<A>{{q}, {y}, {this->k.data()}, {grad_v.data()}, decay}, state.sums[0], true, outputs);
         if (!outputs) return this->keep(1, count, state.kept);
-        if (call.grad_log_decay.data) this->add_product(-1, this->k.data(), grad_k.data(), first, count);
+        if (call.grad_log_decay.data) this->add_product(true, this->k.data(), grad_k.data(), first, count);
         write(grad_k.data(), first, count, call.C, this->template rows<A>(call.grad_k));
         write(grad_v.data(), first, count, call.V, this->template rows<A>(call.grad_v));
     }
@@ -189,26 +199,46 @@ struct OfKeys : Block<A> {
 };
 
 // Sums the products of features and gradients over later positions.
-template <class A>
+template <class A, SequenceDecay D>
 void sum_later(const SumsCall& call) {
-    spread(call.threads, call.B * call.H, [&](int64_t head) {
-        const Rows<A> rows(call.grad_log_decay, head / call.H, head % call.H);
-        const A* ends = part<A>(call.ends, head, call.C);
-        std::vector<double> sums(call.decays);
-        for (int64_t i = 0; i < call.C; i++) sums[call.decays == 1 ? 0 : i] += ends[i];
-        for (int64_t t = call.T - 1; t >= 0; t--) {
-            A* row = rows.at(t);
-            for (int64_t i = 0; i < call.decays; i++) row[i] = static_cast<A>(sums[i] += row[i]);
+    share(call.threads, call.B * call.H, [&](auto next) {
+        Block<A> x(call);
+        for (int64_t head = next(); head < call.B * call.H; head = next()) {
+            x.enter(head);
+            const A* ends = part<A>(call.ends, head, call.C);
+            std::vector<double> sums(call.decays);
+            for (int64_t i = 0; i < call.C; i++) sums[call.decays == 1 ? 0 : i] += ends[i];
+            const auto load = [&](int64_t first, int64_t count) {
+                x.read_queries(first, count);
+                x.read_keys(first, count);
+                x.read_values(first, count);
+                x.read_gradients(first, count);
+                x.read_decay(first, count + 1);
+                return DecayBlock<A, 1>{x.k.data(), x.v.data(), {x.q.data()}, {x.y.data()}, x.decay.data()};
+            };
+            sum_decay_gradient<D, 1>(call.T, call.C, call.V, sums, x.largest(0),
+                                     part<A>(call.carried, head, call.C * call.V),
+                                     part<A>(call.total, head, call.C * call.V), x.template rows<A>(call.log_decay),
+                                     x.template rows<A>(call.grad_log_decay), load);
         }
     });
 }
 
 template <class A, SequenceDecay D>
-void run_decay(const SumsCall& call, bool reverse) {
+void run_decay(SumsCall call, bool reverse) {
     if (!reverse) return sweep<Forward<A, D>>(call, false);
+    std::vector<A> ends, largest;
+    const bool of_decay = D != KEEP && call.grad_log_decay.data;
+    if (of_decay) {
+        ends.resize(call.B * call.H * call.C);
+        largest.resize(call.B * call.H * count_blocks(call.T) * call.decays);
+        call.ends = ends.data();
+        call.largest = largest.data();
+    }
     sweep<OfQueries<A, D>>(call, false);
     sweep<OfKeys<A, D>>(call, true);
-    if (call.grad_log_decay.data) sum_later<A>(call);
+    if constexpr (D != KEEP)
+        if (of_decay) sum_later<A, D>(call);
 }
 
 template <class A>

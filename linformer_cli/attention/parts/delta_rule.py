@@ -32,7 +32,7 @@ from linformer_cli.native.program import NO_BUFFER, MixInputs
 from .chunks import cut_chunks
 from .memory_lengths import log_memories
 from .scaling import OUTPUT_FLOOR, directions
-from .sums import decay_weights, pairwise_products, sum_logs
+from .sums import decay_weights, pairwise_products, sum_later, sum_logs
 
 
 class DeltaState(NamedTuple):
@@ -85,10 +85,8 @@ def delta_sums(q: Tensor, updates: Updates, carried: Tensor | None, chunk: int) 
     q, k, v, beta, log_a = (cut(x) for x in (q, *updates[:4]))
     erase = beta * (k if updates.d is None else cut(updates.d))
     if per_row:
-        # `sum_logs` is not used, because float64 is slow with one sum per row.
-        c = log_a.cumsum(dim=2)
-        products, system = pairwise_products(q, k, c), pairwise_products(erase, k, c)
-        since, until = c.exp(), (c[:, :, -1:] - c).exp()
+        products, system = pairwise_products(q, k, log_a), pairwise_products(erase, k, log_a)
+        since, until = log_a.cumsum(dim=2).exp(), sum_later(log_a).exp()
     else:
         c = sum_logs(log_a, dim=2)
         weights = decay_weights(c.squeeze(-1), q.dtype)

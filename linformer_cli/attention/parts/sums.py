@@ -19,6 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from linformer_cli.attention.kernels.registry import CAUSAL_SUMS, kernel_for
 from linformer_cli.attention.tensors import Context, fill_padding
@@ -165,9 +166,9 @@ def sum_logs(logs: Tensor, dim: int) -> Tensor:
     """Running sums of `logs` from the start of a chunk, in float64 where the device has it.
 
     Only differences of these sums are used. After almost closed gates, the sums are large and their differences small,
-    so float32 would lose digits.
+    so float32 would lose digits. `cumsum` with a `dtype` would sum the gradient in float32.
     """
-    return logs.cumsum(dim=dim, dtype=logs.dtype if logs.device.type == "mps" else torch.float64)
+    return (logs if logs.device.type == "mps" else logs.double()).cumsum(dim=dim)
 
 
 def decay_weights(c: Tensor, dtype: torch.dtype) -> Tensor:
@@ -177,7 +178,11 @@ def decay_weights(c: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _DecayWeights(torch.autograd.Function):
-    """`decay_weights`. Only the result is saved."""
+    """`decay_weights`. Only the result is saved.
+
+    The gradient is summed in the type of c. Summed over later positions, it is that of log d. There, the pairs that do
+    not pass a position cancel, so rounding errors would remain where little passes it.
+    """
 
     @staticmethod
     def forward(ctx: Context[torch.dtype], c: Tensor, dtype: torch.dtype) -> Tensor:
@@ -191,7 +196,7 @@ class _DecayWeights(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Context[torch.dtype], *grad_outputs: Tensor) -> tuple[Tensor, None]:
         products = grad_outputs[0] * ctx.saved_tensors[0]
-        return (products.sum(dim=-1) - products.sum(dim=-2)).to(ctx.settings), None
+        return products.sum(dim=-1, dtype=ctx.settings) - products.sum(dim=-2, dtype=ctx.settings), None
 
 
 def multiply_features(features: Tensor, factors: Tensor) -> Tensor:
@@ -213,10 +218,8 @@ def featurewise_decayed_causal_sums(
     while chunk >= 2 * length:
         chunk //= 2
     queries, keys, values, log_decay = (cut_chunks(x, chunk) for x in (phi_q, phi_k, v, log_decay))
-    # `sum_logs` is not used, because float64 is slow with one sum per feature.
-    c = log_decay.cumsum(dim=-2)
-    y = pairwise_products(queries, keys, c) @ values
-    until, since = (c[..., -1:, :] - c).exp(), c.exp()
+    y = pairwise_products(queries, keys, log_decay) @ values
+    until, since = sum_later(log_decay).exp(), log_decay.cumsum(dim=-2).exp()
     parts = (keys * until).transpose(-1, -2) @ values
     states = _scan_chunks(parts, since[..., -1:, :].transpose(-1, -2), carried)
     y = y + (queries * since) @ states[:, :, :-1]
@@ -232,50 +235,57 @@ def _scan_chunks(parts: Tensor, decay: Tensor, carried: Tensor | None) -> Tensor
     return chunks
 
 
-def pairwise_products(q: Tensor, k: Tensor, c: Tensor) -> Tensor:
-    """a[t, j] = sum over features of q_t k_j exp(c_t - c_j) for j <= t, else 0; q, k, c [..., R, C], a [..., R, R].
+def sum_later(logs: Tensor) -> Tensor:
+    """The sums of `logs` [..., R, C] over later positions. With one sum per feature, float64 would be slow."""
+    return functional.pad(logs[..., 1:, :].flip(-2).cumsum(dim=-2).flip(-2), (0, 0, 0, 1))
 
-    R is a power of two, and c decreases with the position. In pieces of 2, 4, .. R positions, queries of the second
-    half are multiplied by keys of the first half. For these pairs, exp(c_t - c_j) = exp(c_t - c_m) exp(c_m - c_j),
-    where m is the last position of the first half. Neither factor exceeds 1, and neither underflows unless their
-    product does. All pairs together take log R matrix products. Only the inputs are saved; the backward pass recomputes
-    the factors.
+
+def pairwise_products(q: Tensor, k: Tensor, log_decay: Tensor) -> Tensor:
+    """a[t, j] = sum over features of q_t k_j w_tj for j <= t, else 0; q, k, log d [..., R, C], a [..., R, R].
+
+    w_tj is the product of d over positions j + 1 to t. R is a power of two. In pieces of 2, 4, .. R positions, queries
+    of the second half are multiplied by keys of the first half. For these pairs, w_tj = w_tm w_mj, where m is the last
+    position of the first half. Neither factor exceeds 1, and neither underflows unless their product does. All pairs
+    together take log R matrix products. Only the inputs are saved; the backward pass recomputes the factors.
     """
-    products: Tensor = _PairwiseProducts.apply(q, k, c)
+    products: Tensor = _PairwiseProducts.apply(q, k, log_decay)
     return products
 
 
 class _PairwiseProducts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, q: Tensor, k: Tensor, c: Tensor) -> Tensor:
-        ctx.save_for_backward(q, k, c)
+    def forward(ctx: Context, q: Tensor, k: Tensor, log_decay: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, log_decay)
         products = q.new_zeros(*q.shape[:-1], q.shape[-2])
         products.diagonal(dim1=-2, dim2=-1).copy_((q * k).sum(dim=-1))
         for half in iter_halves(q.shape[-2]):
-            late, early, _, _ = _faded_halves(q, k, c, half)
+            late, early, _, _ = _faded_halves(q, k, log_decay, half)
             corners(products, half).copy_(late @ early.transpose(-1, -2))
         return products
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Context, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        (q, k, c), (grad,) = ctx.saved_tensors, grad_outputs
-        grad_q, grad_k = torch.zeros_like(q), torch.zeros_like(k)
+        (q, k, log_decay), (grad,) = ctx.saved_tensors, grad_outputs
+        grad_q, grad_k, grad_decay = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(log_decay)
         for half in iter_halves(q.shape[-2]):
-            late, early, late_factor, early_factor = _faded_halves(q, k, c, half)
+            late, early, late_factor, early_factor = _faded_halves(q, k, log_decay, half)
             pairs = corners(grad, half)
-            split_halves(grad_q, half)[1].addcmul_(pairs @ early, late_factor)
-            split_halves(grad_k, half)[0].addcmul_(pairs.transpose(-1, -2) @ late, early_factor)
-        # The gradient of a pair's exponent reaches c_t and, negated, c_j; pairs with t = j have no exponent.
-        grad_c = q * grad_q - k * grad_k
+            of_late, of_early = pairs @ early, pairs.transpose(-1, -2) @ late
+            split_halves(grad_q, half)[1].addcmul_(of_late, late_factor)
+            split_halves(grad_k, half)[0].addcmul_(of_early, early_factor)
+            # A gate of the second half belongs to the pairs of this and later queries, and a gate of the first half to
+            # those of earlier keys. The own pair (t, t) has no gate.
+            before, after = split_halves(grad_decay, half)
+            after.add_((of_late * late).flip(-2).cumsum(dim=-2).flip(-2))
+            before[..., 1:, :].add_((of_early * early)[..., :-1, :].cumsum(dim=-2))
         own = grad.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-        return grad_q.addcmul_(own, k), grad_k.addcmul_(own, q), grad_c
+        return grad_q.addcmul_(own, k), grad_k.addcmul_(own, q), grad_decay
 
 
-def _faded_halves(q: Tensor, k: Tensor, c: Tensor, half: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _faded_halves(q: Tensor, k: Tensor, log_decay: Tensor, half: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Each piece's later queries and earlier keys, decayed to the border between the halves, and both decay factors."""
     queries, keys = split_halves(q, half)[1], split_halves(k, half)[0]
-    first, second = split_halves(c, half)
-    border = first[..., -1:, :]
-    late, early = (second - border).exp_(), (border - first).exp_()
+    first, second = split_halves(log_decay, half)
+    late, early = second.cumsum(dim=-2).exp_(), sum_later(first).exp_()
     return queries * late, keys * early, late, early

@@ -1,7 +1,9 @@
 // Log-linear attention over linear attention, a scalar decay (Mamba-2) or the gated delta rule.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "../maths.h"
 #include "../operation.h"
@@ -74,7 +76,11 @@ struct LogLinear : Mix {
             const int64_t position = pass.position_of(row);
             const float* extra = extra_at(row, head, over + last + 1);
             const LevelStep step = prepare_step(row, head, extra);
-            const auto weight = [&](int64_t level) { return softplus(extra[over + (level < last ? level : last)]); };
+            // See log_linear.py.
+            const float least = over == OVER_LINEAR ? -64.0f : -std::numeric_limits<float>::infinity();
+            const auto weight = [&](int64_t level) {
+                return softplus(std::max(extra[over + (level < last ? level : last)], least));
+            };
             float *weights = workspace<Mix>(K + 2 * V), *read = weights + K, *nothing = read + V, *y = y_at(row, head);
             for (int64_t j = 0; j < V; j++) nothing[j] = 0;
             const float own = weight(0) * step.overlap;

@@ -1,6 +1,7 @@
 // Random feature attention, in which x is divided by its length.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -37,7 +38,7 @@ struct Rfa : Mix {
             scale_to_length(K, q_at(row, head), factors, q);
             scale_to_length(K, k_at(row, head), factors, k);
             multiply_both(K, C / 2, own<float>(directions, row, 0, 0), q, k, query, key);
-            const float gate = gated ? *extra_at(row, head, 1) : 0;
+            const float gate = gated ? std::min(*extra_at(row, head, 1), 64.0f) : 0;  // see rfa.py
             average_by_sines(C, V, query, key, v_at(row, head), gated ? sigmoid(gate) : 1, gated ? sigmoid(-gate) : 1,
                              held[0], held[1], *held[2], y_at(row, head));
         });
