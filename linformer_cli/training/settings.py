@@ -34,6 +34,7 @@ from linformer_cli.presets import (
     find_preset,
     find_preset_data,
 )
+from linformer_cli.units import WINDOWS
 
 _TABLES = ("model", "data", "train")
 _INIT_FROM, _DISTILL_FROM = "init_from", "distill_from"
@@ -81,9 +82,10 @@ class Settings:
         With `[data] labels`, the model gets `classes` classes, which are optional if training hides some. Raises
         `UsageError` if `classes` is then 0, and for `teachers` that the model cannot learn from.
         """
-        if self.source is not None and self.source.info.model.image.words is not image.words:
+        own = image if self.source is None else self.source.info.model.image
+        if self.source is not None and own != image and WINDOWS in (own.words, image.words):
             raise UsageError(
-                f"'{self.source.path}' draws images of {_describe_shape(self.source.info.model.image)}, but "
+                f"'{self.source.path}' draws images of {_describe_shape(own)}, but "
                 f"'{self.data.name}' has {_describe_shape(image)}; choose --data or --length to fit"
             )
         if self.data.labels and not classes:
