@@ -134,9 +134,8 @@ MUTATIONS = [
              "values = abs(0 - framed)", "data"),
     Mutation("framing: the drawing is not centred", "data/framing.py", "round(wanted - found)",
              "round(wanted - found) + 1", "data"),
-    Mutation("folders: the last picture is in two splits", "data/folders.py",
-             'parts[split], parts["train"] = parts["train"][:held_out], parts["train"][held_out:]',
-             'parts[split], parts["train"] = parts["train"][:held_out], parts["train"][held_out - 1:]', "data"),
+    Mutation("folders: the last test picture becomes one for validation", "data/folders.py",
+             "free = free[held_out:]", "free = free[held_out - 1:]", "data"),
     Mutation("a shift moves to the wrong side", "data/batches.py", "rows = (np.arange(height) - shifts[:, :1])",
              "rows = (np.arange(height) + shifts[:, :1])", "data"),
 ]
