@@ -115,7 +115,7 @@ MUTATIONS = [
              "return found[:, 1:].sum(dim=1), torch.stack(ranges, dim=1)", "evaluation"),
     Mutation("the standard error is the deviation", "evaluation/bits.py", "/ math.sqrt(len(bits))", "", "evaluation"),
     Mutation("codec: a damaged block is not noticed", "codec/unpack.py", "!= block.checksum:",
-             "!= block.checksum and False:", "codec cli/test_compress.py"),
+             "!= block.checksum and False:", "faults/test_packed.py"),
     Mutation("codec: frequencies do not add up", "native/frequencies.h", "+= static_cast<double>(rest);",
              "+= static_cast<double>(rest - 1);", "codec cli/test_compress.py"),
     Mutation("codec: another model decodes", "codec/unpack.py", "if program != self.header.program:", "if False:",
