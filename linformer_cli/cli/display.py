@@ -34,13 +34,14 @@ class TrainingDisplay(Reporter):
         self._began = time.monotonic()
         self._first_share: float | None = None
         self._next_plain = 0.0
+        self._line = "starting"
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not is_quiet():
             percent, line = TextColumn("{task.percentage:3.0f}%"), TextColumn("{task.description}")
             columns = (BarColumn(_BAR_COLUMNS), percent, line) if self._has_bar else (percent, line)
             self._live = Progress(*columns, console=self._console)
-            self._bar = self._live.add_task("starting", total=1.0)
+            self._bar = self._live.add_task(self._line, total=1.0)
             self._live.start()
             self._console.show_cursor(True)  # a second Ctrl-C would end the process without restoring the cursor
         return self
@@ -62,7 +63,8 @@ class TrainingDisplay(Reporter):
             format_bytes(row.peak_memory_bytes or 0),
         ]
         if self._live is not None:
-            self._live.update(self._bar, completed=finished_share, description=self._fit(facts))
+            self._line = self._fit(facts)
+            self._live.update(self._bar, completed=finished_share, description=self._line)
         elif time.monotonic() >= self._next_plain:
             self._next_plain = time.monotonic() + _PLAIN_INTERVAL_SECONDS
             self._say(f"{finished_share:4.0%}  {'  '.join(facts)}")
@@ -76,6 +78,11 @@ class TrainingDisplay(Reporter):
 
     def on_sample(self, path: Path) -> None:
         self._say(f"wrote {path}")
+
+    def on_busy(self, what: str) -> None:
+        """Show what takes a while, or with an empty text the last step again."""
+        if self._live is not None:
+            self._live.update(self._bar, description=what or self._line, refresh=True)
 
     def on_spike(self, message: str) -> None:
         self._print(f"warning: {message}")

@@ -141,8 +141,9 @@ def load_picture(
             if framed:
                 return dataclasses.replace(framed[0], others=tuple(framed[1:]))
             notes.append("shows no drawing on a plain background, so it is not framed")
+        done = "resized" if look.smooth else "pixel art brought"
         notes.append(
-            f"resized from {picture.width} x {picture.height} to {shape.width} x {shape.height} pixels "
+            f"{done} from {picture.width} x {picture.height} to {shape.width} x {shape.height} pixels "
             f"({fit or look.fit})"
         )
     image = look.finish(picture, fit)

@@ -69,10 +69,13 @@ class Trainer(Learner[AnyTask]):
             checked = self._check_is_due()
             with contextlib.suppress(Interrupted):  # --resume repeats the interrupted evaluation or grid
                 if validated := self._evaluation_is_due(finished, checked):
+                    reporter.on_busy("validating")
                     self._evaluate(reporter, stop)
                     finished = finished or self.has_lost_patience
                 if sampled := self._sample_is_due(finished, checked):
+                    reporter.on_busy("drawing samples")
                     self._sample(reporter, stop)
+                reporter.on_busy("")
                 if checked:
                     self.progress = replace(self.progress, checked_seconds=elapsed_seconds)
                 if validated or sampled:

@@ -96,3 +96,14 @@ def test_quiet_keeps_warnings(tmp_path) -> None:
             display.on_sample(tmp_path / "grid.png")
             display.on_spike("the loss jumped")
         assert console.file.getvalue() == "warning: the loss jumped\n"  # type: ignore[attr-defined]
+
+
+def test_the_live_line_says_what_takes_a_while_and_then_shows_the_step_again() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    with TrainingDisplay(console) as display:
+        display.on_step(ROW, 0.5)
+        display.on_busy("validating")
+        display.on_busy("")
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    _, found, after = shown.partition("validating")
+    assert found and "step 12345" in after
