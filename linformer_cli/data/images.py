@@ -109,11 +109,6 @@ class ImageSet:
         return float(np.mean([border_brightness(image) for image in self.images[:_BORDER_IMAGES]]))
 
 
-def takes_size(name: str) -> bool:
-    """Whether the images of a data set are available at any size."""
-    return name == "glyphs" or name.startswith("folder:")
-
-
 def load_images(
     name: str, split: Split, data_dir: str | Path | None = None, look: Look | None = None, **settings: Any
 ) -> ImageSet:

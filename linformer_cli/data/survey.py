@@ -204,7 +204,8 @@ def describe_sizes(sizes: Mapping[tuple[int, int], int], look: Look) -> list[str
             changed["stretched"] += count
         else:
             larger = height > shape.height or width > shape.width
-            changed["reduced" if look.fit == "pad" else "cropped"] += larger * count
+            reduced = look.fit == "pad" or (height >= 2 * shape.height and width >= 2 * shape.width)
+            changed["reduced by leaving out pixels" if reduced else "cropped"] += larger * count
             changed["padded"] += (height < shape.height or width < shape.width) * count
     if changed.total():
         parts = ", ".join(f"{count:,} {what}" for what, count in changed.items() if count)

@@ -93,6 +93,7 @@ def test_one_ground_is_chosen_for_the_whole_set_and_said(tmp_path: Path) -> None
         ([(16, 16)] * 9 + [(12, 20)], {}, (16, 16), "1 cropped, 1 padded to 16 x 16"),
         ([(16, 16)] * 9, {"image_size": "10x12"}, (10, 12), "9 cropped to 10 x 12"),
         ([(16, 16)] * 9, {"image_size": 8, "fit": "stretch"}, (8, 8), "9 stretched to 8 x 8"),
+        ([(16, 16)] * 9, {"image_size": 8}, (8, 8), "9 reduced by leaving out pixels to 8 x 8"),
     ],
 )
 def test_the_usual_size_is_kept_and_changes_are_said(tmp_path: Path, sizes, settings, shape, line) -> None:
