@@ -119,8 +119,8 @@ def test_damage_is_noticed(sample) -> None:
 
 
 @pytest.mark.slow
-def test_damage_is_noticed_in_2000_files(sample) -> None:
-    outcomes = damage_often(sample, 2000, seed=1)
+def test_damage_is_noticed_in_many_files(sample, share: float) -> None:
+    outcomes = damage_often(sample, round(2_000 * max(1, share)), seed=1)
     print(outcomes)
     assert outcomes["1 lost"] > 300
 
