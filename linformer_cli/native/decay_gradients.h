@@ -37,7 +37,7 @@ void sum_decay_gradient(int64_t T, int64_t C, int64_t V, std::vector<double>& su
     const int64_t width = D == ALL ? 1 : Cp;
     constexpr SequenceDecay TURNED = D == ALL ? ALL : COLUMNS;  // features are in the lanes of vectors
     constexpr A LEAST = 8192 * std::numeric_limits<A>::epsilon();
-    const A closed = std::log(LEAST);
+    const A closed = static_cast<A>(logarithm(LEAST));
     std::vector<A> terms(decays), found(decays);
     raise_largest(blocks, decays, decays, largest, terms.data());
     std::vector<int64_t> places(blocks, -1);  // of the states before the blocks that are computed again

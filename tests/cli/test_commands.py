@@ -31,7 +31,7 @@ SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny")  # 10 x 1
 @pytest.mark.smoke
 def test_training_writes_the_documented_folder(run_folder):
     names = {path.name for path in run_folder.iterdir()}
-    assert names == {"config.toml", "metrics.csv", "samples", "last", "best", ".lock"}
+    assert names == {"config.toml", "metrics.csv", "samples", "last", "best", ".lock", "data.json"}
     with open(run_folder / "metrics.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS
