@@ -61,7 +61,9 @@ class CompleteOptions:
     ] = "auto"
     fit: Annotated[
         Fit | None,
-        typer.Option("--fit", help="How to fit an image whose aspect ratio is not the model's. Default: crop."),
+        typer.Option(
+            "--fit", help="How to fit an image whose aspect ratio is not the model's. Default: as in training."
+        ),
     ] = None
     invert: Annotated[
         bool, typer.Option("--invert", help="Invert the brightness of the images before they are completed.")
@@ -81,8 +83,8 @@ def complete(asked: CompleteOptions) -> None:
 
     Keeps the top of each image and draws the rest with the model, several times. The result has a row for each image:
     given | completions | original. Bits/dim tell how likely the model finds the kept part, each completion, and the
-    rest of the original; a lower figure means more likely. Images are rotated according to their EXIF data, flattened
-    if transparent, and resized to the model's size. Drawings are matched to the training images (see --frame).
+    rest of the original; a lower figure means more likely. Images are rotated according to their EXIF data, and
+    read as the training images were. Drawings are matched to the training images (see --frame).
 
     Examples:
 

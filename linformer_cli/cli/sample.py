@@ -214,8 +214,8 @@ def _show_result(
     info(f"{took}: {rate:.3g} images/s, state {format_bytes(work.state_bytes)}")
     if asked.out != STREAM:
         info(f"wrote {asked.out}" + (f" and {work.drawn} files in {asked.files}" if asked.files else ""))
-    if asked.gif is not None:
-        info(f"wrote {asked.gif}")
+    for path in filter(None, (asked.gif, asked.nearest)):
+        info(f"wrote {path}")
     if asked.json and team.leads:
         values = work.drawn * session.model.config.image.positions
         print_json(

@@ -56,7 +56,8 @@ class TrainOptions:
         bool | None,
         typer.Option(
             "--classes/--no-classes",
-            help="Condition the model on the class of each image. Default: as in --init-from, otherwise --no-classes.",
+            help="Condition the model on the class of each image. Default: as in --init-from, or --classes for folders "
+            "of pictures that name classes, otherwise --no-classes.",
         ),
     ] = None
     out: Annotated[
@@ -102,7 +103,7 @@ class TrainOptions:
         typer.Option(
             "--preset",
             help=f"Network and training settings: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}, "
-            f"{CIFAR10_PRESET} for cifar10, or {BYTES_PRESET} for bytes.",
+            f"{CIFAR10_PRESET} for cifar10 and photographs in colour, or {BYTES_PRESET} for bytes.",
             autocompletion=lambda: list(PRESETS),
             rich_help_panel="Model",
         ),
@@ -142,7 +143,7 @@ def train(asked: TrainOptions) -> None:
     - `lintx train --preset mnist-small --distill-from mnist-deep`
     """
     if asked.run is not None and not asked.resume:
-        asked = replace(asked, run=None, data=_name_pictures(asked.run, asked.data))
+        asked = replace(asked, data=_name_pictures(asked.run, asked.data))
     if asked.accept_changed_data and not asked.resume:
         raise UsageError("--accept-changed-data is for --resume; drop it")
     with join_team(warn) as team:
@@ -174,7 +175,7 @@ def train(asked: TrainOptions) -> None:
 def _name_pictures(argument: str, data: str | None) -> str:
     """Return the data set for the argument PICTURES. Raises `UsageError` if it is not a folder of pictures."""
     folder = Path(argument)
-    if (folder / "config.toml").is_file() or not folder.is_dir():
+    if not argument or (folder / "config.toml").is_file() or not folder.is_dir():
         hint = f"name a folder of pictures or, to resume a run: lintx train --resume {argument}"
         raise UsageError(f"unexpected argument '{argument}'; {hint}")
     if data is not None:
@@ -222,7 +223,7 @@ def _begin(asked: TrainOptions, team: "Team") -> "Trainer[PixelTask]":
         require_writable(folder.config_file)
     images = load_training_images(merged.data, team, merged.look)
     shape, classes = images[0].shape, images[0].classes
-    if merged.data.name.startswith("folder:"):
+    if asked.run is not None or merged.data.name.startswith("folder:"):
         merged = merge_settings(_read_given(asked), asked.config, source, pictures=Pictures(shape, classes))
         _explain_choice(merged, len(images[0]))
     settings = merged.build(shape, classes, teachers)
@@ -236,9 +237,10 @@ def _explain_choice(settings: "Settings", count: int) -> None:
     if train.max_time is not None:
         length = format_duration(train.max_time)
     classes = f", classes hidden for {train.hide_class:g} (--no-classes: none)" if settings.data.labels else ""
+    patience = f"; ends after {train.patience} validations in a row without a better one (--patience)"
     info(
-        f"chosen: --preset {settings.preset}, --batch {train.batch}, at most {length}; ends after {train.patience} "
-        f"validations in a row without a better one (--patience){classes}"
+        f"chosen: --preset {settings.preset}, --batch {train.batch}, at most {length}"
+        f"{patience if train.patience else ''}{classes}"
     )
     if count < FEW_PICTURES:
         info(

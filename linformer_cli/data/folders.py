@@ -250,7 +250,8 @@ def _build(
     tile = wanted.tile if look is None else look.tile
     survey, items, skipped, notes = _survey(folder, listing, tile)
     if not items:
-        raise DataError(f"{folder} has no readable image, and {len(skipped)} broken ones; {skipped[0]}")
+        reason = f"{len(skipped)} broken ones; {skipped[0]}" if skipped else f"{notes[0]}; change --tile"
+        raise DataError(f"{folder} has no readable image, and {reason}")
     different = len({item.digest for item in items}) + len(skipped)
     if different < len(SPLITS):
         advice = "; if the picture is a sheet of several, cut it with --tile SIDE" if tile is None else ""
@@ -314,9 +315,9 @@ def _build(
 
 def _survey(folder: Path, listing: _Listing, tile: int | None) -> tuple[Survey, list[_Item], list[str], list[str]]:
     """Look at all images: the survey, the images that can be read, messages about the others, and lines to show."""
-    survey, items, skipped, unused = Survey(), [], [], 0
+    survey, items, skipped, unused, small = Survey(), [], [], 0, 0
     for name in listing.pictures:
-        found = []
+        found, before = [], unused
         try:
             for item, pixels in _read_items(folder, name, tile):
                 if pixels is None:
@@ -327,7 +328,8 @@ def _survey(folder: Path, listing: _Listing, tile: int | None) -> tuple[Survey, 
             skipped.append(str(error))
             continue
         items += found
-    notes = []
+        small += not found and unused == before
+    notes = [f"{count_words(small, 'picture')} smaller than a tile left out"] if small else []
     files = len({item.name for item in items})
     if len(items) > files:
         what = f"tiles of {tile} x {tile}" if tile is not None else "frames"

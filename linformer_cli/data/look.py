@@ -26,7 +26,8 @@ class Look:
     fit: for pictures of another size: `crop` keeps the middle, `pad` adds the ground, `stretch` distorts
     ground: colour '#rrggbb' behind transparent parts and around padded pictures. None: whatever contrasts with the
         picture, and the colour of the picture's border
-    range: the numbers that become black and white; None for pictures of 8 bits
+    range: the numbers that become black and white in pictures of 16 bits or floating-point numbers, None without such.
+        Pictures of 8 bits are as they are
     smooth: whether resizing mixes pixels. Pixel art keeps its pixels: it is cropped and padded, not resized
     tile: the side of the squares that each picture is cut into
     class_names: the names of the classes, by number
@@ -44,8 +45,9 @@ class Look:
 
     @classmethod
     def of(cls, info: CheckpointInfo) -> "Look":
-        """The look of the images that a checkpoint was trained on."""
-        return cls(info.model.image, **{name: getattr(info.data, name) for name in _STORED})
+        """The look of the images that a checkpoint was trained on. A model without classes reads those of any names."""
+        look = cls(info.model.image, **{name: getattr(info.data, name) for name in _STORED})
+        return look if info.model.classes else dataclasses.replace(look, class_names=())
 
     @property
     def stored(self) -> dict[str, Any]:
@@ -62,7 +64,7 @@ class Look:
 
     def convert(self, pixels: Pixels) -> Image.Image:
         """The whole picture with 8 bits a channel: in grey or RGB, or in RGBA if transparency is kept."""
-        if self.range is not None or pixels.dtype != np.uint8:
+        if pixels.dtype != np.uint8:
             pixels = scale_numbers(pixels, self.range)
         picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
         if self.keeps_opacity:

@@ -132,6 +132,10 @@ def load_picture(
         frames, pixels = getattr(opened, "n_frames", 1), _read_pixels(opened)
     notes = [f"has {frames} frames; only the first is used"] if frames > 1 else []
     picture = look.convert(pixels)
+    if invert and (shape.palette or look.keeps_opacity):  # numbers of colours and opacity have no negative
+        colours = np.array(picture)
+        colours[..., :3] = 255 - colours[..., :3]
+        picture, invert = Image.fromarray(colours), False
     if picture.size != (shape.width, shape.height):
         if framing and look.frame is not None:
             whole = look.finish(picture, "pad")

@@ -123,7 +123,10 @@ class Survey:
         return look, [_describe_shape(look), *notes]
 
     def _choose_range(self, wanted: DataConfig) -> tuple[tuple[float, float] | None, list[str]]:
-        if wanted.range is not None or not self._spans:
+        if not self._spans:
+            unused = "--range is not used: no picture has 16 bits or floating-point numbers"
+            return None, [] if wanted.range is None else [unused]
+        if wanted.range is not None:
             return wanted.range, []
         lowest, low, high, highest = np.array(self._spans).T
         span = float(lowest.min()), float(highest.max())
@@ -147,7 +150,7 @@ class Survey:
         if wanted.image_size is not None:
             return wanted.image_size
         (size, count), *_ = self.sizes.most_common(1) or [((DEFAULT_SIDE, DEFAULT_SIDE), 0)]
-        if 2 * count < self.count:  # there is no usual size
+        if 2 * count < self.sizes.total():  # there is no usual size
             if not art:
                 return DEFAULT_SIDE, DEFAULT_SIDE
             sides = np.array(list(self.sizes.elements()))

@@ -244,6 +244,10 @@ def test_a_folder_of_pictures_is_all_that_train_needs(lintx, tmp_path, monkeypat
     assert lintx("complete", picture, "--checkpoint", run, "-o", out).code == 0
     assert lintx("train", "--resume", run, "--steps", 4).code == 0
     assert ": a, b" in lintx("info", run).stdout
+    # A model without classes reads classes of any names.
+    draw_icons(tmp_path / "others", 20, classes=("c", "d"))
+    assert lintx("train", tmp_path / "icons", "--no-classes", *tiny, "--out", tmp_path / "no").code == 0
+    assert lintx("eval", tmp_path / "no", "--data", f"folder:{tmp_path / 'others'}").code == 0
     # The weights also start a model of pictures without classes and of another size.
     draw_icons(tmp_path / "more", 20, classes=("",))
     moved = lintx(
@@ -256,6 +260,16 @@ def test_the_argument_of_train_must_be_a_folder_of_pictures(lintx, tmp_path):
     assert "to resume a run: lintx train --resume nothing" in lintx("train", "nothing").stderr
     outcome = lintx("train", tmp_path, "--data", "mnist")
     assert outcome.code == 2 and "two data sets" in outcome.stderr
+    assert "unexpected argument ''" in lintx("train", "").stderr
+
+
+def test_a_folder_of_arrays_gets_the_settings_of_pictures(lintx, tmp_path):
+    np.save(tmp_path / "train-images.npy", np.zeros((20, 6, 6, 3), np.uint8))
+    np.save(tmp_path / "train-labels.npy", np.arange(20) % 2)
+    outcome = lintx("train", tmp_path, "--dry-run", "--patience", 0)
+    assert "chosen: --preset cifar10-pixel, --batch 8, at most 15 min 0 s, classes hidden" in outcome.stderr, (
+        outcome.stderr
+    )
 
 
 @loop_over("kind", ["folder", "array", "bytes"])

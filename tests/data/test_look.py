@@ -114,6 +114,13 @@ def test_numbers_of_a_camera_have_one_range(tmp_path: Path, kind: type) -> None:
     assert load_images(name, "train", range="0,65535").images.max() <= 5
     with pytest.raises(UsageError, match="black must be less"):
         load_images(name, "train", range="9,1")
+    # The range is not one of pictures of 8 bits, such as those that the model draws.
+    drawn = np.full((8, 8, 1), 200, np.uint8)
+    assert (found.look.read(drawn) == drawn).all()
+    grey = load_images(
+        fill(tmp_path / "grey", [Image.fromarray(drawn[..., 0] + n) for n in range(9)]), "train", range="0,9"
+    )
+    assert grey.look.range is None and "--range is not used" in said(grey) and grey.images.min() >= 200
 
 
 def test_frames_tiles_and_arrays_in_a_folder_are_images(tmp_path: Path) -> None:
@@ -128,6 +135,8 @@ def test_frames_tiles_and_arrays_in_a_folder_are_images(tmp_path: Path) -> None:
     name = fill(tmp_path / "sheet", [sheet])
     with pytest.raises(DataError, match=r"1 different image.*--tile"):
         load_images(name, "train")
+    with pytest.raises(DataError, match="1 picture smaller than a tile left out; change --tile"):
+        load_images(name, "train", tile=64)
     found = load_images(name, "train", tile=12)
     assert len(found) == 10 and found.images.shape[1:3] == (12, 12) and "3 tiles of one colour are not" in said(found)
     (tmp_path / "npy").mkdir()

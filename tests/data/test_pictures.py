@@ -390,3 +390,13 @@ def test_the_border_is_the_outermost_ring_of_pixels() -> None:
     image[0, 0] = 0
     assert border_brightness(image) == pytest.approx(200 * 13 / 14)
     assert border_brightness(np.full((1, 1, 1), 7, dtype=np.uint8)) == 7
+
+
+def test_inverting_changes_colours_and_not_their_numbers_or_opacity(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(np.array([[[0, 0, 0, 255], [255, 255, 255, 255], [0, 0, 0, 0]]], np.uint8)).save(path)
+    palette = ("#00000000", "#000000", "#ffffff")
+    indexed = Look(ImageShape(height=1, width=3, levels=3, palette=palette))
+    assert load_picture(path, indexed, invert=True).image.ravel().tolist() == [2, 1, 0]
+    opacity = load_picture(path, Look(ImageShape(height=1, width=3, channels=4)), invert=True).image[..., 3]
+    assert opacity.ravel().tolist() == [255, 255, 0]
