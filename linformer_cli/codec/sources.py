@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from linformer_cli.config import ImageShape
+from linformer_cli.data.look import name_colour
 from linformer_cli.data.pictures import open_picture
 from linformer_cli.data.sequence import find_numbers, images_to_values, paint, values_to_images
 from linformer_cli.errors import DataError
@@ -171,8 +172,7 @@ def _number_colours(pixels: Pixels, item: Item, shape: ImageShape) -> Pixels:
         whole = np.pad(pixels, ((0, 0), (0, 0), (0, 4 - item.bands)), constant_values=255)
     numbers = find_numbers(_clear(whole), shape.colours)[..., None]
     if numbers.min() < 0:
-        red, green, blue, opacity = whole[np.unravel_index(numbers[..., 0].argmin(), numbers.shape[:2])]
-        found = f"#{red:02x}{green:02x}{blue:02x}" + (f"{opacity:02x}" if opacity < 255 else "")
+        found = name_colour(whole[np.unravel_index(numbers[..., 0].argmin(), numbers.shape[:2])])
         raise DataError(f"'{item.name}' has the colour {found}, which the palette of the model lacks")
     found_numbers = numbers.astype(np.uint8)
     if not np.array_equal(restore_colours(found_numbers, item, shape), pixels):

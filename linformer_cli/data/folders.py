@@ -315,9 +315,9 @@ def _build(
 
 def _survey(folder: Path, listing: _Listing, tile: int | None) -> tuple[Survey, list[_Item], list[str], list[str]]:
     """Look at all images: the survey, the images that can be read, messages about the others, and lines to show."""
-    survey, items, skipped, unused, small = Survey(), [], [], 0, 0
+    survey, items, skipped, unused = Survey(), [], [], 0
     for name in listing.pictures:
-        found, before = [], unused
+        found = []
         try:
             for item, pixels in _read_items(folder, name, tile):
                 if pixels is None:
@@ -328,14 +328,17 @@ def _survey(folder: Path, listing: _Listing, tile: int | None) -> tuple[Survey, 
             skipped.append(str(error))
             continue
         items += found
-        small += not found and unused == before
-    notes = [f"{count_words(small, 'picture')} smaller than a tile left out"] if small else []
+    notes = []
     files = len({item.name for item in items})
     if len(items) > files:
         what = f"tiles of {tile} x {tile}" if tile is not None else "frames"
         notes.append(f"{len(items):,} {what} in {count_words(files, 'file')}, each an image of its own")
     if unused:
-        what = "tiles of one colour" if tile is not None else "frames of another size, and previews"
+        what = (
+            "tiles of one colour, or cut off by an edge,"
+            if tile is not None
+            else "frames of another size, and previews"
+        )
         notes.append(f"{unused:,} {what} are not used")
     copies = Counter(item.digest for item in items)
     if extra := sum(count - 1 for count in copies.values()):
@@ -349,11 +352,12 @@ def _read_items(folder: Path, name: str, tile: int | None) -> Iterator[tuple[_It
         if tile is None or pixels is None:
             yield _Item(name, number), pixels
             continue
-        rows, columns = range(0, pixels.shape[0] - tile + 1, tile), range(0, pixels.shape[1] - tile + 1, tile)
+        rows, columns = range(0, pixels.shape[0], tile), range(0, pixels.shape[1], tile)
         for place, (top, left) in enumerate((top, left) for top in rows for left in columns):
             part = pixels[top : top + tile, left : left + tile]
             shown = part if part.shape[2] < 4 or part[..., 3].any() else part[..., 3:]
-            yield _Item(name, number, place), part if (shown != shown[:1, :1]).any() else None
+            is_used = part.shape[:2] == (tile, tile) and (shown != shown[:1, :1]).any()
+            yield _Item(name, number, place), part if is_used else None
 
 
 def _read_first(folder: Path, names: Sequence[str], tile: int | None) -> Iterator[Pixels]:

@@ -125,6 +125,11 @@ def format_sides(sides: tuple[int, int]) -> str:
     return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"
 
 
+def name_colour(colour: NDArray[np.uint8]) -> str:
+    """A colour [4] as '#rrggbb', or as '#rrggbbaa' if it is not opaque."""
+    return "#" + (colour[:3] if colour[3] == 255 else colour).tobytes().hex()
+
+
 def scale_numbers(pixels: Pixels, span: tuple[float, float] | None) -> NDArray[np.uint8]:
     """Scale numbers to 0 to 255, where `span` gives black and white; what is no number becomes black.
 

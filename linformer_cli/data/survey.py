@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from linformer_cli.config import DataConfig, ImageShape
 from linformer_cli.documents import parse_config
 from linformer_cli.units import count_words
 
-from .look import Look, Pixels, find_colours, format_sides, pack_colours, unpack_colours
+from .look import Look, Pixels, find_colours, format_sides, name_colour, pack_colours, scale_numbers, unpack_colours
 
 DEFAULT_SIDE = 32
 # Images are as large as most pictures, if these have at most so many pixels a side.
@@ -108,8 +108,7 @@ class Survey:
         size: dict[str, Any] = {"height": height, "width": width}
         where = f"--image-size {format_sides((height, width))}"
         if indexed:
-            plain = Look(ImageShape(height=1, width=1), range=span)
-            palette, note = self._choose_palette(wanted.colours, plain, sample)
+            palette, note = self._choose_palette(wanted.colours, span, sample)
             notes.append(note)
             size |= {"levels": len(palette), "palette": palette}
         else:
@@ -160,12 +159,14 @@ class Survey:
         height, width = (max(1, round(side * DEFAULT_SIDE / max(size))) for side in size)
         return height, width
 
-    def _choose_palette(self, most: int | None, plain: Look, sample: Iterable[Pixels]) -> tuple[list[str], str]:
+    def _choose_palette(
+        self, most: int | None, span: tuple[float, float] | None, sample: Iterable[Pixels]
+    ) -> tuple[list[str], str]:
         """The colours of a palette, and a line that describes them."""
         if self._colours is not None and not self._spans and len(self._colours) <= (most or _MOST_COLOURS):
             chosen, error = unpack_colours(self._colours), 0.0
         else:
-            seen = np.concatenate([_sample_pixels(pixels, plain) for pixels in sample])
+            seen = np.concatenate([_sample_pixels(pixels, span) for pixels in sample])
             has_clear = bool((seen[:, 3] < 128).any())
             opaque = seen[seen[:, 3] >= 128]
             opaque = opaque[:: -(-len(opaque) // _MOST_PIXELS) or 1]
@@ -181,7 +182,7 @@ class Survey:
         # Transparent first, then from dark to light.
         brightness = chosen[:, :3] @ np.array([299, 587, 114]) + 1000 * chosen[:, 3].astype(np.int64)
         chosen = chosen[np.lexsort((brightness, chosen[:, 3] > 0))]
-        names = [_name_colour(colour) for colour in chosen.tolist()]
+        names = [name_colour(colour) for colour in chosen]
         clear = " and 'transparent'" if names[0] == "#00000000" else ""
         exactly = f"mean error {error:.1f} of 255; --colours N changes it" if error else "exact"
         return names, f"a palette of {count_words(len(names) - bool(clear), 'colour')}{clear} ({exactly})"
@@ -229,13 +230,11 @@ def _describe_shape(look: Look) -> str:
     return f"images of {shape.height} x {shape.width}, {kind}, T = {shape.positions:,}{art}"
 
 
-def _sample_pixels(pixels: Pixels, plain: Look) -> NDArray[np.uint8]:
+def _sample_pixels(pixels: Pixels, span: tuple[float, float] | None) -> NDArray[np.uint8]:
     """Some pixels of a picture, uint8 [n, 4]."""
     step = max(1, int((pixels.shape[0] * pixels.shape[1] / _SAMPLE_PIXELS) ** 0.5))
     part = pixels[::step, ::step]
-    if part.dtype != np.uint8:
-        part = np.asarray(plain.convert(part))
-        part = part if part.ndim == 3 else part[..., None]
+    part = part if part.dtype == np.uint8 else scale_numbers(part, span)
     return unpack_colours(pack_colours(part)).reshape(-1, 4)
 
 
@@ -253,15 +252,7 @@ def _measure_error(pixels: NDArray[np.uint8], colours: NDArray[np.uint8]) -> flo
     """The mean absolute difference of opaque pixels [n, 4] from their colours, over red, green and blue."""
     if not len(pixels):
         return 0.0
-    shape = ImageShape(height=1, width=1, levels=max(2, len(colours)), palette=_names(colours))
-    indices = find_colours(pixels[None], shape)[0]
-    return float(abs(pixels[:, :3].astype(int) - np.array(shape.colours)[indices][:, :3]).mean())
-
-
-def _names(colours: NDArray[np.uint8]) -> tuple[str, ...]:
-    names = [_name_colour(colour) for colour in colours.tolist()]
-    return tuple(names * 2 if len(names) == 1 else names)
-
-
-def _name_colour(colour: Sequence[int]) -> str:
-    return "#" + bytes(colour[:3] if colour[3] == 255 else colour).hex()
+    if len(colours) > 1:
+        shape = ImageShape(height=1, width=1, levels=len(colours), palette=tuple(map(name_colour, colours)))
+        colours = colours[find_colours(pixels[None], shape)[0]]
+    return float(abs(pixels[:, :3].astype(int) - colours[:, :3]).mean())

@@ -64,6 +64,7 @@ def test_pixel_art_with_many_colours_becomes_one_joint_palette(tmp_path: Path) -
     assert 64 <= len(found.shape.palette) <= 256 and "mean error" in said(found)
     fewer = load_images(name, "train", colours=8)
     assert len(fewer.shape.palette) == 8 and fewer.shape.palette[0] == "#00000000"
+    assert load_images(name, "train", colours=2).shape.levels == 2
     # Borders stay sharp, since a part is either transparent or not.
     assert (show(fewer)[:, :2] == CLEAR).all() and set(np.unique(show(fewer)[..., 3])) == {0, 255}
 
@@ -74,6 +75,11 @@ def test_photographs_keep_their_channels(tmp_path: Path) -> None:
     assert load_images(colour, "train").images.shape[1:] == (16, 16, 4)
     assert load_images(fill(opaque, [Image.fromarray(p[..., :3]) for p in noise]), "train").shape.channels == 3
     assert load_images(f"folder:{opaque}", "train", colours=16).shape.levels == 16
+    (tmp_path / "c").mkdir()
+    np.save(tmp_path / "c" / "a.npy", noise / np.float32(255))
+    numbers = load_images(f"folder:{tmp_path / 'c'}", "train", colours=16)
+    palette = np.array(numbers.shape.colours)
+    assert len(palette) == 16 and palette[0, 3] == 0 and np.ptp(palette[:, :3], axis=1).max() > 50
 
 
 def test_one_ground_is_chosen_for_the_whole_set_and_said(tmp_path: Path) -> None:
@@ -135,10 +141,10 @@ def test_frames_tiles_and_arrays_in_a_folder_are_images(tmp_path: Path) -> None:
     name = fill(tmp_path / "sheet", [sheet])
     with pytest.raises(DataError, match=r"1 different image.*--tile"):
         load_images(name, "train")
-    with pytest.raises(DataError, match="1 picture smaller than a tile left out; change --tile"):
+    with pytest.raises(DataError, match="1 tiles of one colour, or cut off by an edge, are not used; change --tile"):
         load_images(name, "train", tile=64)
     found = load_images(name, "train", tile=12)
-    assert len(found) == 10 and found.images.shape[1:3] == (12, 12) and "3 tiles of one colour are not" in said(found)
+    assert len(found) == 10 and found.images.shape[1:3] == (12, 12) and "3 tiles of one colour, or" in said(found)
     (tmp_path / "npy").mkdir()
     np.save(tmp_path / "npy" / "a.npy", np.stack([np.asarray(frame) for frame in frames]))
     assert len(load_images(f"folder:{tmp_path / 'npy'}", "train")) == 10
