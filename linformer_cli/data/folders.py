@@ -41,7 +41,7 @@ _SPLIT_FOLDERS = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 # Increase this number when folders are split, ordered, decoded or stored differently. It invalidates older caches.
-CACHE_VERSION = 6
+CACHE_VERSION = 7
 _IMAGES = "images.bin"
 _LEFTOVER_SECONDS = 24 * 60 * 60
 _LOOK = TypeAdapter(Look)
@@ -263,6 +263,9 @@ def _build(
     parts = _split(items, [name for name in listing.pictures if name not in readable])
     class_of = listing.labels or _class_of_each([item.name for item in items])
     names = sorted(set(class_of.values()))
+    if "" in names[:-2]:
+        loose = next(name for name in class_of if not class_of[name])
+        notes.append(f"no classes, because {loose} is in none of the {len(names) - 1} folders")
     names = names if len(names) > 1 and "" not in names else []
     if look is None:
         chosen = (item.name for item in sample_evenly(items))
@@ -334,12 +337,8 @@ def _survey(folder: Path, listing: _Listing, tile: int | None) -> tuple[Survey, 
         what = f"tiles of {tile} x {tile}" if tile is not None else "frames"
         notes.append(f"{len(items):,} {what} in {count_words(files, 'file')}, each an image of its own")
     if unused:
-        what = (
-            "tiles of one colour, or cut off by an edge,"
-            if tile is not None
-            else "frames of another size, and previews"
-        )
-        notes.append(f"{unused:,} {what} are not used")
+        what = "frames of another size, and previews" if tile is None else "tiles of one colour, or cut off by an edge"
+        notes.append(f"not used: {unused:,} {what}")
     copies = Counter(item.digest for item in items)
     if extra := sum(count - 1 for count in copies.values()):
         notes.append(f"{count_words(extra, 'image')} equal to another one; equal images are in the same split")

@@ -141,10 +141,10 @@ def test_frames_tiles_and_arrays_in_a_folder_are_images(tmp_path: Path) -> None:
     name = fill(tmp_path / "sheet", [sheet])
     with pytest.raises(DataError, match=r"1 different image.*--tile"):
         load_images(name, "train")
-    with pytest.raises(DataError, match="1 tiles of one colour, or cut off by an edge, are not used; change --tile"):
+    with pytest.raises(DataError, match="not used: 1 tiles of one colour, or cut off by an edge; change --tile"):
         load_images(name, "train", tile=64)
     found = load_images(name, "train", tile=12)
-    assert len(found) == 10 and found.images.shape[1:3] == (12, 12) and "3 tiles of one colour, or" in said(found)
+    assert len(found) == 10 and found.images.shape[1:3] == (12, 12) and "not used: 3 tiles of one colour" in said(found)
     (tmp_path / "npy").mkdir()
     np.save(tmp_path / "npy" / "a.npy", np.stack([np.asarray(frame) for frame in frames]))
     assert len(load_images(f"folder:{tmp_path / 'npy'}", "train")) == 10
@@ -174,6 +174,8 @@ def test_a_class_without_training_images_is_said(tmp_path: Path) -> None:
     for place, numbers in (("train/a", range(4)), ("train/b", range(4, 8)), ("val/a", [8]), ("val/c", [9])):
         fill(tmp_path / "set" / place, [draw_sprite(number) for number in numbers])
     assert "no training image has the class c" in said(load_images(f"folder:{tmp_path / 'set'}", "train"))
+    draw_sprite(10).save(tmp_path / "set" / "train" / "loose.png")
+    assert "train/loose.png is in none of the 3 folders" in said(load_images(f"folder:{tmp_path / 'set'}", "train"))
 
 
 def test_copies_are_counted_and_stay_in_one_split(tmp_path: Path) -> None:
