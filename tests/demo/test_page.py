@@ -250,7 +250,7 @@ def test_a_damaged_model_is_reported_on_the_page(browser, site) -> None:
     program = site[MODEL].data
     cases = {
         "bytes instead of": {**site, MODEL: File(BINARY, site[MODEL].data[:-1])},
-        "has format 3": {**site, MODEL: File(BINARY, program[:8] + b"\3" + program[9:])},
+        "has format 4": {**site, MODEL: File(BINARY, program[:8] + b"\4" + program[9:])},
         "has no SIMD": {**site, "engine.wasm": File("application/wasm", b"\0asm\1\0\0\0\xff")},
         "model.lintx cannot be loaded": {name: file for name, file in site.items() if name != MODEL},
         "model.json cannot be loaded": {name: file for name, file in site.items() if name != "model.json"},

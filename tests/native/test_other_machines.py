@@ -3,12 +3,10 @@
 aarch64 runs in qemu, with and without dot products, Windows in wine, and WebAssembly in node.
 """
 
-import functools
 import importlib.util
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +28,7 @@ from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.sampling.engines.native import NativeEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)]
+NATIVE_FOLDER = build.PACKAGE / "native"
 SEED, COUNT = 11, 20
 DRAW = f"""(names, open) => names.map((name) => {{
   const runner = open(name, {COUNT});
@@ -91,26 +90,27 @@ MACHINES = {
 }
 
 
-@pytest.fixture(scope="module")
-def build_drawer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Machine], Path]:
-    """`build_drawer(machine)` compiles draw.cpp for a machine, once. Skips the test where that is not possible."""
-
-    @functools.cache
-    def compile_once(machine: Machine) -> Path:
-        if machine.missing is not None:
-            pytest.skip(f"there is no {machine.missing}")
-        source, drawer = build.PACKAGE / "native", tmp_path_factory.mktemp("drawer") / "draw.exe"
-        options = (*build.OPTIONS, build.EXACT, "-I", str(source))
-        files = [str(source / f"{name}.cpp") for name in ("draw", "runner", "threads")]
-        subprocess.run([*machine.compiler, *options, *files, "-o", drawer], check=True)
-        return drawer
-
-    return compile_once
+@pytest.fixture(params=MACHINES)
+def machine(request) -> Machine:
+    found = MACHINES[request.param]
+    if found.missing is not None:
+        pytest.skip(f"there is no {found.missing}")
+    return found
 
 
-@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-def test_other_machines_draw_the_same_images(machine, build_drawer, cases, tmp_path: Path) -> None:
-    drawer = build_drawer(machine)
+def compile_files(command: tuple[str, ...], target: Path, *files: Path) -> None:
+    options = (*build.OPTIONS, build.EXACT, '-DLINTX_DIGEST=""', "-I", str(NATIVE_FOLDER), "-pthread")
+    subprocess.run([*command, *options, *files, "-o", target], check=True)
+
+
+def test_other_machines_draw_the_same_images(machine: Machine, cases, tmp_path: Path) -> None:
+    """Also checks that only the library for dot products has them; building takes most of the time."""
+    drawer = tmp_path / "draw.exe"
+    compile_files(machine.compiler, drawer, *(NATIVE_FOLDER / f"{name}.cpp" for name in ("draw", "runner", "threads")))
+    if machine.compiler[0] == ARM_COMPILER[0]:
+        command = ("aarch64-linux-gnu-objdump", "--disassemble", drawer)
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert ("\tsdot\t" in listing) == (machine == MACHINES[DOT_PRODUCTS.name])
     counts = {name: (case, COUNT) for name, case in cases.items()}
     counts["mnist-deep"] = (draw_here(load_model("mnist-deep"), 1), 1)
     for name, (case, count) in counts.items():
@@ -123,37 +123,26 @@ def test_other_machines_draw_the_same_images(machine, build_drawer, cases, tmp_p
         assert drawn[-len(case.pixels) :] == case.pixels, name
 
 
-@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-def test_other_machines_compute_the_same_frequencies(machine, tmp_path: Path) -> None:
+def test_other_machines_compute_the_same_frequencies(machine: Machine, tmp_path: Path) -> None:
     """Compressed files depend on these integers."""
     here = build.find_system_compiler()
-    if machine.missing is not None or here is None:
-        pytest.skip(f"there is no {machine.missing or 'compiler'}")
-    options = (*build.OPTIONS, build.EXACT, "-I", str(build.PACKAGE / "native"), "-pthread")
+    if here is None:
+        pytest.skip("there is no compiler")
     found = []
     for compiler, emulator in ((here.command, ()), (machine.compiler, machine.emulator)):
-        files = (str(Path(__file__).with_name("frequencies_main.cpp")), str(build.PACKAGE / "native" / "threads.cpp"))
-        subprocess.run([*compiler, *options, *files, "-o", tmp_path / "main.exe"], check=True)
+        files = Path(__file__).with_name("frequencies_main.cpp"), NATIVE_FOLDER / "threads.cpp"
+        compile_files(compiler, tmp_path / "main.exe", *files)
         with (tmp_path / "found").open("wb") as output:
             subprocess.run([*emulator, "./main.exe"], cwd=tmp_path, check=True, stdout=output)
         found.append((tmp_path / "found").read_bytes())
     assert found[0] == found[1] and len(found[0]) == 2 * 6 * 50 * 256 * 4
 
 
-def test_only_the_dot_product_library_has_dot_products(build_drawer) -> None:
-    for one in (NEON, DOT_PRODUCTS):
-        command = ("aarch64-linux-gnu-objdump", "--disassemble", build_drawer(MACHINES[one.name]))
-        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert ("\tsdot\t" in listing) == (one == DOT_PRODUCTS), one.name
-
-
 def test_dot_products_are_detected(tmp_path: Path) -> None:
     machine, program = MACHINES[NEON.name], tmp_path / "main"
     if machine.missing is not None:
         pytest.skip(f"there is no {machine.missing}")
-    options = ("-std=c++17", '-DLINTX_DIGEST=""', "-I", str(build.PACKAGE / "native"))
-    source = Path(__file__).with_name("supports_main.cpp")
-    subprocess.run([*machine.compiler, *options, source, "-o", program], check=True)
+    compile_files(machine.compiler, program, Path(__file__).with_name("supports_main.cpp"))
     found = {
         (one.name, processor): subprocess.run((*emulator, program, one.name), capture_output=True, check=True).stdout
         for one in (NEON, DOT_PRODUCTS)
