@@ -131,7 +131,7 @@ def name_colour(colour: NDArray[np.uint8]) -> str:
 
 
 def scale_numbers(pixels: Pixels, span: tuple[float, float] | None) -> NDArray[np.uint8]:
-    """Scale numbers to 0 to 255, where `span` gives black and white; what is no number becomes black.
+    """Scale numbers to 0 to 255, where `span` gives black and white; NaN and infinities become black.
 
     Without a span, floating-point numbers up to 1 are fractions of white, and others have 8 or 16 bits.
     """

@@ -16,7 +16,7 @@ from linformer_cli.units import count_words
 from .look import Look, Pixels, find_colours, format_sides, name_colour, pack_colours, scale_numbers, unpack_colours
 
 DEFAULT_SIDE = 32
-# Images are as large as most pictures, if these have at most so many pixels a side.
+# Images have the usual size of the pictures if neither side of it is longer than this, in pixels.
 _LARGEST_SIDE = 64
 _MOST_COLOURS = 256
 # A palette has the first of these numbers of colours whose mean error, of 255, is at most this. With fewer colours, a
@@ -26,7 +26,7 @@ _PALETTES, _SMALL_ERROR = (64, 128, 256), 8.5
 _PIXELS_PER_COLOUR, _FEW_COLOURS, _EQUAL = 8, 16, 0.1
 # A picture has colours if more than this share of its pixels differs by more than this between the channels.
 _COLOURED, _SPREAD = 0.002, 8
-# Of a large picture, about so many pixels are looked at. A palette is made from so many pictures and pixels of each.
+# The most pixels to measure in a picture; then the pictures, the pixels of each, and the pixels for making a palette.
 _LOOKED_AT, _SAMPLE_PICTURES, _SAMPLE_PIXELS, _MOST_PIXELS = 2**16, 4096, 1024, 2**18
 # Extreme numbers, such as dead pixels of a camera, are clipped if the others span less than half of the range.
 _EXTREME = 1e-4

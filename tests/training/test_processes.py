@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -64,8 +65,11 @@ def test_a_process_that_waits_for_another_says_so() -> None:
     command = [sys.executable, "-m", "linformer_cli", *TRAIN, "--dry-run"]
     with subprocess.Popen(command, env={**os.environ, **job}, text=True, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
+        limit = threading.Timer(SECONDS, process.kill)
+        limit.start()
         lines = iter(process.stderr.readline, "")
         assert any("waiting at 127.0.0.1:29999 until all 2 processes" in line for line in lines)
+        limit.cancel()
         process.kill()
 
 
