@@ -19,12 +19,16 @@ static void require(bool condition, const char* fault) {
     std::_Exit(1);
 }
 
-// Both pieces wait for each other, so they need two threads. The caller alone would be given both, one after the other.
-static void require_helper() {
+constexpr int THREADS = 5;
+
+// The pieces wait for each other, so each needs a thread of its own. After this, every helper has
+// begun. One that begins allocates memory, and if AddressSanitizer's allocator is locked during a fork, it
+// stays locked in the child.
+static void require_helpers() {
     std::atomic<int> begun{0};
-    spread(2, 2, [&](int64_t) {
+    spread(THREADS, THREADS, [&](int64_t) {
         begun++;
-        for (int tries = 0; begun < 2; tries++) {
+        for (int tries = 0; begun < THREADS; tries++) {
             require(tries < 20000, "a piece waited 20 s for a helper");
             usleep(1000);
         }
@@ -32,7 +36,7 @@ static void require_helper() {
 }
 
 static void* add_numbers(void*) {
-    for (int64_t threads = 1; threads < 6; threads++)
+    for (int64_t threads = 1; threads <= THREADS; threads++)
         for (int64_t count = 0; count < 200; count++) {
             std::vector<int64_t> done(static_cast<size_t>(count));
             std::atomic<int64_t> sum{0};
@@ -49,7 +53,7 @@ static void* add_numbers(void*) {
 static void fork_and_check(int depth) {
     const pid_t child = fork();
     if (!child) {
-        require_helper();
+        require_helpers();
         add_numbers(nullptr);
         if (depth) fork_and_check(depth - 1);
         std::_Exit(0);
@@ -67,7 +71,7 @@ static void require_aligned_memory(size_t bytes, size_t alignment) {
 
 int main() {
     for (size_t bytes = 1; bytes < 200; bytes++) require_aligned_memory(bytes, 64);
-    require_helper();
+    require_helpers();
     pthread_t callers[4];
     for (pthread_t& caller : callers) pthread_create(&caller, nullptr, add_numbers, nullptr);
     for (pthread_t caller : callers) pthread_join(caller, nullptr);
