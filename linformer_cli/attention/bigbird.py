@@ -1,6 +1,6 @@
 """BigBird attention (Zaheer 2020, arXiv 2007.14062): nearby blocks, the first blocks, and random blocks."""
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,18 +27,14 @@ _LARGEST_DEFAULT_BLOCK = 64
 class BigbirdOptions(AttentionOptions):
     """Options of BigBird attention."""
 
-    block: Annotated[
-        int | None, Field(gt=0, le=65_536, description="positions per block (default: one image row, at most 64)")
-    ] = None
-    globals: Annotated[
-        int, Field(ge=0, le=65_536, description="number of blocks at the start that all later positions see")
-    ] = 1
-    random: Annotated[
-        int, Field(ge=0, le=1_024, description="number of random earlier blocks that a block sees, drawn per head")
-    ] = 2
-    seed: Annotated[
-        int, Field(ge=0, lt=2**63, description="seed of the random blocks, fixed for the life of a model")
-    ] = 0
+    block: int | None = Field(
+        None, gt=0, le=65_536, description="positions per block (default: one image row, at most 64)"
+    )
+    globals: int = Field(1, ge=0, le=65_536, description="number of blocks at the start that all later positions see")
+    random: int = Field(
+        2, ge=0, le=1_024, description="number of random earlier blocks that a block sees, drawn per head"
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of the random blocks, fixed for the life of a model")
 
 
 class _Span(NamedTuple):

@@ -1,7 +1,5 @@
 """Gated DeltaNet (Yang 2024, arXiv 2412.06464): the state decays, and a new value replaces the key's old value."""
 
-from typing import Annotated
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -17,7 +15,7 @@ DeltanetState = DeltaState
 class DeltanetOptions(GatedDeltaOptions):
     """Options of gated DeltaNet."""
 
-    gate: Annotated[bool, Field(description="decay the state by a gate computed from the input")] = True
+    gate: bool = Field(True, description="decay the state by a gate computed from the input")
 
 
 class DeltanetAttention(GatedDeltaAttention[DeltanetOptions]):

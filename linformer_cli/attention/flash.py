@@ -1,6 +1,6 @@
 """FLASH, mixed-chunk attention (Hua 2022, arXiv 2202.10447): squared relu within chunks, linear between chunks."""
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
@@ -18,9 +18,9 @@ from .tensors import accumulator_dtype
 class FlashOptions(GatedOptions):
     """Options of mixed-chunk attention."""
 
-    chunk: Annotated[
-        int, Field(gt=0, le=65_536, description="C, positions per chunk; the first chunk starts at the first position")
-    ] = 256
+    chunk: int = Field(
+        256, gt=0, le=65_536, description="C, positions per chunk; the first chunk starts at the first position"
+    )
 
 
 class FlashState(NamedTuple):

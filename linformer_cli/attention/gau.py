@@ -1,7 +1,7 @@
 """The gated attention unit (Hua 2022, 'FLASH-Quad', arXiv 2202.10447): one head, squared relu, all earlier keys."""
 
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -24,9 +24,9 @@ ROWS_AT_ONCE = 200
 class GauOptions(GatedOptions):
     """Options of the gated attention unit."""
 
-    activation: Annotated[
-        Literal["relu2", "laplace"], Field(description="weight of a score x: relu(x)^2, or a bounded Laplace function")
-    ] = "relu2"
+    activation: Literal["relu2", "laplace"] = Field(
+        "relu2", description="weight of a score x: relu(x)^2, or a bounded Laplace function"
+    )
 
 
 class GauAttention(GatedAttention[GauOptions, KeyValueCache], CachedAttention[GauOptions]):

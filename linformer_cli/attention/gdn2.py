@@ -1,6 +1,6 @@
 """Gated DeltaNet-2 (Hatamizadeh 2026, arXiv 2605.22791): a delta rule with separate gates to erase and to write."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,17 +14,16 @@ Gdn2State = DeltaState
 class Gdn2Options(GatedDeltaOptions):
     """Options of Gated DeltaNet-2."""
 
-    decay: Annotated[
-        Literal["channel", "head", "none"],
-        Field(description="a decay gate for each key dimension, one for each head, or none"),
-    ] = "channel"
-    erase: Annotated[
-        Literal["channel", "head"], Field(description="an erase gate for each key dimension, or one for each head")
-    ] = "channel"
-    write: Annotated[
-        Literal["channel", "head", "tied"],
-        Field(description="a write gate for each value dimension, one for each head, or 'tied': the head's erase gate"),
-    ] = "channel"
+    decay: Literal["channel", "head", "none"] = Field(
+        "channel", description="a decay gate for each key dimension, one for each head, or none"
+    )
+    erase: Literal["channel", "head"] = Field(
+        "channel", description="an erase gate for each key dimension, or one for each head"
+    )
+    write: Literal["channel", "head", "tied"] = Field(
+        "channel",
+        description="a write gate for each value dimension, one for each head, or 'tied': the head's erase gate",
+    )
     chunk: PowerOfTwoChunk = 32
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """Gated linear attention (Yang 2023, arXiv 2312.06635): running sums with a decay computed from the input."""
 
 import math
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -22,13 +22,12 @@ from .tensors import accumulator_dtype
 class GlaOptions(FadingOptions):
     """Options of gated linear attention."""
 
-    gate: Annotated[
-        Literal["vector", "scalar"],
-        Field(description="'vector': one gate per dimension of a key; 'scalar': one gate per head"),
-    ] = "vector"
-    temperature: Annotated[
-        float, Field(ge=1, le=1000, description="tau; a larger value makes the fastest possible decay slower")
-    ] = 16.0
+    gate: Literal["vector", "scalar"] = Field(
+        "vector", description="'vector': one gate per dimension of a key; 'scalar': one gate per head"
+    )
+    temperature: float = Field(
+        16.0, ge=1, le=1000, description="tau; a larger value makes the fastest possible decay slower"
+    )
     chunk: PowerOfTwoChunk = 64
 
 

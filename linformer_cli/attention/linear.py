@@ -10,7 +10,7 @@ sum, which is all that a step needs to know of the past.
 """
 
 import math
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -30,13 +30,12 @@ from .tensors import accumulator_dtype, fill_padding
 class LinearOptions(AttentionOptions):
     """Options of linear attention."""
 
-    feature_map: Annotated[
-        Literal["elu", "relu", "poly2", "taylor2", "learned"],
-        Field(description="phi, the feature map of queries and keys"),
-    ] = "elu"
-    features: Annotated[
-        int | None, Field(gt=0, description="C, width of the 'learned' feature map (default: the width of a key)")
-    ] = None
+    feature_map: Literal["elu", "relu", "poly2", "taylor2", "learned"] = Field(
+        "elu", description="phi, the feature map of queries and keys"
+    )
+    features: int | None = Field(
+        None, gt=0, description="C, width of the 'learned' feature map (default: the width of a key)"
+    )
     chunk: Chunk = 64
 
     @model_validator(mode="after")

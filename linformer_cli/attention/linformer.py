@@ -1,6 +1,6 @@
 """Linformer (Wang 2020, arXiv 2006.04768): learned low-rank projections, made causal by blocks."""
 
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -21,19 +21,17 @@ _DEFAULT_RANK = 4
 class LinformerOptions(AttentionOptions):
     """Options of Linformer."""
 
-    block: Annotated[
-        int | None, Field(gt=0, description="number of positions that are projected together (default: one image row)")
-    ] = None
-    rank: Annotated[
-        int, Field(gt=0, description="number of rows that a block is projected to (default: 4, at most `block`)")
-    ] = _DEFAULT_RANK
-    share: Annotated[
-        Literal["none", "heads", "heads_keys_values"],
-        Field(
-            description="'none': each head has its own projections; 'heads': all heads share them; "
-            "'heads_keys_values': keys and values also share one"
-        ),
-    ] = "none"
+    block: int | None = Field(
+        None, gt=0, description="number of positions that are projected together (default: one image row)"
+    )
+    rank: int = Field(
+        _DEFAULT_RANK, gt=0, description="number of rows that a block is projected to (default: 4, at most `block`)"
+    )
+    share: Literal["none", "heads", "heads_keys_values"] = Field(
+        "none",
+        description="'none': each head has its own projections; 'heads': all heads share them; "
+        "'heads_keys_values': keys and values also share one",
+    )
 
     @model_validator(mode="after")
     def _rank_fits_the_block(self) -> Self:

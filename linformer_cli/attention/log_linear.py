@@ -1,6 +1,6 @@
 """Log-linear attention (Guo 2025, arXiv 2506.04761): one state for each power of two, read with weights by level."""
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -27,10 +27,9 @@ _LEAST_LOGIT = -64.0
 class LogLinearOptions(AttentionOptions):
     """Options of log-linear attention."""
 
-    over: Annotated[
-        Literal["linear", "mamba2", "deltanet"],
-        Field(description="the mechanism whose state is divided into levels"),
-    ] = "mamba2"
+    over: Literal["linear", "mamba2", "deltanet"] = Field(
+        "mamba2", description="the mechanism whose state is divided into levels"
+    )
     chunk: PowerOfTwoChunk = 64
 
 

@@ -1,7 +1,7 @@
 """LogSparse attention (Li 2019, arXiv 1907.00235): a query sees positions at distances 0, 1, 2, 4, 8 and so on."""
 
 import math
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
@@ -25,13 +25,10 @@ SCORES_AT_ONCE = 2**18
 class LogsparseOptions(AttentionOptions):
     """Options of LogSparse attention."""
 
-    window: Annotated[
-        int, Field(gt=0, le=4_096, description="number of nearest positions that a query sees, itself included")
-    ] = 1
-    restart: Annotated[
-        int | None,
-        Field(gt=0, description="repeat the pattern at every multiple of this distance (default: no repetition)"),
-    ] = None
+    window: int = Field(1, gt=0, le=4_096, description="number of nearest positions that a query sees, itself included")
+    restart: int | None = Field(
+        None, gt=0, description="repeat the pattern at every multiple of this distance (default: no repetition)"
+    )
 
 
 class _Grid(NamedTuple):

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
@@ -25,12 +25,11 @@ _QUERY_BLOCK = 32
 class LongShortOptions(AttentionOptions):
     """Options of Transformer-LS."""
 
-    chunk: Annotated[int, Field(gt=0, description="number of positions that are compressed together")] = 16
-    rank: Annotated[int, Field(gt=0, description="number of rows that a chunk is compressed to")] = 1
-    window: Annotated[
-        int | None,
-        Field(gt=0, description="number of recent positions that a query sees uncompressed (default: two image rows)"),
-    ] = None
+    chunk: int = Field(16, gt=0, description="number of positions that are compressed together")
+    rank: int = Field(1, gt=0, description="number of rows that a chunk is compressed to")
+    window: int | None = Field(
+        None, gt=0, description="number of recent positions that a query sees uncompressed (default: two image rows)"
+    )
 
 
 class LongShortState(NamedTuple):

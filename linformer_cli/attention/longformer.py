@@ -1,7 +1,7 @@
 """Longformer attention (Beltagy 2020, arXiv 2004.05150): a sliding window, dilated per head, and global keys."""
 
 import math
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import Field, field_validator
@@ -22,17 +22,15 @@ from .tensors import accumulator_dtype
 class LongformerOptions(AttentionOptions):
     """Options of Longformer attention."""
 
-    window: Annotated[int, Field(gt=0, description="number of positions in a query's window, including its own")] = 32
-    dilation: Annotated[
-        int | str | None,
-        Field(
-            description="distance between the positions of the window: one number, or a list such as 1,4 that heads "
-            "cycle through (default: 1 for even heads, 4 for odd heads)"
-        ),
-    ] = None
-    globals: Annotated[
-        int, Field(ge=0, le=65_536, description="number of positions at the start that all later positions see")
-    ] = 1
+    window: int = Field(32, gt=0, description="number of positions in a query's window, including its own")
+    dilation: int | str | None = Field(
+        None,
+        description="distance between the positions of the window: one number, or a list such as 1,4 that heads "
+        "cycle through (default: 1 for even heads, 4 for odd heads)",
+    )
+    globals: int = Field(
+        1, ge=0, le=65_536, description="number of positions at the start that all later positions see"
+    )
 
     @field_validator("dilation")
     @classmethod

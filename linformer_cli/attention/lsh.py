@@ -32,18 +32,16 @@ def _even(buckets: int) -> int:
 class LshOptions(AttentionOptions):
     """Options of LSH attention."""
 
-    rounds: Annotated[
-        int, Field(gt=0, le=64, description="number of hashes; a query sees keys that share its bucket in any of them")
-    ] = 4
+    rounds: int = Field(
+        4, gt=0, le=64, description="number of hashes; a query sees keys that share its bucket in any of them"
+    )
     buckets: Annotated[
         int, Field(gt=1, le=4096, description="number of hash values; must be even"), AfterValidator(_even)
     ] = 32
-    window: Annotated[
-        int, Field(gt=0, le=4096, description="number of preceding positions in the same bucket that a query sees")
-    ] = 16
-    average: Annotated[bool, Field(description="average the rounds in the bidirectional form, with equal weights")] = (
-        False
+    window: int = Field(
+        16, gt=0, le=4096, description="number of preceding positions in the same bucket that a query sees"
     )
+    average: bool = Field(False, description="average the rounds in the bidirectional form, with equal weights")
 
 
 class LshState(NamedTuple):

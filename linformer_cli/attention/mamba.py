@@ -1,7 +1,7 @@
 """Mamba-3 (Lahoti 2026, arXiv 2603.15569): a state space model as running sums; with its options off, Mamba-2."""
 
 import math
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -24,19 +24,14 @@ _SLOWEST_RATE = 1e-4  # the smallest -A computed from the input
 class MambaOptions(AttentionOptions):
     """Options of Mamba."""
 
-    trapezoidal: Annotated[
-        bool, Field(description="add each input in two parts: at its own position and at the next one")
-    ] = True
-    rotation: Annotated[
-        bool, Field(description="rotate queries and keys by angles that add up from position to position")
-    ] = True
-    normalise: Annotated[
-        bool, Field(description="divide queries and keys by their root mean square, then add a learned bias")
-    ] = True
-    rate: Annotated[
-        Literal["input", "head"],
-        Field(description="A, the rate of decay: computed from the input, or learned for each head"),
-    ] = "input"
+    trapezoidal: bool = Field(True, description="add each input in two parts: at its own position and at the next one")
+    rotation: bool = Field(True, description="rotate queries and keys by angles that add up from position to position")
+    normalise: bool = Field(
+        True, description="divide queries and keys by their root mean square, then add a learned bias"
+    )
+    rate: Literal["input", "head"] = Field(
+        "input", description="A, the rate of decay: computed from the input, or learned for each head"
+    )
     chunk: Chunk = 64
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
@@ -25,14 +25,12 @@ _LEAST_RIDGE = 0.25  # the smallest Lambda
 class MesaOptions(AttentionOptions):
     """Options of the mesa layer."""
 
-    iterations: Annotated[
-        int,
-        Field(
-            gt=0,
-            le=1000,
-            description="iterations of conjugate gradients, at most K; each costs as much as linear attention",
-        ),
-    ] = 16
+    iterations: int = Field(
+        16,
+        gt=0,
+        le=1000,
+        description="iterations of conjugate gradients, at most K; each costs as much as linear attention",
+    )
     chunk: Chunk = 64
 
 

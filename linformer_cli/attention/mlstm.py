@@ -1,6 +1,6 @@
 """mLSTM (Beck 2024, xLSTM, arXiv 2405.04517): running sums with an exponential input gate and a forget gate."""
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -24,11 +24,10 @@ _LARGEST_EXPONENT = 60.0
 class MlstmOptions(AttentionOptions):
     """Options of mLSTM."""
 
-    forget_gate: Annotated[
-        Literal["sigmoid", "exponential"],
-        Field(description="the activation of the forget gate; with 'exponential', old positions can gain weight"),
-    ] = "sigmoid"
-    normalise: Annotated[bool, Field(description="divide the output of each head by its root mean square")] = True
+    forget_gate: Literal["sigmoid", "exponential"] = Field(
+        "sigmoid", description="the activation of the forget gate; with 'exponential', old positions can gain weight"
+    )
+    normalise: bool = Field(True, description="divide the output of each head by its root mean square")
     chunk: Chunk = 64
 
 

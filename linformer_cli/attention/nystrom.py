@@ -1,7 +1,7 @@
 """Nystrom attention (Xiong 2021, 'Nystromformer', arXiv 2102.03902): low rank through learned landmarks."""
 
 import math
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import Field, field_validator
@@ -20,11 +20,11 @@ from .tensors import accumulator_dtype, fill_padding, find_padding
 class NystromOptions(AttentionOptions):
     """Options of Nystrom attention."""
 
-    landmarks: Annotated[int, Field(gt=0, description="m, number of learned landmarks per head")] = 32
-    iterations: Annotated[int, Field(gt=0, description="Newton iterations that approximate Z, the inverse of A")] = 6
-    kernel: Annotated[
-        int, Field(ge=0, description="length of the causal convolution of the values, in positions; 0 for none")
-    ] = 33
+    landmarks: int = Field(32, gt=0, description="m, number of learned landmarks per head")
+    iterations: int = Field(6, gt=0, description="Newton iterations that approximate Z, the inverse of A")
+    kernel: int = Field(
+        33, ge=0, description="length of the causal convolution of the values, in positions; 0 for none"
+    )
     chunk: PowerOfTwoChunk = 32
 
     @field_validator("kernel")

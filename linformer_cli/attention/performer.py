@@ -1,7 +1,7 @@
 """Performer (Choromanski 2020, FAVOR+, arXiv 2009.14794): softmax attention estimated by random features."""
 
 import math
-from typing import Annotated, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -31,19 +31,14 @@ from .tensors import accumulator_dtype, fill_padding
 class PerformerOptions(AttentionOptions):
     """Options of Performer attention."""
 
-    feature_map: Annotated[
-        FeatureMapName,
-        Field(description="phi, the random feature map of queries and keys"),
-    ] = "positive"
-    features: Annotated[
-        int | None, Field(gt=0, description="m, number of features (default: K ln K, rounded up to a multiple of 8)")
-    ] = None
-    orthogonal: Annotated[
-        bool, Field(description="use random directions that are orthogonal in blocks of K, rather than independent")
-    ] = True
-    redraw_every: Annotated[
-        int, Field(ge=0, description="training steps between redraws of the directions; 0 never redraws")
-    ] = 0
+    feature_map: FeatureMapName = Field("positive", description="phi, the random feature map of queries and keys")
+    features: int | None = Field(
+        None, gt=0, description="m, number of features (default: K ln K, rounded up to a multiple of 8)"
+    )
+    orthogonal: bool = Field(
+        True, description="use random directions that are orthogonal in blocks of K, rather than independent"
+    )
+    redraw_every: int = Field(0, ge=0, description="training steps between redraws of the directions; 0 never redraws")
     chunk: Chunk = 64
 
     @model_validator(mode="after")

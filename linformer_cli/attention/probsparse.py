@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
@@ -28,18 +28,15 @@ FRACTIONS = 2**20
 class ProbsparseOptions(AttentionOptions):
     """Options of ProbSparse attention."""
 
-    factor: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=1_000,
-            description="c; about c ln(block) queries of a block attend, and c ln(T) keys are sampled to choose them",
-        ),
-    ] = 5.0
-    block: Annotated[
-        int,
-        Field(gt=0, le=65_536, description="number of positions whose measures set the threshold for the next ones"),
-    ] = 128
+    factor: float = Field(
+        5.0,
+        gt=0,
+        le=1_000,
+        description="c; about c ln(block) queries of a block attend, and c ln(T) keys are sampled to choose them",
+    )
+    block: int = Field(
+        128, gt=0, le=65_536, description="number of positions whose measures set the threshold for the next ones"
+    )
 
 
 class ProbsparseState(NamedTuple):

@@ -1,7 +1,7 @@
 """Retention (Sun 2023, RetNet, arXiv 2307.08621): running sums with a fixed decay per head."""
 
 import math
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -23,14 +23,12 @@ _DEFAULT_WAVES = 2
 class RetentionOptions(FadingOptions):
     """Options of retention."""
 
-    distance: Annotated[
-        Literal["raster", "plane"],
-        Field(description="decay with the distance in positions ('raster'), or in rows and columns ('plane')"),
-    ] = "raster"
-    waves: Annotated[
-        int | None,
-        Field(gt=0, le=16, description="P, sharpness of the decay over columns (default: 2); 'plane' only"),
-    ] = None
+    distance: Literal["raster", "plane"] = Field(
+        "raster", description="decay with the distance in positions ('raster'), or in rows and columns ('plane')"
+    )
+    waves: int | None = Field(
+        None, gt=0, le=16, description="P, sharpness of the decay over columns (default: 2); 'plane' only"
+    )
     chunk: Chunk = 64
 
     @model_validator(mode="after")

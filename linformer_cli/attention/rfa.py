@@ -1,6 +1,6 @@
 """Random feature attention (Peng 2021, arXiv 2103.02143): random Fourier features with a gate."""
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
@@ -22,13 +22,10 @@ _LARGEST_LOGIT = 64.0
 class RfaOptions(AttentionOptions):
     """Options of random feature attention."""
 
-    gate: Annotated[
-        bool, Field(description="decay the weight of older positions by a gate computed from the input")
-    ] = True
-    frequencies: Annotated[
-        int | None,
-        Field(gt=0, description="D, number of random directions; each gives a sine and a cosine (default: 2 K)"),
-    ] = None
+    gate: bool = Field(True, description="decay the weight of older positions by a gate computed from the input")
+    frequencies: int | None = Field(
+        None, gt=0, description="D, number of random directions; each gives a sine and a cosine (default: 2 K)"
+    )
     chunk: Chunk = 64
 
 

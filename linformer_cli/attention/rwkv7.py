@@ -1,7 +1,6 @@
 """RWKV-7 (Peng 2025, "Goose", arXiv 2503.14456): a delta rule that removes one key and adds another."""
 
 import math
-from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -24,7 +23,7 @@ _FASTEST = math.exp(-0.5)
 class Rwkv7Options(AttentionOptions):
     """Options of RWKV-7."""
 
-    bonus: Annotated[bool, Field(description="add the value of the position itself, with a weight of its own")] = True
+    bonus: bool = Field(True, description="add the value of the position itself, with a weight of its own")
     chunk: PowerOfTwoChunk = 16
 
 

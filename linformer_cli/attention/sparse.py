@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -29,31 +29,25 @@ DEFAULT_SUMMARY = 4
 class SparseOptions(AttentionOptions):
     """Options of sparse attention."""
 
-    pattern: Annotated[
-        Literal["strided", "fixed"],
-        Field(
-            description="what a query sees; 'strided': the last l positions and every l-th position before them; "
-            "'fixed': its own block and the ends of earlier blocks"
-        ),
-    ] = "strided"
-    heads: Annotated[
-        Literal["merged", "split"],
-        Field(
-            description="'merged': all heads see both parts of the pattern; 'split': even heads see the first part, "
-            "odd heads the second"
-        ),
-    ] = "merged"
-    stride: Annotated[
-        int | None, Field(gt=0, description="l, the stride, also the length of a block (default: one image row)")
-    ] = None
-    summary: Annotated[
-        int | None,
-        Field(
-            gt=0,
-            description="c, number of positions at the end of a block that later blocks see (default: 4, at most l); "
-            "'fixed' only",
-        ),
-    ] = None
+    pattern: Literal["strided", "fixed"] = Field(
+        "strided",
+        description="what a query sees; 'strided': the last l positions and every l-th position before them; "
+        "'fixed': its own block and the ends of earlier blocks",
+    )
+    heads: Literal["merged", "split"] = Field(
+        "merged",
+        description="'merged': all heads see both parts of the pattern; 'split': even heads see the first part, "
+        "odd heads the second",
+    )
+    stride: int | None = Field(
+        None, gt=0, description="l, the stride, also the length of a block (default: one image row)"
+    )
+    summary: int | None = Field(
+        None,
+        gt=0,
+        description="c, number of positions at the end of a block that later blocks see (default: 4, at most l); "
+        "'fixed' only",
+    )
 
     @model_validator(mode="after")
     def _summary_belongs_to_fixed_blocks(self) -> Self:

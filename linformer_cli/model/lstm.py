@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -22,15 +22,12 @@ class LstmOptions(Config):
 
     parses_text = True
 
-    hidden: Annotated[
-        int | None,
-        Field(
-            gt=0,
-            le=65_536,
-            description="width of h and c (default: the width that gives about as many parameters as a transformer "
-            "block)",
-        ),
-    ] = None
+    hidden: int | None = Field(
+        None,
+        gt=0,
+        le=65_536,
+        description="width of h and c (default: the width that gives about as many parameters as a transformer block)",
+    )
 
 
 class LstmState(NamedTuple):

@@ -8,7 +8,7 @@ to be erased. In the plain delta rule, d_t is k_t.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from pydantic import Field
@@ -182,9 +182,9 @@ def finish(sums: Tensor, bonus: Tensor | None) -> Tensor:
 class GatedDeltaOptions(AttentionOptions):
     """Options of all gated delta rules."""
 
-    negative_eigenvalues: Annotated[
-        bool, Field(description="let erase gates reach 2, not 1, so that an update can reverse the sign of a value")
-    ] = False
+    negative_eigenvalues: bool = Field(
+        False, description="let erase gates reach 2, not 1, so that an update can reverse the sign of a value"
+    )
     chunk: Chunk = 32
 
 

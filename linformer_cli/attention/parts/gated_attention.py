@@ -6,7 +6,7 @@ relu(x)^2 replaces softmax, and weights are not normalised.
 
 import math
 from dataclasses import replace
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from pydantic import Field
@@ -19,19 +19,15 @@ from linformer_cli.attention.base import Attention, AttentionOptions, AttentionS
 class GatedOptions(AttentionOptions):
     """Options of all gated mechanisms."""
 
-    z_width: Annotated[
-        int, Field(gt=0, le=65_536, description="width of Z, the projection that queries and keys share")
-    ] = 128
-    value_width: Annotated[
-        int | None, Field(gt=0, le=65_536, description="width of the values; default: twice the model's width")
-    ] = None
-    scale: Annotated[
-        Literal["length", "width"],
-        Field(
-            description="'length' divides q.k by the number of positions in an image (for flash, in a chunk) and adds "
-            "a learned bias for each distance; 'width' divides q.k by sqrt(z_width) and adds no bias"
-        ),
-    ] = "length"
+    z_width: int = Field(128, gt=0, le=65_536, description="width of Z, the projection that queries and keys share")
+    value_width: int | None = Field(
+        None, gt=0, le=65_536, description="width of the values; default: twice the model's width"
+    )
+    scale: Literal["length", "width"] = Field(
+        "length",
+        description="'length' divides q.k by the number of positions in an image (for flash, in a chunk) and adds "
+        "a learned bias for each distance; 'width' divides q.k by sqrt(z_width) and adds no bias",
+    )
 
 
 Options = TypeVar("Options", bound=GatedOptions)

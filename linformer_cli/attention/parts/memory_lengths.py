@@ -1,7 +1,7 @@
 """Memory lengths: in how many positions a state decays to 1/e."""
 
 import math
-from typing import Annotated, Self
+from typing import Self
 
 import torch
 from pydantic import Field, model_validator
@@ -27,23 +27,19 @@ def inverse_softplus(y: Tensor) -> Tensor:
 class FadingOptions(AttentionOptions):
     """Options of sums with decay."""
 
-    shortest_memory: Annotated[
-        float | None,
-        Field(
-            ge=1,
-            description="shortest memory length: positions until a weight falls to 1/e (default: one row, but at most "
-            "longest_memory)",
-        ),
-    ] = None
-    longest_memory: Annotated[
-        float | None,
-        Field(
-            ge=1,
-            description="longest memory length: positions until a weight falls to 1/e (default: one image, but at "
-            "least shortest_memory; with a single decay, shortest_memory if given)",
-        ),
-    ] = None
-    output_gate: Annotated[bool, Field(description="multiply every output by a gate computed from the input")] = True
+    shortest_memory: float | None = Field(
+        None,
+        ge=1,
+        description="shortest memory length: positions until a weight falls to 1/e (default: one row, but at most "
+        "longest_memory)",
+    )
+    longest_memory: float | None = Field(
+        None,
+        ge=1,
+        description="longest memory length: positions until a weight falls to 1/e (default: one image, but at "
+        "least shortest_memory; with a single decay, shortest_memory if given)",
+    )
+    output_gate: bool = Field(True, description="multiply every output by a gate computed from the input")
 
     @model_validator(mode="after")
     def _memories_in_order(self) -> Self:
