@@ -6,9 +6,9 @@ Three tables describe a run, both in `config.toml` and in memory: `[model]`, `[d
 
 import math
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from .documents import Config
 from .native.constants import LARGEST_GUIDANCE as LARGEST_GUIDANCE
@@ -79,14 +79,9 @@ class ImageShape(Config):
     # Left out if empty, so that the files of models without a palette stay as they were.
     palette: tuple[Colour, ...] = Field((), exclude_if=lambda palette: not palette)
 
-    @model_validator(mode="after")
-    def _not_too_large(self) -> Self:
+    def check(self) -> None:
         if self.positions > LARGEST_IMAGE:
             raise ValueError(f"an image can have at most {LARGEST_IMAGE:,} values, found {self.positions:,}")
-        return self
-
-    @model_validator(mode="after")
-    def _palette_fits_values(self) -> Self:
         if self.palette and (self.channels, self.levels) != (1, len(self.palette)):
             found = f"{self.channels} and {self.levels}"
             raise ValueError(
@@ -94,7 +89,6 @@ class ImageShape(Config):
             )
         if len(set(self.palette)) < len(self.palette):
             raise ValueError("a palette has each colour once")
-        return self
 
     @property
     def positions(self) -> int:
@@ -172,26 +166,16 @@ class NetworkConfig(Config):
     )
     mixtures: Size = Field(10, description="Number of logistics of a mixture head.")
 
-    @model_validator(mode="after")
-    def _paper_embedding_needs_an_even_half(self) -> Self:
+    def check(self) -> None:
         if self.embedding == "paper" and self.width % 4:
             raise ValueError(f"embedding 'paper' needs a width divisible by 4, found {self.width}")
-        return self
-
-    @model_validator(mode="after")
-    def _boom_needs_whole_chunks(self) -> Self:
         if self.feed_forward_kind == "boom" and self.feed_forward % self.width:
             raise ValueError(
                 f"feed_forward_kind 'boom' needs a feed_forward that is a multiple of width ({self.width}), found "
                 f"{self.feed_forward}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _convolution_sees_earlier_positions(self) -> Self:
         if self.short_convolution == 1:
             raise ValueError("short_convolution must be 0 (none) or at least 2, found 1")
-        return self
 
     @property
     def steps_over_pixels(self) -> bool:
@@ -216,19 +200,14 @@ class ModelConfig(NetworkConfig):
     classes: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = 0
     optional_class: bool = False
 
-    @model_validator(mode="after")
-    def _pixels_have_channels(self) -> Self:
+    def check(self) -> None:
+        super().check()
         if self.steps_over_pixels and self.image.channels == 1:
             raise ValueError(
                 "context 'residual' needs images with three or four channels; with one, values are pixels: use 'wide'"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _colours_are_classes(self) -> Self:
         if self.image.palette and self.head == "mixture":
             raise ValueError("head 'mixture' needs values with an order, and a palette has none; use 'categorical'")
-        return self
 
     @property
     def block_image(self) -> ImageShape:
@@ -333,11 +312,9 @@ class DataConfig(Config):
     length: Size | None = None
     labels: bool = False
 
-    @model_validator(mode="after")
-    def _palette_or_channels(self) -> Self:
+    def check(self) -> None:
         if self.colours is not None and self.channels is not None:
             raise ValueError("colours and channels exclude each other: a palette has one value a pixel")
-        return self
 
     @property
     def words(self) -> Words:
@@ -411,21 +388,15 @@ class TrainConfig(Config):
     save_every: Count = Field(200, description="Steps between saves.")
     keep_last: Count = Field(1, description="Number of newest saves to keep.")
 
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
+    def check(self) -> None:
         given = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"exactly one of steps, epochs and max_time sets the length, found {given or 'none'}")
-        return self
-
-    @model_validator(mode="after")
-    def _muon_steps_are_finite(self) -> Self:
         # Other optimizers overflow to infinity, which the next loss shows; torch's Muon fails instead.
         if self.optimizer == "muon" and self.learning_rate * max(1, self.weight_decay) > _LARGEST_MUON_RATE:
             raise ValueError(
                 f"optimizer 'muon' takes a learning_rate, also times weight_decay, of at most {_LARGEST_MUON_RATE:g}"
             )
-        return self
 
 
 class Origin(Config):
@@ -447,8 +418,7 @@ class RunConfig(Config):
     data: DataConfig = DataConfig()
     train: TrainConfig
 
-    @model_validator(mode="after")
-    def _training_fits_the_model(self) -> Self:
+    def check(self) -> None:
         side = min(self.model.image.height, self.model.image.width)
         if self.train.shift >= side:
             raise ValueError(
@@ -458,4 +428,3 @@ class RunConfig(Config):
             raise ValueError("train.flip mirrors images, and the data are bytes; drop it")
         if self.train.hide_class and not self.model.optional_class:
             raise ValueError("train.hide_class hides classes, and the model has none; give --classes, or hide_class 0")
-        return self

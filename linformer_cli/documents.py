@@ -6,9 +6,16 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from .errors import UsageError, shorten, unknown_name
 
@@ -40,6 +47,14 @@ class Config(BaseModel):
         if given in _SCALARS and wanted in _SCALARS and not kept:
             raise ValueError(f"must be {_SCALARS.get(wanted, wanted.__name__)}")
         return parsed
+
+    def check(self) -> None:
+        """Raise `ValueError` if values contradict each other. Every new configuration is checked."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.check()
+        return self
 
 
 ConfigType = TypeVar("ConfigType", bound=Config)

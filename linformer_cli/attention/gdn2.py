@@ -1,8 +1,8 @@
 """Gated DeltaNet-2 (Hatamizadeh 2026, arXiv 2605.22791): a delta rule with separate gates to erase and to write."""
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from .base import AttentionShape
 from .parts.chunks import PowerOfTwoChunk
@@ -26,11 +26,9 @@ class Gdn2Options(GatedDeltaOptions):
     )
     chunk: PowerOfTwoChunk = 32
 
-    @model_validator(mode="after")
-    def _tied_to_one_gate(self) -> Self:
+    def check(self) -> None:
         if self.write == "tied" and self.erase != "head":
             raise ValueError("write 'tied' needs erase 'head', found erase 'channel'")
-        return self
 
 
 class Gdn2Attention(GatedDeltaAttention[Gdn2Options]):

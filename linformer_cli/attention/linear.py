@@ -10,10 +10,10 @@ sum, which is all that a step needs to know of the past.
 """
 
 import math
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
@@ -38,11 +38,9 @@ class LinearOptions(AttentionOptions):
     )
     chunk: Chunk = 64
 
-    @model_validator(mode="after")
-    def _features_belong_to_the_learned_map(self) -> Self:
+    def check(self) -> None:
         if self.features is not None and self.feature_map != "learned":
             raise ValueError(f"'features' is for feature_map 'learned'; the width of '{self.feature_map}' is fixed")
-        return self
 
 
 class LinearState(NamedTuple):

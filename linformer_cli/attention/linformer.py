@@ -1,9 +1,9 @@
 """Linformer (Wang 2020, arXiv 2006.04768): learned low-rank projections, made causal by blocks."""
 
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -33,11 +33,9 @@ class LinformerOptions(AttentionOptions):
         "'heads_keys_values': keys and values also share one",
     )
 
-    @model_validator(mode="after")
-    def _rank_fits_the_block(self) -> Self:
+    def check(self) -> None:
         if self.block is not None and self.rank > self.block and self.rank != _DEFAULT_RANK:
             raise ValueError(f"'rank' must be at most 'block', found rank {self.rank} and block {self.block}")
-        return self
 
 
 class LinformerState(NamedTuple):

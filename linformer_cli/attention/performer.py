@@ -1,10 +1,10 @@
 """Performer (Choromanski 2020, FAVOR+, arXiv 2009.14794): softmax attention estimated by random features."""
 
 import math
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
@@ -41,14 +41,12 @@ class PerformerOptions(AttentionOptions):
     redraw_every: int = Field(0, ge=0, description="training steps between redraws of the directions; 0 never redraws")
     chunk: Chunk = 64
 
-    @model_validator(mode="after")
-    def _two_features_a_direction(self) -> Self:
+    def check(self) -> None:
         if self.features is not None and self.features % self.features_per_direction:
             raise ValueError(
                 f"feature_map '{self.feature_map}' makes two features per direction and needs an even number of "
                 f"'features', found {self.features}"
             )
-        return self
 
     @property
     def features_per_direction(self) -> int:

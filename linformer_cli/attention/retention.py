@@ -1,10 +1,10 @@
 """Retention (Sun 2023, RetNet, arXiv 2307.08621): running sums with a fixed decay per head."""
 
 import math
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
@@ -31,11 +31,10 @@ class RetentionOptions(FadingOptions):
     )
     chunk: Chunk = 64
 
-    @model_validator(mode="after")
-    def _waves_belong_to_the_plane(self) -> Self:
+    def check(self) -> None:
+        super().check()
         if self.waves is not None and self.distance != "plane":
             raise ValueError("'waves' is for distance 'plane'")
-        return self
 
 
 class RetentionState(NamedTuple):

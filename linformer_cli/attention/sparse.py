@@ -3,10 +3,10 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
@@ -49,13 +49,11 @@ class SparseOptions(AttentionOptions):
         "'fixed' only",
     )
 
-    @model_validator(mode="after")
-    def _summary_belongs_to_fixed_blocks(self) -> Self:
+    def check(self) -> None:
         if self.summary is not None and self.pattern != "fixed":
             raise ValueError("'summary' is for pattern 'fixed'; 'strided' has no blocks")
         if self.summary is not None and self.stride is not None and self.summary > self.stride:
             raise ValueError(f"'summary' must be at most 'stride' ({self.stride}), found {self.summary}")
-        return self
 
 
 class _Part(NamedTuple):

@@ -1,10 +1,9 @@
 """Memory lengths: in how many positions a state decays to 1/e."""
 
 import math
-from typing import Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionOptions, AttentionShape
@@ -41,12 +40,10 @@ class FadingOptions(AttentionOptions):
     )
     output_gate: bool = Field(True, description="multiply every output by a gate computed from the input")
 
-    @model_validator(mode="after")
-    def _memories_in_order(self) -> Self:
+    def check(self) -> None:
         if self.shortest_memory and self.longest_memory and self.shortest_memory > self.longest_memory:
             found = f"{self.shortest_memory:g} and {self.longest_memory:g}"
             raise ValueError(f"the shortest memory must not be longer than the longest, found {found}")
-        return self
 
     def memory_lengths(self, shape: AttentionShape, count: int) -> list[float]:
         """`count` lengths in positions, spaced geometrically from the longest down.
