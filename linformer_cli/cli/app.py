@@ -31,6 +31,7 @@ class _Commands(LazyGroup):
         "compress": ("compress.compress", "Compress images without loss."),
         "decompress": ("decompress.decompress", "Unpack a compressed file."),
         "eval": ("evaluate.evaluate", "Measure bits/dim over a split of a data set."),
+        "score": ("score.score", "Say how likely a model finds pictures."),
         "check": ("check.check", "Measure how closely two forms agree."),
         "compare": ("compare.compare", "Train and compare mechanisms."),
         "plot": ("plot.plot", "Plot the curves of runs."),

@@ -11,7 +11,7 @@ import typer
 
 from linformer_cli.data import Split
 from linformer_cli.errors import CheckpointError, UsageError
-from linformer_cli.report.tables import Column
+from linformer_cli.report.tables import Column, render_records
 from linformer_cli.system.device import SamplingPrecision
 from linformer_cli.units import WINDOWS, Words, format_bits
 
@@ -81,6 +81,10 @@ class EvaluateOptions:
         Path | None,
         typer.Option("--plot", help="Also plot bits/dim against the position to a .png or .svg file.", metavar="FILE"),
     ] = None
+    per_image: Annotated[
+        Path | None,
+        typer.Option("--per-image", help="Also write the bits/dim of each image to a CSV file.", metavar="FILE"),
+    ] = None
     quiet: options.Quiet = False
     json: options.Json = False
 
@@ -112,11 +116,13 @@ def evaluate(asked: EvaluateOptions) -> None:
     - `lintx eval runs/text --length 65536 --by-position --plot positions.png`
     """
     options.require_plots(asked.plot)
+    options.require_output("--per-image", asked.per_image, ".csv")
     if asked.precision == "int8" and asked.engine is None:
         raise UsageError("--precision int8 is a format of the sampling engine; add --engine native")
     session = open_session(asked.checkpoint, asked.device, asked.precision, asked.engine)
 
     from linformer_cli.evaluation.position_plot import render_positions
+    from linformer_cli.files import write_file
 
     name = asked.data or session.checkpoint.info.data.name
     wanted = _choose_size(asked, session, name)
@@ -143,8 +149,12 @@ def evaluate(asked: EvaluateOptions) -> None:
         "plot": asked.plot,
         "seconds": time.perf_counter() - began,
     }
-    if other is not None:
-        result["against"] = _compare(model, measured, other, other.measure(images, asked.limit, asked.batch))
+    others = None if other is None else other.measure(images, asked.limit, asked.batch)
+    if other is not None and others is not None:
+        result["against"] = _compare(model, measured, other, others)
+    if asked.per_image is not None:
+        write_file(asked.per_image, _list_images(images, measured, others).encode())
+        info(f"wrote {asked.per_image}")
     if asked.json:
         print_json(result)
     else:
@@ -222,6 +232,18 @@ def _compare(model: _Measured, nats: "ImageNats", other: _Measured, others: "Ima
         "difference": difference + model.class_bits - other.class_bits,
         "difference_standard_error": error,
     }
+
+
+def _list_images(images: "ImageSet", nats: "ImageNats", others: "ImageNats | None") -> str:
+    """Return a CSV with the number, the label and the bits/dim of each image, in the order of the split."""
+    rows = {"label": images.labels, "bits_per_dim": nats.bits_per_image}
+    rows |= {"against_bits_per_dim": others.bits_per_image} if others is not None else {}
+    lists = {key: values[: len(nats.whole)].tolist() for key, values in rows.items() if values is not None}
+    records = [
+        {"image": number, **dict(zip(lists, row, strict=True))}
+        for number, row in enumerate(zip(*lists.values(), strict=True))
+    ]
+    return render_records(records, [Column(key, key) for key in ("image", *lists)], "csv")
 
 
 def _list_facts(result: dict[str, Any], bits: "Bits", words: Words) -> dict[str, str]:

@@ -70,6 +70,11 @@ class ImageNats:
         """The nats of the first value of every image, float64 [N]."""
         return self.by_range[:, 0]
 
+    @property
+    def bits_per_image(self) -> Tensor:
+        """Bits/dim of every image, float64 [N]."""
+        return self.whole / (math.log(2) * self.positions)
+
     def describe(self) -> Bits:
         """Return bits/dim: the nats divided by ln 2 and by the number of values."""
         bits, error = _mean_and_error(self.whole, self.positions)

@@ -19,6 +19,7 @@ COMMANDS = [
     "sample",
     "complete",
     "eval",
+    "score",
     "check",
     "bench",
     "compare",

@@ -64,7 +64,7 @@ def test_random_options_give_a_result_or_a_one_line_error(share: float) -> None:
     run()
 
 
-COMMANDS = ("train", "sample", "complete", "eval", "check", "bench", "attentions", "info", "export", "env", "")
+COMMANDS = ("train", "sample", "complete", "eval", "score", "check", "bench", "attentions", "info", "export", "env", "")
 FLAGS = (
     *(
         "-n",

@@ -1,0 +1,211 @@
+"""`lintx score`: how likely a model finds pictures."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from linformer_cli.errors import DataError, UsageError
+from linformer_cli.presets import CIFAR10_PRESET
+from linformer_cli.report.tables import list_columns
+from linformer_cli.units import WINDOWS
+
+from . import options
+from .config_options import with_fields
+from .output import info, print_json, print_tables, warn
+from .session import Session, open_session
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from linformer_cli.evaluation.scores import FolderScore, Score
+
+_NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions:
+    """The options of the command."""
+
+    pictures: Annotated[list[Path], typer.Argument(metavar="PICTURE...", help="Image files, or folders with images.")]
+    checkpoint: options.CheckpointOption = None
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            help="A second checkpoint. Rank by the difference of bits/dim. Default for colour pictures of 32 x 32: "
+            f"{CIFAR10_PRESET}; '{_NONE}' ranks by bits/dim alone.",
+            metavar="CHECKPOINT",
+        ),
+    ] = None
+    class_name: Annotated[
+        str | None, typer.Option("--class", help="The class of the pictures, for a model that needs a class.")
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", help="Also draw the oddest and the most ordinary pictures with their bits in each pixel."
+        ),
+    ] = None
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 64
+    device: options.Device = "auto"
+    style: options.Style = "table"
+    quiet: options.Quiet = False
+    json: options.Json = False
+
+
+@with_fields
+def score(asked: ScoreOptions) -> None:
+    """Say how likely a model finds pictures.
+
+    The oddest picture comes first. Bits/dim is the number of bits that the model needs per value. Every model finds
+    smooth pictures likely, whatever they show. With --against, pictures are therefore ranked by the model's bits/dim
+    minus those of a second model that knows pictures in general. Pictures are read as the training images were.
+
+    If the pictures are in two or more folders, a second table has the area under the curve of each folder: how often
+    one of its pictures ranks above a picture of the others. 0.5 means that the model cannot tell them apart.
+
+    Examples:
+
+    - `lintx score scans/ --checkpoint runs/first -o sheet.png`
+    - `lintx score new/*.png --checkpoint runs/sprites --against none --format csv`
+    - `lintx score normal/ broken/ --checkpoint runs/normal`
+    """
+    options.require_output("-o", asked.out, ".png")
+    session = _open(asked.checkpoint, asked.device)
+    other = _open_other(asked, session)
+
+    from linformer_cli.evaluation.scores import compare_folders, render_sheet
+    from linformer_cli.report.grids import encode_png
+
+    names, images, failures = _read(asked.pictures, session)
+    label = session.choose_class(asked.class_name, "pictures")
+    bits, labels = _measure(session, images, asked.batch, label)
+    others = None if other is None else _measure(other, images, asked.batch, None)[0]
+    scores = _list_scores(names, bits, others)
+    order = sorted(range(len(scores)), key=lambda place: (-scores[place].rank, scores[place].picture))
+    scores, images = [scores[place] for place in order], images[order]
+    folders = compare_folders(scores)
+    against = None if other is None else other.record
+    if asked.out is not None:
+        from linformer_cli.files import write_file
+
+        sheet = render_sheet(session.model, images, scores, labels)
+        write_file(asked.out, encode_png(sheet, {**session.record, "against": against}))
+        info(f"wrote {asked.out}")
+    _print(asked, {**session.record, "against": against, "class": label, "out": asked.out}, scores, folders)
+    if failures:
+        raise DataError(f"{failures} of {len(names) + failures} pictures could not be read; the others have figures")
+
+
+def _open(name: str | None, device: str) -> Session:
+    session = open_session(name, device, "fp32")
+    if session.words is WINDOWS:
+        raise UsageError(f"'{session.checkpoint.name}' predicts bytes, not pictures; use lintx eval with --data")
+    return session
+
+
+def _open_other(asked: ScoreOptions, session: Session) -> Session | None:
+    """Open the second model: the one asked for, or the shipped model of colour pictures if these have its size."""
+    shape, name = session.model.config.image, asked.against
+    if name is None and (shape.height, shape.width, shape.channels, shape.palette) == (32, 32, 3, ()):
+        name = CIFAR10_PRESET
+        info(f"ranked against {name}, because every model finds smooth pictures likely; '--against {_NONE}' does not")
+    if name is None or name == _NONE:
+        return None
+    other = _open(name, asked.device)
+    if other.checkpoint.digest == session.checkpoint.digest:
+        if asked.against is None:
+            return None
+        raise UsageError("--against is the same model; name another one")
+    if other.model.config.image != shape:
+        raise UsageError(f"'{other.checkpoint.name}' is for images of a different size or palette")
+    if other.model.config.required_classes:
+        raise UsageError(f"'{other.checkpoint.name}' needs the class of each picture; name a model without classes")
+    return other
+
+
+def _list_pictures(paths: Sequence[Path]) -> Iterator[Path]:
+    """The files named by `paths`, of which a folder stands for the pictures below it, without hidden ones."""
+    from linformer_cli.data.pictures import list_endings
+
+    endings = list_endings()
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        inside = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in endings]
+        inside = [file for file in inside if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+        if not inside:
+            raise DataError(f"'{path}' has no pictures")
+        yield from inside
+
+
+def _read(paths: Sequence[Path], session: Session) -> "tuple[list[Path], NDArray[np.uint8], int]":
+    """Read pictures as the model's look says: their names, images [N, H, W, C], and how many cannot be read."""
+    import numpy as np
+
+    from linformer_cli.data.pictures import load_picture
+
+    names, images, failures, resized = [], [], 0, 0
+    files = list(_list_pictures(paths))
+    for path in files:
+        try:
+            first = load_picture(path, session.look, framing=True)
+        except DataError as error:
+            if len(files) == 1:
+                raise
+            warn(f"Error: {error}")
+            failures += 1
+            continue
+        resized += bool(first.notes)
+        for picture in (first, *first.others):
+            names.append(path)
+            images.append(picture.image)
+    if not images:
+        raise DataError(f"none of {len(files)} pictures can be read")
+    if resized:
+        info(f"{resized:,} of {len(files):,} pictures were changed to fit the model, for example resized")
+    return names, np.stack(images), failures
+
+
+def _measure(
+    session: Session, images: "NDArray[np.uint8]", batch: int, label: int | None
+) -> "tuple[NDArray[np.float64], NDArray[np.int64] | None]":
+    """The bits/dim of each image [N], and the labels that the model was given."""
+    import numpy as np
+
+    from linformer_cli.evaluation.bits import measure_nats
+
+    labels = None if label is None else np.full(len(images), label)
+    measured = measure_nats(session.model, images, batch, labels=labels)
+    return measured.bits_per_image.numpy(), labels
+
+
+def _list_scores(
+    paths: Sequence[Path], bits: "NDArray[np.float64]", others: "NDArray[np.float64] | None"
+) -> "list[Score]":
+    from linformer_cli.evaluation.scores import Score
+
+    second = [None] * len(bits) if others is None else others.tolist()
+    return [
+        Score(str(path), own, against, str(path.parent))
+        for path, own, against in zip(paths, bits.tolist(), second, strict=True)
+    ]
+
+
+def _print(
+    asked: ScoreOptions, record: dict[str, object], scores: "Sequence[Score]", folders: "Sequence[FolderScore]"
+) -> None:
+    from linformer_cli.evaluation.scores import FolderScore, Score
+
+    if asked.json:
+        rows = [{**dataclasses.asdict(row), "difference": row.difference} for row in scores]
+        print_json({**record, "pictures": rows, "folders": folders})
+        return
+    keys = "picture bits_per_dim" + (" against difference" if record["against"] else "")
+    print_tables(asked.style, (scores, list_columns(Score, keys)), (folders, list_columns(FolderScore)))
