@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.config import ImageShape, ModelConfig
+from linformer_cli.native.constants import LEFT_PLACE, UP_PLACE
 from linformer_cli.native.program import NO_BUFFER, Builder
 
 from .neighbours import TABLE_PIXELS, Differences, NeighbourTables, Surroundings, list_surroundings
@@ -169,9 +170,7 @@ class PixelEmbedding(nn.Module):
         if len(seen) > 1:
             differences = None
             if config.context == "residual":
-                around = list_surroundings()
-                left, up = around.index(LEFT), around.index(UP)
-                differences = Differences(image.levels, image.channels, 0, left, up)
+                differences = Differences(image.levels, image.channels, 0, LEFT_PLACE, UP_PLACE)
             self.surroundings = Surroundings(seen[1].shape[1], config.width, image, differences)
         sources = torch.cat(seen, dim=1)
         self.register_buffer("sources", sources, persistent=False)

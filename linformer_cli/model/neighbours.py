@@ -14,9 +14,11 @@ from linformer_cli.native.constants import (
     HASH_MASK,
     HASH_MULTIPLIER,
     HASH_SHIFT,
+    LEFT_PLACE,
     PAIR_BASE,
     ROW_WIDTH,
     TABLE_ROWS,
+    UP_PLACE,
 )
 
 # How many rows above the position and how many columns to either side are read.
@@ -86,7 +88,7 @@ class Differences(NamedTuple):
 
 def list_surroundings() -> list[tuple[int, int]]:
     """The offset (rows up, columns to the left) of each pixel that is read: above, or to the left in the same row."""
-    left = [(0, left) for left in range(1, SIDE + 1)]
+    left = [(0, left) for left in range(1, SIDE + 1)]  # (0, 1) is at LEFT_PLACE, and (1, 0) at UP_PLACE
     return left + [(up, left) for up in range(1, ROWS_ABOVE + 1) for left in range(SIDE, -SIDE - 1, -1)]
 
 
@@ -119,8 +121,8 @@ class Surroundings(nn.Module):
 
     Two layers with a gelu between them read the numbers of all values together (see `scale_values`). Unlike a sum of
     embeddings, each looked up from one value, these layers can recognise the edge of a stroke by its shape. In an image
-    with a palette, they read the colours of all values instead (see `scale_colours`), and with `differences` the
-    differences of all values.
+    with a palette, they read the colours of all values instead (see `scale_colours`), each with two flags: whether it
+    is the colour of the left and of the upper pixel. With `differences`, they read the differences of all values.
     """
 
     colours: Tensor | None
@@ -130,7 +132,7 @@ class Surroundings(nn.Module):
         self.levels, self.differences = image.levels, differences
         colours = scale_colours(image) if image.palette else None
         self.register_buffer("colours", colours, persistent=False)
-        numbers = slots * (2 if colours is None else colours.shape[1])
+        numbers = slots * (2 if colours is None else colours.shape[1] + 2)
         self.input = nn.Linear(numbers if differences is None else slots + differences.channels, 2 * width)
         self.output = nn.Linear(2 * width, width)
 
@@ -139,7 +141,8 @@ class Surroundings(nn.Module):
         if self.differences is not None:
             numbers = self.differences.numbers(values, dtype)
         elif self.colours is not None:
-            numbers = functional.embedding(values, self.colours).flatten(-2)
+            same = [(values == values[..., place, None]).to(dtype).unsqueeze(-1) for place in (LEFT_PLACE, UP_PLACE)]
+            numbers = torch.cat([functional.embedding(values, self.colours), *same], dim=-1).flatten(-2)
         else:
             numbers = scale_values(values, self.levels, dtype)
         y: Tensor = self.output(functional.gelu(self.input(numbers)))

@@ -17,6 +17,9 @@ enum Format { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, EXACT = 3 };
 // network's other inputs.
 constexpr int64_t DIFFERENCE_SCALE = 8;
 
+// In the window of pixels around a position: the places of the left and of the upper pixel.
+constexpr int64_t LEFT_PLACE = 0, UP_PLACE = 8;
+
 // In packed weights: the number of rows in a panel, and the number of rows in a tile of panels. A panel's rows are the
 // lanes of a vector of floats.
 constexpr int64_t LANES = 16, TILE_ROWS = 64;

@@ -90,17 +90,20 @@ def test_a_vector_is_computed_by_two_layers_from_two_numbers_per_value(levels: i
     torch.testing.assert_close(surroundings(values), expected, rtol=0, atol=1e-12)
 
 
-def test_the_colours_of_a_palette_are_read_as_four_numbers() -> None:
-    """Red, green and blue are those of a colour on black; a missing value has zeros."""
+def test_the_colours_of_a_palette_are_read_as_four_numbers_and_two_flags() -> None:
+    """Red, green and blue are those of a colour on black; a missing value has zeros. The left pixel is a 2, the upper
+    one is missing."""
     torch.manual_seed(0)
     colours = ("#00000000", "#ff8000", "#ffffff80")
-    surroundings = Surroundings(4, 6, ImageShape(height=1, width=1, levels=3, palette=colours)).double()
+    values = torch.tensor([2, 3, 1, 0, 2, 2, 1, 3, 3])
+    around = list_surroundings()
+    assert (around.index((0, 1)), around.index((1, 0))) == (0, 8)
+    surroundings = Surroundings(len(values), 6, ImageShape(height=1, width=1, levels=3, palette=colours)).double()
     half = 2 * 0x80 / 255 - 1
-    numbers = [[half] * 4, [0.0] * 4, [1.0, half, -1.0, 1.0], [-1.0] * 4]
-    expected = surroundings.output(
-        functional.gelu(surroundings.input(torch.tensor(numbers, dtype=torch.float64).flatten()))
-    )
-    torch.testing.assert_close(surroundings(torch.tensor([2, 3, 1, 0])), expected, rtol=0, atol=1e-6)
+    of_value = [[-1.0] * 4 + [0, 0], [1.0, half, -1.0, 1.0, 0, 0], [half] * 4 + [1, 0], [0.0] * 4 + [0, 1]]
+    numbers = torch.tensor([of_value[value] for value in values.tolist()], dtype=torch.float64)
+    expected = surroundings.output(functional.gelu(surroundings.input(numbers.flatten())))
+    torch.testing.assert_close(surroundings(values), expected, rtol=0, atol=1e-6)
 
 
 def hash_values(values: list[int], bits: int) -> int:

@@ -71,20 +71,21 @@ struct Embed : Reader {
 };
 OPERATION("embed", Embed, STATELESS);
 
-// The numbers of a colour: red, green, blue and opacity.
-constexpr int64_t COLOUR_NUMBERS = 4;
+// The numbers of a colour: red, green, blue and opacity. In a window, two flags follow: whether it is the colour of the
+// left and of the upper pixel.
+constexpr int64_t COLOUR_NUMBERS = 4, WINDOW_NUMBERS = COLOUR_NUMBERS + 2;
 
 // output <- the values around a position, scaled to [-1, 1], followed by flags that say whether each is above 0; or the
-// numbers of their colours.
+// numbers of their colours, each followed by its flags.
 struct LookAround : Reader {
     const int64_t colours = buffer_or_none();
     const int64_t values = integer(), levels = integer();
 
     void check(Rules& rules) const {
         check_slots(rules, rules.T, values);
-        rules.scratch(output, {colours < 0 ? 2 : COLOUR_NUMBERS, values});
+        rules.scratch(output, {colours < 0 ? 2 : WINDOW_NUMBERS, values});
         if (colours < 0) return;
-        rules.need(levels >= rules.file.levels);
+        rules.need(levels >= rules.file.levels && values > UP_PLACE);
         rules.constant(colours, {levels + 1, COLOUR_NUMBERS});
     }
 
@@ -95,9 +96,14 @@ struct LookAround : Reader {
             const int32_t* slot = pass.at<int32_t>(slots, row) + pass.position_of(row) * values;
             if (colours >= 0) {
                 const float* table = pass.at<float>(colours, row);
-                for (int64_t n = 0; n < values; n++, numbers += COLOUR_NUMBERS)
-                    std::memcpy(numbers, table + value_at(recent, slot[n], levels) * COLOUR_NUMBERS,
-                                COLOUR_NUMBERS * sizeof(float));
+                const int64_t left = value_at(recent, slot[LEFT_PLACE], levels);
+                const int64_t up = value_at(recent, slot[UP_PLACE], levels);
+                for (int64_t n = 0; n < values; n++, numbers += WINDOW_NUMBERS) {
+                    const int64_t value = value_at(recent, slot[n], levels);
+                    std::memcpy(numbers, table + value * COLOUR_NUMBERS, COLOUR_NUMBERS * sizeof(float));
+                    numbers[COLOUR_NUMBERS] = value == left ? 1.0f : 0.0f;
+                    numbers[COLOUR_NUMBERS + 1] = value == up ? 1.0f : 0.0f;
+                }
                 return;
             }
             for (int64_t n = 0; n < values; n++) {
