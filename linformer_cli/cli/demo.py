@@ -46,7 +46,7 @@ def demo(
         if build.exists():
             raise UsageError(f"'{build}' exists already; name another folder")
         require_writable(build)
-    site = build_site(*open_checkpoint(checkpoint))
+    site = build_site(*open_checkpoint(checkpoint), checkpoint)
     if build is not None:
         write_folder(build, {name: file.data for name, file in site.items()})
         info(f"wrote {build}: {len(site)} files, {sum(len(file.data) for file in site.values()):,} bytes")

@@ -1,46 +1,36 @@
-// The view "Draw": a drawing that the model completes.
+// The view "Draw": a board with a drawing or a picture, which the model completes.
 
-import { fit, penWidth, trace } from "./frame.js";
-import { addCanvases, paintImage, sheet, themeColour } from "./paint.js";
+import { complain } from "./load.js";
+import { readPicture } from "./look.js";
+import { addCanvases, paintImage } from "./paint.js";
+import { Pixels } from "./pixels.js";
+import { offerClasses } from "./sample.js";
+import { Strokes } from "./strokes.js";
 
 const COUNT = 6;
-// A 2, whose upper half could also be that of a 3, 7, 8 or 9.
-const EXAMPLE = [
-  [0.34, 0.33], [0.37, 0.24], [0.45, 0.18], [0.55, 0.18], [0.63, 0.24], [0.65, 0.33], [0.6, 0.45], [0.52, 0.56],
-  [0.43, 0.67], [0.35, 0.79], [0.35, 0.8], [0.45, 0.79], [0.58, 0.79], [0.68, 0.8],
-];
 
-export function setUpDraw(engine, shape, frame) {
+export function setUpDraw(engine, shape, model) {
   const find = (id) => document.getElementById(id);
-  const [board, line, below] = [find("board"), find("line"), find("below")];
+  const [canvas, line, below] = [find("board"), find("line"), find("below")];
   const aspect = shape.width / shape.height;
-  let strokes = [EXAMPLE], untouched = true;
+  const colours = shape.bands > 1;
+  const board = colours ? new Pixels(shape, model.look) : new Strokes(shape, model.look.frame);
   let at = 0.45; // the place of the line, from 0 at the top to 1
-  let pen = { x: aspect / 2, y: 0.25, down: false, shown: false };
+  let pen = { x: (Math.floor(shape.width / 2) + 0.5) / shape.height, y: 0.25, down: false, shown: false };
   let seed = 1, sent = null, busy = false, wanted = false;
+  let example = 0, empty = colours; // the number of the sample on the board, and whether it is still to be drawn
 
-  board.style.aspectRatio = aspect;
+  canvas.style.aspectRatio = aspect;
   const canvases = addCanvases(find("completions"), shape, COUNT, "Completion");
+  const chooseClass = offerClasses(find("draw-class"), shape, model, model.optional_class ? "any" : null);
 
   function paint() {
-    const { context, width, height } = sheet(board);
-    const dark = frame?.ground !== 255;
-    context.fillStyle = dark ? themeColour("--ground") : "#fff";
-    context.fillRect(0, 0, width, height);
-    if (frame) { // the box that a drawing fills
-      const side = (frame.box / shape.height) * height;
-      context.strokeStyle = dark ? "#ffffff22" : "#00000022";
-      context.setLineDash([4, 6]);
-      context.strokeRect((width - side) / 2, (height - side) / 2, side, side);
-      context.setLineDash([]);
-    }
-    Object.assign(context, { lineWidth: (penWidth(shape, frame) / shape.height) * height, lineCap: "round", lineJoin: "round" });
-    context.strokeStyle = untouched ? (dark ? "#ffffffb0" : "#000000b0") : dark ? "#fff" : "#000";
-    trace(context, strokes, { scale: height, x: 0, y: 0 });
+    board.paint(canvas);
     if (pen.shown) {
+      const context = canvas.getContext("2d");
       context.fillStyle = pen.down ? "#ff8a3d" : "#ff8a3d90";
       context.beginPath();
-      context.arc(pen.x * height, pen.y * height, 8, 0, 7);
+      context.arc(pen.x * canvas.clientHeight, pen.y * canvas.clientHeight, 8, 0, 7);
       context.fill();
     }
     line.style.top = below.style.top = `${100 * at}%`;
@@ -51,23 +41,22 @@ export function setUpDraw(engine, shape, frame) {
 
   // A new request waits until the last one has shown its first rows, so that they appear even while one draws.
   function ask(anyway = false) {
+    if (empty) return;
     if (busy) return void (wanted = true);
     wanted = false;
-    const { pixels, row } = fit(strokes, at, shape, frame);
-    const kept = [];
-    for (const brightness of pixels.slice(0, row * shape.width)) {
-      for (let n = 0; n < shape.channels; n++) kept.push(Math.floor((brightness * shape.levels) / 256));
-    }
-    const key = `${seed} ${kept}`;
+    const { values, kept } = board.read(at);
+    const given = values.map((value, n) => (kept[Math.floor(n / shape.channels)] ? value : -1));
+    const job = { job: "complete", given, seed, count: COUNT, ...chooseClass() };
+    const key = JSON.stringify(job);
     if (key === sent && !anyway) return;
     sent = key;
     busy = true;
     find("completions").ariaBusy = true;
     const began = performance.now();
-    engine.run({ job: "complete", kept, seed, count: COUNT }, ({ images, known, done, rate }) => {
-      images.forEach((image, n) => paintImage(canvases[n], shape, image, kept.length));
+    engine.run(job, ({ images, done, rate }) => {
+      images.forEach((image, n) => paintImage(canvases[n], shape, image, kept));
       if (busy) document.body.dataset.answer = Math.round(performance.now() - began);
-      const speed = kept.length < known ? `${rate.toFixed(1)} images/s in this browser` : "";
+      const speed = kept.includes(false) ? `${rate.toFixed(1)} images/s in this browser` : "";
       find("draw-speed").textContent = done ? speed : "drawing …";
       busy = false;
       if (done) find("completions").ariaBusy = false;
@@ -75,35 +64,34 @@ export function setUpDraw(engine, shape, frame) {
     });
   }
   function change() {
+    empty = false;
     paint();
     ask();
   }
 
-  function add(point, begin) {
-    if (untouched) strokes = [];
-    untouched = false;
-    const inside = [Math.max(0, Math.min(aspect, point[0])), Math.max(0, Math.min(1, point[1]))];
-    if (begin || !strokes.length) strokes.push([inside]);
-    else strokes.at(-1).push(inside);
+  function add(place, begin) {
+    const inside = [Math.max(0, Math.min(aspect, place[0])), Math.max(0, Math.min(1, place[1]))];
+    if (begin) board.begin(inside);
+    else board.extend(inside);
     change();
   }
   const place = (event) => {
-    const box = board.getBoundingClientRect();
+    const box = canvas.getBoundingClientRect();
     return [(event.clientX - box.left) / box.height, (event.clientY - box.top) / box.height];
   };
-  board.onpointerdown = (event) => {
+  canvas.onpointerdown = (event) => {
     if (!event.isPrimary || event.button) return;
-    board.setPointerCapture(event.pointerId);
+    canvas.setPointerCapture(event.pointerId);
     pen.shown = false;
     add(place(event), true);
   };
-  board.onpointermove = (event) => {
-    if (!board.hasPointerCapture(event.pointerId)) return;
+  canvas.onpointermove = (event) => {
+    if (!canvas.hasPointerCapture(event.pointerId)) return;
     const events = event.getCoalescedEvents?.() ?? [];
     for (const point of events.length ? events : [event]) add(place(point), false);
   };
   const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-  board.onkeydown = (event) => {
+  canvas.onkeydown = (event) => {
     if (event.key in STEPS) {
       pen.shown = true;
       pen.x = Math.max(0, Math.min(aspect, pen.x + STEPS[event.key][0] / shape.height));
@@ -118,14 +106,15 @@ export function setUpDraw(engine, shape, frame) {
     event.preventDefault();
     paint();
   };
-  board.onblur = () => {
+  canvas.onblur = () => {
     pen.shown = pen.down = false;
     paint();
   };
 
   const moveLine = (y) => {
     at = Math.max(0, Math.min(1, y));
-    change();
+    paint();
+    ask();
   };
   line.onpointerdown = (event) => line.setPointerCapture(event.pointerId);
   line.onpointermove = (event) => line.hasPointerCapture(event.pointerId) && moveLine(place(event)[1]);
@@ -137,24 +126,90 @@ export function setUpDraw(engine, shape, frame) {
   };
 
   find("undo").onclick = () => {
-    strokes = strokes.slice(0, -1);
+    board.undo();
     change();
   };
   find("clear").onclick = () => {
-    [strokes, untouched] = [[], false];
+    board.clear();
     change();
   };
   find("more").onclick = () => {
     seed++;
     ask();
   };
-  new ResizeObserver(paint).observe(board);
+  find("draw-class").onchange = () => ask();
+  new ResizeObserver(paint).observe(canvas);
+
+  // Puts a sample of the model on the board, row by row.
+  function takeSample() {
+    empty = true;
+    busy = wanted = false;
+    find("completions").ariaBusy = true;
+    find("draw-speed").textContent = "drawing a sample to begin with …";
+    engine.run({ job: "sample", seed: example, count: 1, temperature: 1, ...chooseClass() }, ({ images, done }) => {
+      board.put(images[0]);
+      paint();
+      empty = !done;
+      if (done) ask(true);
+    });
+  }
+
+  async function takePicture(file) {
+    if (!file) return;
+    try {
+      const pixels = await readPicture(file, shape, model.look);
+      board.remember();
+      board.put(pixels);
+      change();
+      document.body.dataset.pictures = Number(document.body.dataset.pictures ?? 0) + 1;
+    } catch (error) {
+      complain(error.message);
+    }
+  }
+
+  if (colours) {
+    find("draw-lead").textContent = model.look.palette.length
+      ? "Draw something, or drop or paste a picture. The model draws the part below the line."
+      : "Drop or paste a picture. The model draws the part below the line.";
+    find("pictures").hidden = false;
+    find("pick").onclick = () => find("file").click();
+    find("file").onchange = () => takePicture(find("file").files[0]);
+    find("draw").ondragover = (event) => event.preventDefault();
+    find("draw").ondrop = (event) => {
+      event.preventDefault();
+      takePicture(event.dataTransfer.files[0]);
+    };
+    document.onpaste = ({ clipboardData }) => find("draw").hidden || takePicture(clipboardData.files[0]);
+    find("example").onclick = () => {
+      board.remember();
+      example++;
+      takeSample();
+    };
+  }
+  if (model.look.palette.length) {
+    find("tools").hidden = false;
+    find("tools").onchange = ({ target }) => (board.tool = target.value);
+    addColours(find("colours"), model.look.palette, board.colour);
+    find("colours").onchange = ({ target }) => (board.colour = Number(target.value));
+  }
 
   return {
     show() {
       paint();
       busy = false;
-      ask(true);
+      if (empty) takeSample();
+      else ask(true);
     },
   };
+}
+
+/** Adds a button for every colour of a palette. */
+function addColours(parent, palette, chosen) {
+  palette.forEach(([red, green, blue, opacity], value) => {
+    const input = Object.assign(document.createElement("input"), { type: "radio", name: "colour", value, checked: value === chosen });
+    const hex = [red, green, blue].map((band) => band.toString(16).padStart(2, "0")).join("");
+    input.ariaLabel = input.title = opacity ? `#${hex}` : "transparent";
+    input.style.setProperty("--colour", `rgb(${red} ${green} ${blue} / ${opacity / 255})`);
+    parent.append(input);
+  });
 }

@@ -116,8 +116,8 @@ export function setUpInspect(engine, shape, model) {
     find("bits").textContent = Math.round(shown.bits.reduce((sum, x) => sum + x, 0));
     paintStates();
     paintNext();
-    find("play").textContent = playing ? "Pause" : shown.done ? "Again" : "Play";
-    find("step").disabled = shown.done;
+    find("play").textContent = playing ? "Pause" : "Play";
+    find("play").disabled = find("step").disabled = shown.done;
     document.body.dataset.known = shown.known;
   }
 
@@ -148,18 +148,22 @@ export function setUpInspect(engine, shape, model) {
     requestAnimationFrame(frame);
   }
 
-  find("play").onclick = () => {
-    if (shown?.done) restart(1);
-    playing = !playing;
+  function play(yes) {
+    playing = yes;
     requestAnimationFrame(frame);
     paint();
-  };
+  }
+  find("play").onclick = () => play(!playing);
   find("step").onclick = () => {
     playing = false;
     step(1);
     paint();
   };
-  find("restart").onclick = () => restart(1);
+  find("restart").onclick = () => {
+    const done = shown?.done;
+    restart(1);
+    play(playing || done); // a reader who steps goes on stepping
+  };
   for (const id of ["layer", "head", "show"]) find(id).onchange = paint;
   find("inside-all").onclick = ({ target, offsetX, offsetY }) => {
     find("layer").value = Math.floor((offsetX / target.clientWidth) * shape.layers);
@@ -171,9 +175,7 @@ export function setUpInspect(engine, shape, model) {
   return {
     show() {
       if (!shown) restart(0);
-      else paint();
-      playing = !shown?.done;
-      requestAnimationFrame(frame);
+      play(!shown?.done);
     },
     hide() {
       playing = waiting = false;

@@ -2,15 +2,11 @@
 
 import { setUpDraw } from "./draw.js";
 import { setUpInspect } from "./inspect.js";
+import { complain, loadBytes, loadFiles } from "./load.js";
 import { setUpRace } from "./race.js";
 import { setUpSample } from "./sample.js";
 
 const find = (id) => document.getElementById(id);
-
-function complain(message) {
-  find("error").textContent = message;
-  find("error").hidden = false;
-}
 
 /** The engine in its worker. It does one job at a time; messages of earlier jobs are dropped. */
 class Engine {
@@ -34,16 +30,6 @@ class Engine {
   stop() {
     this.run({}, () => {});
   }
-}
-
-async function loadBytes(name) {
-  try {
-    const response = await fetch(name);
-    if (response.ok) return new Uint8Array(await response.arrayBuffer());
-  } catch {
-    // The server has stopped, perhaps in the middle of the file.
-  }
-  throw new Error(`The file ${name} cannot be loaded. Is the server still running?`);
 }
 
 function setUpTabs(views) {
@@ -75,11 +61,11 @@ function setUpTabs(views) {
   select(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? tabs[0]);
 }
 
-function describe(model, files) {
+function describe(model) {
   const millions = (model.parameters / 1e6).toFixed(1);
   find("about").textContent = `${model.name} · ${model.attention} attention · ${millions} million parameters · runs in this page`;
   document.title = `lintx · ${model.name}`;
-  const size = (files.model.length / 1e6).toFixed(1);
+  const size = (model.sizes["model.lintx"] / 1e6).toFixed(1);
   const quality = model.bits_per_dim === null ? "" : `${model.bits_per_dim.toFixed(3)} ${model.bits_unit} · `;
   find("facts").textContent = `${quality}int8 program of ${size} MB · weights ${model.weights_sha256.slice(0, 12)} · lintx ${model.version}`;
 }
@@ -87,26 +73,24 @@ function describe(model, files) {
 try {
   if (!globalThis.WebAssembly) throw new Error("This browser has no WebAssembly. A newer browser has it.");
   const model = JSON.parse(new TextDecoder().decode(await loadBytes("model.json")));
-  const names = model.rival ? ["model", "rival"] : ["model"];
-  const parts = await Promise.all([loadBytes("engine.wasm"), ...names.map((name) => loadBytes(`${name}.lintx`))]);
-  const files = Object.fromEntries(names.map((name, n) => [name, parts[n + 1]]));
-  describe(model, files);
+  find("about").textContent = `Loading ${model.name}`;
+  const [wasm, program] = await loadFiles(["engine.wasm", "model.lintx"], model.sizes);
+  describe(model);
   const engine = new Engine();
-  engine.run({ job: "load", engine: parts[0], files }, (shape) => {
+  engine.run({ job: "load", wasm, program }, (shape) => {
     const views = {};
-    // A completion needs the class of the drawing, unless classes are optional. A pen has no colours of a palette.
-    const drawable = !model.text && shape.bands === shape.channels && (model.optional_class || !shape.classes);
-    if (drawable) views.draw = setUpDraw(engine, shape, model.frame);
+    if (!model.text) views.draw = setUpDraw(engine, shape, model);
     if (!model.text) views.sample = setUpSample(engine, shape, model);
     views.inspect = setUpInspect(engine, shape, model);
     if (model.rival && !model.text) views.race = setUpRace(engine, shape, model);
     for (const name of ["draw", "sample", "race"].filter((name) => !views[name])) {
       find(`tab-${name}`).hidden = find(name).hidden = true;
     }
-    setUpTabs(views);
     document.body.dataset.ready = "yes";
+    setUpTabs(views);
   });
 } catch (error) {
   find("about").textContent = "";
+  find("loading").hidden = true;
   complain(error.message);
 }

@@ -18,18 +18,20 @@ export function paintDots(canvas, rows, columns, colour) {
   canvas.getContext("2d").putImageData(picture, 0, 0);
 }
 
-/** The colour of a pixel of an image, transparent ones on a checkerboard; from value `from` on, a grey image gets the
- * colour of what the model drew. */
-export function pixelColour(shape, pixels, row, column, from = Infinity) {
+/** The colour of a pixel of an image, transparent ones on a checkerboard; a grey pixel that is not `kept` gets the colour
+ * of what the model drew. */
+export function pixelColour(shape, pixels, row, column, kept = true) {
   const at = (row * shape.width + column) * shape.bands;
-  if (shape.bands === 1) return at >= from ? drawn(pixels[at]) : [pixels[at], pixels[at], pixels[at]];
+  if (shape.bands === 1) return kept ? [pixels[at], pixels[at], pixels[at]] : drawn(pixels[at]);
   const ground = ((row >> 1) + (column >> 1)) % 2 ? 144 : 112;
   const opacity = shape.bands === 4 ? pixels[at + 3] / 255 : 1;
   return [0, 1, 2].map((band) => ground + (pixels[at + band] - ground) * opacity);
 }
 
-export function paintImage(canvas, shape, pixels, from) {
-  paintDots(canvas, shape.height, shape.width, (row, column) => pixelColour(shape, pixels, row, column, from));
+/** Paints an image. `kept` says for each pixel whether the model was given it. */
+export function paintImage(canvas, shape, pixels, kept) {
+  paintDots(canvas, shape.height, shape.width, (row, column) =>
+    pixelColour(shape, pixels, row, column, kept?.[row * shape.width + column]));
 }
 
 /** Paints images side by side, with a gap of one pixel, in the colour of the page. */

@@ -1,5 +1,6 @@
 // The view "Race": the model against a softmax model of the same size, for the same time each.
 
+import { complain, loadFiles } from "./load.js";
 import { formatBytes, paintGrid, paintImage, sheet, themeColour } from "./paint.js";
 
 const KEPT = 8; // finished images that are shown
@@ -30,7 +31,8 @@ export function setUpRace(engine, shape, model) {
   ];
   find("race-lead").textContent = `${capitals(model.attention)} attention against ${model.rival} with a cache: models of the same size, for the same time each. Random weights do not change the speed.`;
   const empty = new Uint8Array(shape.height * shape.width * shape.bands);
-  let running = false, seed = 0, largest = 1;
+  let open = false, seed = 0, largest = 1;
+  let loading = null; // the program of the second model, which only this view needs
 
   function reset() {
     for (const lane of lanes) {
@@ -89,17 +91,34 @@ export function setUpRace(engine, shape, model) {
     });
   }
 
-  function start() {
-    running = !running;
-    find("race-go").textContent = running ? "Stop" : "Start";
-    if (!running) return engine.stop();
-    reset();
-    engine.run({ job: "race", seed: seed++ }, receive);
+  async function start() {
+    loading ??= loadFiles(["rival.lintx"], model.sizes);
+    try {
+      const [rival] = await loading;
+      if (!open) return;
+      reset();
+      engine.run({ job: "race", seed: seed++, rival }, receive);
+      find("race-stop").disabled = false;
+    } catch (error) {
+      loading = null;
+      complain(error.message);
+    }
+  }
+  function stop() {
+    engine.stop();
+    find("race-stop").disabled = true;
   }
   find("race-go").onclick = start;
+  find("race-stop").onclick = stop;
   reset();
   return {
-    show: () => running || start(),
-    hide: () => running && start(),
+    show() {
+      open = true;
+      start();
+    },
+    hide() {
+      open = false;
+      stop();
+    },
   };
 }

@@ -4,24 +4,34 @@ import { addCanvases, paintGrid, paintImage } from "./paint.js";
 
 const COUNT = 32, COLUMNS = 8;
 
+/** Fills a list with the classes, below a line that stands for no choice. Returns a function that gives the chosen class,
+ * or null, and the guidance of its images. */
+export function offerClasses(list, shape, model, others) {
+  list.parentElement.hidden = !shape.classes;
+  const classes = Array.from({ length: shape.classes }, (_, n) => new Option(model.look.class_names[n] ?? n, n));
+  list.append(...(others ? [new Option(others, "")] : []), ...classes);
+  return () => {
+    const label = list.value === "" ? null : Number(list.value);
+    return { label, guidance: label !== null && model.optional_class ? model.guidance : 1 };
+  };
+}
+
 export function setUpSample(engine, shape, model) {
   const find = (id) => document.getElementById(id);
   const [grid, seed, temperature] = [find("grid"), find("seed"), find("temperature")];
   const canvases = addCanvases(grid, shape, COUNT, "Sample");
   let shown = [];
-  find("class-label").hidden = !shape.classes;
-  const classes = Array.from({ length: shape.classes }, (_, n) => new Option(n, n));
-  find("class").append(new Option(model.optional_class ? "any" : "all", ""), ...classes);
+  const chooseClass = offerClasses(find("class"), shape, model, model.optional_class ? "any" : "all");
 
   function draw() {
     if ([seed, temperature].some((input) => !input.reportValidity())) return;
     find("save").disabled = true;
-    const label = find("class").value === "" ? null : Number(find("class").value);
     const options = [`-n ${COUNT} --seed ${seed.valueAsNumber}`, "--precision int8"];
-    if (label !== null) options.push(`--class ${label}`);
+    const { label } = chooseClass();
+    const name = model.look.class_names[label] ?? label;
+    if (label !== null) options.push(`--class ${/^[\w-]+$/.test(name) ? name : `'${name}'`}`);
     if (Number(temperature.value) !== 1) options.push(`--temperature ${temperature.value}`);
-    const guidance = label !== null && model.optional_class ? model.guidance : 1;
-    const job = { job: "sample", seed: seed.valueAsNumber, count: COUNT, label, guidance, temperature: Number(temperature.value) };
+    const job = { job: "sample", seed: seed.valueAsNumber, count: COUNT, temperature: Number(temperature.value), ...chooseClass() };
     engine.run(job, ({ images, done, rate }) => {
       images.forEach((image, n) => paintImage(canvases[n], shape, image));
       shown = images;

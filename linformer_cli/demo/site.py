@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linformer_cli.config import CLASS_GUIDANCE
+from linformer_cli.data.look import Look
 from linformer_cli.system.device import seeded
 from linformer_cli.units import WINDOWS
 from linformer_cli.version import __version__
@@ -15,13 +16,27 @@ if TYPE_CHECKING:
     from linformer_cli.model.pixel_model import PixelModel
 
 FOLDER = Path(__file__).parent
-MODULES = ("main", "engine", "worker", "frame", "paint", "draw", "sample", "inspect", "race")
-JAVASCRIPT, BINARY = "text/javascript; charset=utf-8", "application/octet-stream"
+MODULES = (
+    "main",
+    "load",
+    "engine",
+    "worker",
+    "paint",
+    "draw",
+    "strokes",
+    "frame",
+    "pixels",
+    "look",
+    "sample",
+    "inspect",
+    "race",
+)
+JAVASCRIPT, WASM, BINARY = "text/javascript; charset=utf-8", "application/wasm", "application/octet-stream"
 PAGES = {
     "index.html": "text/html; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
-    "engine.wasm": "application/wasm",
+    "engine.wasm": WASM,
     **{f"{name}.js": JAVASCRIPT for name in MODULES},
 }
 MODEL, RIVAL, DESCRIPTION = "model.lintx", "rival.lintx", "model.json"
@@ -51,14 +66,24 @@ class Description:
     weights_sha256: str
     optional_class: bool
     guidance: float  # of images with a class, if the class is optional
-    frame: dict[str, object] | None  # see `checkpoint_files.Frame`
+    look: dict[str, object]  # see `list_look`
     states: tuple[str, ...]
     rival: str | None  # the attention of the second program
+    sizes: dict[str, int]  # bytes of the files that the page shows a progress bar for
     version: str = __version__
 
 
-def build_site(checkpoint: "Checkpoint", model: "PixelModel") -> dict[str, File]:
-    """The files of the demo by name. Raises `LintxError` if the model cannot become a program."""
+def list_look(look: Look) -> dict[str, object]:
+    """How the page turns pictures into values: what a checkpoint stores, and what follows from its shape of images."""
+    frame = look.frame.model_dump() if look.frame else None
+    return {**look.stored, "frame": frame, "palette": look.shape.colours, "keeps_opacity": look.keeps_opacity}
+
+
+def build_site(checkpoint: "Checkpoint", model: "PixelModel", name: str | None = None) -> dict[str, File]:
+    """The files of the demo by name. `name` is what the user calls the checkpoint, if not its own name.
+
+    Raises `LintxError` if the model cannot become a program.
+    """
     import torch
 
     from linformer_cli.model.blocks import InnerBlock
@@ -69,9 +94,12 @@ def build_site(checkpoint: "Checkpoint", model: "PixelModel") -> dict[str, File]
     text = info.data.words is WINDOWS
     with seeded(0):  # the rival has the same random weights in every site
         models = [model] if text or network.attention == SOFTMAX else [model, build_softmax_twin(model)]
+    site = {file: File(kind, (FOLDER / file).read_bytes()) for file, kind in PAGES.items()}
+    for file, made in zip((MODEL, RIVAL), models, strict=False):
+        site[file] = File(BINARY, encode_step(made, torch.int8))
     shape = model.blocks[0].inner.shape if isinstance(model.blocks[0], InnerBlock) else None
     description = Description(
-        name=checkpoint.name,
+        name=name or checkpoint.name,
         attention=network.attention,
         layers=network.layers,
         heads=shape.heads if shape else 1,
@@ -83,12 +111,10 @@ def build_site(checkpoint: "Checkpoint", model: "PixelModel") -> dict[str, File]
         weights_sha256=checkpoint.digest,
         optional_class=network.optional_class,
         guidance=CLASS_GUIDANCE,
-        frame=info.data.frame.model_dump() if info.data.frame else None,
+        look=list_look(Look.of(info)),
         states=("s", "z") if network.attention == "linear" and not network.short_convolution else (),
         rival=SOFTMAX if len(models) > 1 else None,
+        sizes={file: len(found.data) for file, found in site.items() if found.media_type in (BINARY, WASM)},
     )
-    site = {name: File(kind, (FOLDER / name).read_bytes()) for name, kind in PAGES.items()}
     site[DESCRIPTION] = File("application/json", json.dumps(asdict(description)).encode())
-    for name, made in zip((MODEL, RIVAL), models, strict=False):
-        site[name] = File(BINARY, encode_step(made, torch.int8))
     return site

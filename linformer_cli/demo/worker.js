@@ -3,28 +3,32 @@
 import { Runner, startEngine } from "./engine.js";
 
 const SLICE = 12; // milliseconds of work before the worker looks for a new job
-const files = {}; // program files by name
+const programs = {}; // program files by name
 const runners = new Map();
 let engine, current;
 let bits = []; // of the values that `step` has drawn
 
 // A runner keeps a copy of its weights, so it is used again.
-function runnerFor(use, batch = 1, file = "model") {
-  const key = `${use} ${batch} ${file}`;
-  if (!runners.has(key)) runners.set(key, new Runner(engine, files[file], batch));
+function runnerFor(use, batch = 1, name = "model") {
+  const key = `${use} ${batch} ${name}`;
+  if (!runners.has(key)) runners.set(key, new Runner(engine, programs[name], batch));
   return runners.get(key);
 }
 
 const JOBS = {
-  // Continues the `kept` values of an image in several ways.
-  *complete({ kept, seed, count }) {
+  // Keeps the `given` values before the first that is -1, and draws the rest in several ways.
+  *complete({ given, seed, count, label, guidance }) {
     const began = performance.now();
-    const [prefix, runner] = [runnerFor("prefix"), runnerFor("complete", count)];
-    prefix.start(seed);
-    for (const value of kept) yield void prefix.give(value);
-    runner.start(seed);
+    const each = guidance === 1 ? 1 : 2;
+    const [prefix, runner] = [runnerFor("prefix", each), runnerFor("complete", each * count)];
+    for (const one of [prefix, runner]) {
+      one.setGuidance(guidance);
+      one.start(seed, 0, label);
+    }
+    const kept = given.indexOf(-1) < 0 ? given.length : given.indexOf(-1);
+    for (const value of given.slice(0, kept)) yield void prefix.give(value);
     runner.continueFrom(prefix);
-    yield* drawAll(runner, { began, from: kept.length });
+    yield* drawAll(runner, { began, from: kept });
   },
 
   // Draws images number 0, 1 and so on.
@@ -66,8 +70,9 @@ const JOBS = {
   },
 
   // Draws images with the model and with its rival for the same time each, until another job begins.
-  *race({ seed }) {
-    const lanes = ["model", "rival"].map((file, lane) => ({ lane, runner: runnerFor("race", 1, file), spent: 0, images: 0 }));
+  *race({ seed, rival }) {
+    programs.rival = rival;
+    const lanes = ["model", "rival"].map((name, lane) => ({ lane, runner: runnerFor("race", 1, name), spent: 0, images: 0 }));
     for (const { runner } of lanes) runner.start(seed);
     for (;;) {
       const next = lanes[0].spent <= lanes[1].spent ? lanes[0] : lanes[1];
@@ -125,8 +130,8 @@ onmessage = async ({ data: { id, job, ...details } }) => {
   current = id;
   try {
     if (job === "load") {
-      engine = await startEngine(details.engine);
-      Object.assign(files, details.files);
+      engine = await startEngine(details.wasm);
+      programs.model = details.program;
       const { channels, bands, height, width, levels, classes, values, layers } = runnerFor("inspect");
       postMessage({ id, channels, bands, height, width, levels, classes, values, layers });
     } else if (job) await perform(id, JOBS[job](details));

@@ -22,7 +22,8 @@ def test_build_writes_the_page_and_both_programs(lintx, run_folder, tmp_path) ->
     assert set(files) == {*PAGES, "model.lintx", "rival.lintx", "model.json"}
     assert files["engine.wasm"] == ENGINE.read_bytes()
     description = json.loads(files["model.json"])
-    assert description["name"] == str(run_folder / "best")
+    assert description["name"] == str(run_folder)
+    assert all(len(files[name]) == size for name, size in description["sizes"].items())
     assert (description["attention"], description["states"], description["rival"]) == ("linear", ["s", "z"], "softmax")
     assert files["model.lintx"] != files["rival.lintx"]
     assert lintx("export", run_folder, tmp_path / "model.lintx").code == 0

@@ -6,15 +6,29 @@ import json
 import shutil
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
+from linformer_cli.demo.server import DemoServer
+from linformer_cli.demo.site import File
+
+Site = dict[str, File]
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1200,1000")
+needs_browser = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="the page is opened with Chromium and chromedriver"),
+]
+COMPLETED = "document.getElementById('completions').ariaBusy === 'false'"
+PIXELS = """Array.from(document.querySelectorAll('%s canvas'), (canvas) => Array.from(
+  canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data))"""
 
 # Advice about reading canvases, and an icon of the tab that the browser asks for when the test has stopped its server.
 HARMLESS = ("willReadFrequently", "icon.svg - Failed to load resource: net::")
@@ -106,6 +120,24 @@ class Browser:
 
     def screenshot(self) -> bytes:
         return base64.b64decode(self.call("/screenshot", method="GET"))
+
+
+@contextlib.contextmanager
+def serve(site: Site) -> Iterator[str]:
+    with DemoServer(site) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.url
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def read_images(browser: Browser, selector: str) -> list[list[tuple[int, ...]]]:
+    """The red, green and blue of every pixel of each canvas."""
+    found = browser.evaluate(PIXELS % selector)
+    return [list(zip(data[::4], data[1::4], data[2::4], strict=True)) for data in found]
 
 
 PAGE_ERROR = "document.getElementById('error')?.textContent"

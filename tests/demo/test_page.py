@@ -1,85 +1,25 @@
 """Tests of the demo's page in a headless Chromium."""
 
-import contextlib
 import json
-import threading
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from demo.browser import CHROMIUM, DRIVER, PAGE_ERROR, Browser, open_browser
+from demo.browser import COMPLETED, PAGE_ERROR, needs_browser, read_images, serve
 from machine import HAS_LIBRARY
 
-from linformer_cli.checkpoint import load_model, open_checkpoint
+from linformer_cli.checkpoint import load_model
 from linformer_cli.config import ImageShape
-from linformer_cli.demo.server import DemoServer
-from linformer_cli.demo.site import BINARY, MODEL, RIVAL, File, build_site
+from linformer_cli.demo.site import BINARY, MODEL, RIVAL, File
 from linformer_cli.model.compile_step import encode_model
 from linformer_cli.sampling.choose import Filters
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="the page is opened with Chromium and chromedriver"),
-]
-Site = dict[str, File]
+pytestmark = needs_browser
 # Strokes of a 7, in shares of the board.
 SEVEN = [(0.3, 0.25), (0.5, 0.25), (0.7, 0.25), (0.62, 0.4), (0.54, 0.6), (0.46, 0.8)]
-PIXELS = """Array.from(document.querySelectorAll('%s canvas'), (canvas) => Array.from(
-  canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data))"""
-COMPLETED = "document.getElementById('completions').ariaBusy === 'false'"
 COUNT_INK = """document.querySelector('#completions canvas').getContext('2d').getImageData(0, 0, 28, 28).data.filter(
   (brightness, n) => n % 4 === 0 && brightness > 99).length"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def site() -> Site:
-    return build_site(*open_checkpoint("mnist-deep"))
-
-
-@contextlib.contextmanager
-def serve(site: Site) -> Iterator[str]:
-    with DemoServer(site) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server.url
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@pytest.fixture(scope="module")
-def url(site) -> Iterator[str]:
-    with serve(site) as url:
-        yield url
-
-
-@pytest.fixture
-def open_view(browser, url) -> Iterator[Callable[[str], Browser]]:
-    """Provides `open_view(name)`. At the end of the test, the console must be empty."""
-
-    def open_view(name: str, address: str = url) -> Browser:
-        browser.open("about:blank")
-        browser.open(f"{address}#{name}")
-        browser.wait("document.body.dataset.ready")
-        return browser
-
-    yield open_view
-    assert browser.problems() == []
-
-
-def read_images(browser: Browser, selector: str) -> list[list[tuple[int, ...]]]:
-    """The red, green and blue of every pixel of each canvas."""
-    found = browser.evaluate(PIXELS % selector)
-    return [list(zip(data[::4], data[1::4], data[2::4], strict=True)) for data in found]
 
 
 def test_a_drawing_is_completed(open_view) -> None:
@@ -173,11 +113,14 @@ def test_both_models_race(open_view) -> None:
     page = open_view("race")
     count = "Array.from(document.querySelectorAll('.lane dd:nth-of-type(1)'), (found) => Number(found.textContent))"
     page.wait(f"Math.min(...{count}) > 0.3")
-    page.click("#race-go")
+    page.click("#race-stop")
+    stopped = page.evaluate(count)
     sizes = page.evaluate(
         "Array.from(document.querySelectorAll('.lane dd:nth-of-type(3)'), (found) => found.textContent)"
     )
     assert sizes[0] == "132 KiB"
+    page.click("#race-go")
+    page.wait(f"{count}[0] > 0 && {count}[0] < {stopped[0]}")
 
 
 def test_views_change_with_the_arrow_keys(open_view) -> None:
@@ -194,11 +137,11 @@ TAB_KEY = "\ue004"
 CONTROLS = {
     "draw": [
         "Drawing. Arrow keys move the pen, the space bar lowers and lifts it.",
-        *("First row that the model draws", "Undo", "Clear", "Other completions"),
+        *("First row that the model draws", "Undo", "Clear", "Other completions", "Class"),
     ],
     "sample": ["Seed", "Temperature", "Class", "Next seed", "Save PNG"],
-    "inspect": ["Pause", "Step", "New image", "Speed", "Layer", "Head", "Show"],
-    "race": ["Stop"],
+    "inspect": ["New image", "Pause", "Step", "Speed", "Layer", "Head", "Show"],
+    "race": ["Start again", "Stop"],
 }
 
 
@@ -265,9 +208,24 @@ def test_a_damaged_model_is_reported_on_the_page(browser, site) -> None:
     browser.problems()  # the browser reports missing files, too
 
 
+def test_a_page_that_is_opened_as_a_file_says_what_to_do(browser, site, tmp_path) -> None:
+    for name, file in site.items():
+        (tmp_path / name).write_bytes(file.data)
+    browser.open((tmp_path / "index.html").as_uri())
+    browser.wait("document.querySelector('.late').checkVisibility({ visibilityProperty: true })")
+    assert "lintx demo" in browser.evaluate("document.getElementById('about').innerText")
+    assert browser.evaluate("document.querySelector('main').checkVisibility()") is False
+    browser.problems()  # the browser reports that it loads no modules
+
+
 def test_a_page_needs_no_server_once_it_is_loaded(open_view, site) -> None:
     with serve(site) as address:
         page = open_view("draw", address)
+        loaded = "performance.getEntriesByType('resource').some(({ name }) => name.endsWith('rival.lintx'))"
+        assert not page.evaluate(loaded)
+        page.click("#tab-race")
+        page.wait("!document.getElementById('race-stop').disabled")
+        assert page.evaluate(loaded)
     for view in ("sample", "inspect", "race", "draw"):
         page.click(f"#tab-{view}")
     page.wait(COMPLETED)
@@ -278,8 +236,9 @@ def test_a_page_needs_no_server_once_it_is_loaded(open_view, site) -> None:
 @pytest.mark.parametrize("optional", [False, True])
 def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny_model, optional) -> None:
     model = build_tiny_model(classes=3, optional_class=optional)
-    changed = json.loads(site["model.json"].data) | {
-        "frame": None,
+    description = json.loads(site["model.json"].data)
+    changed = description | {
+        "look": {**description["look"], "frame": None, "class_names": ["ant", "bee", "sea cow"]},
         "rival": None,
         "heads": 2,
         "head_width": 8,
@@ -295,12 +254,14 @@ def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny
     with serve({**rest, **files}) as address:
         page = open_view("sample", address)
         assert page.evaluate("document.getElementById('tab-race').hidden")
-        assert page.evaluate("document.getElementById('tab-draw').hidden") == (not optional)  # it cannot name a class
+        names = ["any"] * optional + ["ant", "bee", "sea cow"]
+        assert page.evaluate("Array.from(document.getElementById('draw-class').options, ({ text }) => text)") == names
         page.wait("document.getElementById('sample-speed').textContent.includes('--precision int8')")
         assert page.evaluate("document.getElementById('class').options[0].text") == ("any" if optional else "all")
         first = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
         page.evaluate("document.getElementById('class').value = 2, document.getElementById('class').onchange()")
-        page.wait("document.getElementById('sample-speed').textContent.includes('--class 2')")
+        assert page.evaluate("document.getElementById('class').selectedOptions[0].text") == "sea cow"
+        page.wait("document.getElementById('sample-speed').textContent.includes(`--class 'sea cow'`)")
         said = page.evaluate("document.getElementById('sample-speed').textContent")
         assert "--guidance" not in said
         found = [[red for red, _, _ in image] for image in read_images(page, "#grid")]

@@ -1,0 +1,64 @@
+// The board of a grey model: strokes of a pen, which are brought into the frame of the training images.
+
+import { fit, penWidth, trace } from "./frame.js";
+import { sheet, themeColour } from "./paint.js";
+
+// A 2, whose upper half could also be that of a 3, 7, 8 or 9.
+const EXAMPLE = [
+  [0.34, 0.33], [0.37, 0.24], [0.45, 0.18], [0.55, 0.18], [0.63, 0.24], [0.65, 0.33], [0.6, 0.45], [0.52, 0.56],
+  [0.43, 0.67], [0.35, 0.79], [0.35, 0.8], [0.45, 0.79], [0.58, 0.79], [0.68, 0.8],
+];
+
+/** A board has a height of 1; places on it are [x, y]. */
+export class Strokes {
+  constructor(shape, frame) {
+    Object.assign(this, { shape, frame, strokes: [EXAMPLE], untouched: true });
+  }
+
+  begin(place) {
+    if (this.untouched) this.strokes = [];
+    this.untouched = false;
+    this.strokes.push([place]);
+  }
+
+  extend(place) {
+    if (this.strokes.length) this.strokes.at(-1).push(place);
+    else this.begin(place); // the drawing was cleared under the pen
+  }
+
+  undo() {
+    this.strokes = this.strokes.slice(0, -1);
+  }
+
+  clear() {
+    [this.strokes, this.untouched] = [[], false];
+  }
+
+  paint(canvas) {
+    const { shape, frame } = this;
+    const { context, width, height } = sheet(canvas);
+    const dark = frame?.ground !== 255;
+    context.fillStyle = dark ? themeColour("--ground") : "#fff";
+    context.fillRect(0, 0, width, height);
+    if (frame) { // the box that a drawing fills
+      const side = (frame.box / shape.height) * height;
+      context.strokeStyle = dark ? "#ffffff22" : "#00000022";
+      context.setLineDash([4, 6]);
+      context.strokeRect((width - side) / 2, (height - side) / 2, side, side);
+      context.setLineDash([]);
+    }
+    Object.assign(context, { lineWidth: (penWidth(shape, frame) / shape.height) * height, lineCap: "round", lineJoin: "round" });
+    context.strokeStyle = this.untouched ? (dark ? "#ffffffb0" : "#000000b0") : dark ? "#fff" : "#000";
+    trace(context, this.strokes, { scale: height, x: 0, y: 0 });
+  }
+
+  /** The values of the image, and for each pixel whether it is kept: those above the line are. */
+  read(line) {
+    const { shape } = this;
+    const { pixels, row } = fit(this.strokes, line, shape, this.frame);
+    return {
+      values: pixels.map((brightness) => Math.floor((brightness * shape.levels) / 256)),
+      kept: pixels.map((_, n) => n < row * shape.width),
+    };
+  }
+}

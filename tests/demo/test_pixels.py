@@ -1,0 +1,166 @@
+"""Tests of the page's boards for models of colours: a pixel editor, and pictures."""
+
+import base64
+import dataclasses
+import io
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from demo.browser import COMPLETED, PAGE_ERROR, Browser, needs_browser, read_images, serve
+from numpy.typing import NDArray
+from PIL import Image
+from sampling.cases import CHANGES, PALETTE
+
+from linformer_cli.config import ImageShape
+from linformer_cli.data.look import Look
+from linformer_cli.data.sequence import paint
+from linformer_cli.demo.site import BINARY, MODEL, File, list_look
+from linformer_cli.model.compile_step import encode_model
+from linformer_cli.sampling.decode import Sampler
+
+pytestmark = needs_browser
+COLOUR = ImageShape(height=5, width=4, channels=3)
+LOOKS = {"palette": Look(PALETTE, smooth=False), "colour": Look(COLOUR, smooth=False)}
+# Gives a file to the page as an event; the names are those of the event, of its class and of its property.
+GIVE = """((type, kind, property) => {
+  const data = new DataTransfer();
+  data.items.add(new File([Uint8Array.from(atob('%s'), (letter) => letter.charCodeAt())], 'own.png'));
+  const event = new kind(type, { [property]: data, bubbles: true, cancelable: true });
+  document.getElementById('draw').dispatchEvent(event);
+})"""
+DROP, PASTE = "('drop', DragEvent, 'dataTransfer')", "('paste', ClipboardEvent, 'clipboardData')"
+
+
+@pytest.fixture
+def models(build_tiny_model) -> dict[str, torch.nn.Module]:
+    return {"palette": build_tiny_model(**CHANGES["palette"]), "colour": build_tiny_model(image=COLOUR)}
+
+
+@pytest.fixture
+def open_board(open_view, site, models) -> Iterator:
+    """Provides `open_board(kind)`: the view of a tiny model. All of the picture is kept, so a completion shows it."""
+    servers = []
+
+    def open_board(kind: str, look: Look | None = None) -> Browser:
+        described = json.loads(site["model.json"].data)
+        described |= {"look": list_look(look or LOOKS[kind]), "rival": None, "heads": 2, "head_width": 8}
+        files = {"model.json": File("application/json", json.dumps(described).encode())}
+        files[MODEL] = File(BINARY, encode_model(models[kind], 8, torch.int8))
+        servers.append(serve({**site, **files}))
+        page = open_view("draw", servers[-1].__enter__())
+        page.wait(COMPLETED)
+        page.evaluate("document.getElementById('line').focus()")
+        page.press("\ue010")  # end
+        return page
+
+    yield open_board
+    for server in servers:
+        server.__exit__(None, None, None)
+
+
+def read_board(page: Browser) -> list[tuple[int, ...]]:
+    page.wait(COMPLETED)
+    return read_images(page, "#completions")[0]
+
+
+def show(image: NDArray[np.uint8], look: Look) -> list[tuple[int, ...]]:
+    """The colours on the screen of values [H, W, C]; transparent pixels are grey squares."""
+    pixels = paint(image[None], look.shape)[0].astype(int)
+    row, column = np.indices(pixels.shape[:2]) // 2
+    ground = np.where((row + column) % 2, 144, 112)[..., None]
+    opacity = pixels[..., 3:] / 255 if pixels.shape[2] == 4 else 1
+    shown = (ground + (pixels[..., :3] - ground) * opacity).round().astype(int)
+    return [tuple(pixel) for pixel in shown.reshape(-1, 3).tolist()]
+
+
+def draw_picture(height: int, width: int, opaque: bool = False) -> NDArray[np.uint8]:
+    """Random colours without half transparent pixels, which a browser stores with less precision."""
+    generator = np.random.default_rng(height * width)
+    pixels = generator.integers(0, 256, (height, width, 4), dtype=np.uint8)
+    pixels[..., 3] = 255 if opaque else 255 * (pixels[..., 3] > 99)
+    return pixels
+
+
+def encode_picture(pixels: NDArray[np.uint8]) -> str:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.parametrize("kind", LOOKS)
+def test_a_picture_becomes_the_values_of_the_model(open_board, kind) -> None:
+    sizes = [(LOOKS[kind].shape.height, LOOKS[kind].shape.width), (3, 5), (15, 13), (9, 31)]  # odd: no ties
+    for fit in ("crop", "pad", "stretch"):
+        look = dataclasses.replace(LOOKS[kind], fit=fit, ground="#0080ff")
+        page = open_board(kind, look)
+        for number, size in enumerate(sizes):
+            pixels = draw_picture(*size, opaque=number % 2 == 1)
+            page.evaluate(GIVE % encode_picture(pixels) + (DROP if number else PASTE))
+            page.wait(f"document.body.dataset.pictures === '{number + 1}'")
+            assert read_board(page) == show(look.read(pixels), look), (fit, size)
+
+
+def test_the_board_begins_with_a_sample_of_the_model(open_board, models) -> None:
+    for kind, look in LOOKS.items():
+        page = open_board(kind)
+        sampler = Sampler(models[kind], 0, products=torch.int8)
+        samples = sampler.sample_images(1)
+        assert read_board(page) == show(samples[0], look)
+
+
+def test_a_file_that_is_not_a_picture_changes_nothing(open_board) -> None:
+    page = open_board("palette")
+    before = read_board(page)
+    page.evaluate(GIVE % base64.b64encode(b"text").decode() + DROP)
+    said = page.wait(f"!document.getElementById('error').hidden && {PAGE_ERROR}")
+    assert said == "own.png is not a picture that this browser can read."
+    assert read_board(page) == before
+
+
+def test_pencil_fill_and_undo_change_pixels(open_board) -> None:
+    look = LOOKS["palette"]
+    page = open_board("palette")
+    page.click("#clear")
+    values = np.zeros((7, 6, 1), np.uint8)
+    history = [values.copy()]
+
+    def draw(colour: int, tool: str, places: list[tuple[float, float]]) -> None:
+        page.click(f"#colours input:nth-child({colour + 1})")
+        page.click(f"#tools [value={tool}]")
+        page.drag("#board", [((column + 0.5) / 6, (row + 0.5) / 7) for row, column in places])
+        assert read_board(page) == show(values, look), (colour, tool)
+        history.append(values.copy())
+
+    values[range(5), range(5)] = 1
+    draw(1, "pencil", [(0, 0), (4, 4)])
+    values[[4, 4, 4, 4], range(4)] = 3
+    draw(3, "pencil", [(4, 3), (4, 0)])
+    values[[r for r in range(4) for c in range(r)], [c for r in range(4) for c in range(r)]] = 2
+    draw(2, "fill", [(2, 0)])
+    values[2, 1] = 0
+    draw(0, "pencil", [(2, 1)])
+    for expected in history[-2::-1]:
+        page.click("#undo")
+        assert read_board(page) == show(expected, look)
+
+
+def test_the_keyboard_draws_pixels(open_board) -> None:
+    page = open_board("palette")
+    page.click("#clear")
+    page.evaluate("document.querySelector('#colours input:nth-child(2)').click()")
+    page.evaluate("document.getElementById('board').focus()")
+    page.press("\ue012 \ue015\ue015 ")  # left, space, down twice, space
+    values = np.zeros((7, 6, 1), np.uint8)
+    values[1:4, 2] = 1
+    assert read_board(page) == show(values, LOOKS["palette"])
+
+
+def test_a_model_of_colours_has_no_pen(open_board) -> None:
+    page = open_board("colour")
+    before = read_board(page)
+    assert page.evaluate("document.getElementById('tools').hidden")
+    page.drag("#board", [(0.2, 0.2), (0.8, 0.8)])
+    assert read_board(page) == before
