@@ -4,11 +4,13 @@ The digits of MNIST, for example, are scaled to a box of 20 pixels, and their ce
 image. A model trained on such images draws poorly if it has to continue a drawing with another frame.
 """
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFilter
+from PIL import Image, ImageFilter
 
 from linformer_cli.checkpoint_files import Frame
 from linformer_cli.config import ImageShape
@@ -25,15 +27,27 @@ _LONGEST = 1024
 _MOST_INK, _MOST_BORDER_INK = 0.5, 0.2
 # At each side of a drawing, this share of its ink may be specks on the paper.
 _SPECK = 0.003
-# A drawing that spans more than this share of a side may be ruled lines, or the edge of a desk. Only then is a sheet
-# looked for (a bright part of a copy of `_SMALL` pixels a side, with a share of its pixels within `_SHEET`), and are
-# parts left out that are thinner than `_THIN` of the longer side.
-_SPANS, _SMALL, _THIN, _SHEET = 0.8, 96, 0.007, (0.15, 0.95)
+# A drawing that spans more than this share of a side may be ruled lines, a shadow, or the edge of a desk. A light one
+# that fills this share of a box of that share of the picture may be a sheet on a dark desk.
+_SPANS, _FILLED, _SHEET = 0.8, 0.55, 0.25
+# Such a picture is searched for lines that are narrower than the share `_PEN` of its longer side, in a copy of `_SMALL`
+# pixels, and, if that helps, thicker than the share `_THIN`.
+_PEN, _SMALL, _THIN = 0.06, 256, 0.007
 # A box of this many times its height may contain several drawings.
 _ROW = 1.5
 _LARGE = 200  # smaller pictures are no photographs of a sheet
 # Less contrast than this, out of 255, is noise on an empty sheet.
 _LEAST_CONTRAST = 24.0
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The ink [h, w] in the box around a drawing (0: ground), whether it is darker than the ground, and the `sides` of
+    the whole picture."""
+
+    ink: Floats
+    is_dark: bool
+    sides: tuple[int, ...]
 
 
 def measure_frame(images: NDArray[np.uint8]) -> Frame | None:
@@ -70,14 +84,13 @@ def frame_picture(picture: Image.Image, frame: Frame, shape: ImageShape) -> list
     picture.thumbnail((_LONGEST, _LONGEST))
     pixels = np.asarray(picture, dtype=np.float64)
     found = _find_ink(pixels)
-    if _is_doubtful(found, pixels.shape) and max(pixels.shape) > _LARGE:
-        thin, sheet = 2 * round(max(pixels.shape) * _THIN / 2) + 1, _find_sheet(picture)
-        ways = [(None, thin), *([] if sheet is None else [(sheet, 1), (sheet, thin)])]
-        tried = ((_find_ink(pixels, *way), pixels.shape if way[0] is None else _measure(way[0])) for way in ways)
-        found = next((ink for ink, sides in tried if not _is_doubtful(ink, sides)), found)
+    if _is_doubtful(found) and max(pixels.shape) > _LARGE:
+        thin, ground = 2 * round(max(pixels.shape) * _THIN / 2) + 1, _close_lines(picture)
+        tried = (_find_ink(pixels, *way) for way in ((ground, thin), (ground, 1), (None, thin)))
+        found = next((ink for ink in tried if not _is_doubtful(ink)), found)
     if found is None:
         return []
-    return [_frame_drawing(ink, found[1], frame, shape) for ink in _part_drawings(found[0])]
+    return [_frame_drawing(ink, found.is_dark, frame, shape) for ink in _part_drawings(found.ink)]
 
 
 def _part_drawings(ink: Floats) -> list[Floats]:
@@ -132,57 +145,41 @@ def _span(present: Any) -> slice:
     return slice(int(where[0]), int(where[-1]) + 1)
 
 
-def _is_doubtful(found: tuple[Floats, bool] | None, sides: tuple[int, ...]) -> bool:
-    """Whether no drawing was found, or one that nearly spans the picture or the sheet, of these `sides`."""
-    return found is None or any(ink > _SPANS * side for ink, side in zip(found[0].shape, sides, strict=True))
+def _is_doubtful(found: _Found | None) -> bool:
+    """Whether no drawing was found, or one that nearly spans the picture, or what may be a sheet on a dark desk."""
+    if found is None or any(side > _SPANS * whole for side, whole in zip(found.ink.shape, found.sides, strict=True)):
+        return True
+    is_large = found.ink.size > _SHEET * math.prod(found.sides)
+    return not found.is_dark and is_large and bool((found.ink > 0).mean() > _FILLED)
 
 
-def _measure(sheet: NDArray[np.bool_]) -> tuple[int, int]:
-    """Height and width of the box around a sheet."""
-    rows, columns = _span(sheet.any(axis=1)), _span(sheet.any(axis=0))
-    return rows.stop - rows.start, columns.stop - columns.start
+def _close_lines(picture: Image.Image) -> Floats:
+    """The picture [H, W] without what is darker than its surroundings and narrower than `_PEN` of its longer side.
 
-
-def _find_sheet(picture: Image.Image) -> NDArray[np.bool_] | None:
-    """Where a bright sheet lies on something darker, or None if it does not."""
+    What is left is the paper in its own light, and the desk around it.
+    """
     small = picture.copy()
     small.thumbnail((_SMALL, _SMALL))
-    values = np.asarray(small, dtype=np.float64)
-    bright = values > _split(values)
-    rows, columns = np.nonzero(bright)
-    if not len(rows):
-        return None
-    middle = int(np.argmin((rows - rows.mean()) ** 2 + (columns - columns.mean()) ** 2))
-    mask = Image.fromarray(bright.astype(np.uint8) * 255).copy()
-    ImageDraw.floodfill(mask, (int(columns[middle]), int(rows[middle])), 128)
-    sheet = np.asarray(mask) == 128
-    # A drawing on the sheet belongs to it: whatever has the sheet to its left and right, or above and below.
-    for axis in (0, 1):
-        before, after = (np.maximum.accumulate(np.flip(sheet, axis) if turn else sheet, axis) for turn in (0, 1))
-        sheet = before & np.flip(after, axis)
-    if not _SHEET[0] < sheet.mean() < _SHEET[1]:
-        return None
-    inner = Image.fromarray(np.pad(sheet, 3).astype(np.uint8) * 255).filter(ImageFilter.MinFilter(5))
-    inner = inner.crop((3, 3, inner.width - 3, inner.height - 3))
-    return np.asarray(inner.resize(picture.size, Image.Resampling.NEAREST)) > 0
+    turns = round(_SMALL * _PEN / 4)
+    margin = 4 * turns  # a strip of desk at the border goes on beyond it, so it is no line
+    closed = Image.fromarray(np.pad(np.asarray(small), margin, mode="edge"))
+    for kind in (ImageFilter.MaxFilter, ImageFilter.MinFilter):
+        for _ in range(turns):
+            closed = closed.filter(kind(5))
+    closed = closed.crop((margin, margin, margin + small.width, margin + small.height))
+    return np.asarray(closed.resize(picture.size, Image.Resampling.BILINEAR), dtype=np.float64)
 
 
-def _find_ink(pixels: Floats, sheet: NDArray[np.bool_] | None = None, thin: int = 1) -> tuple[Floats, bool] | None:
-    """Return the ink [h, w] in the box around a drawing (0: ground), and whether the ink is darker than the ground.
+def _find_ink(pixels: Floats, ground: Floats | None = None, thin: int = 1) -> _Found | None:
+    """Return what differs from the `ground` [H, W], if it is at least `thin` pixels thick; None if that is no drawing.
 
-    The ground is a plane fitted to the border, because the light on a photographed sheet is rarely even. Only the part
-    of the picture where `sheet` is true counts, and only parts of the drawing that are at least `thin` pixels thick.
+    Without a ground, it is a plane fitted to the border, because the light on a photographed sheet is rarely even.
     """
     height, width = pixels.shape
     if min(height, width) < 3:
         return None
     border = _border(pixels.shape, max(1, min(height, width) // 20))
-    if sheet is not None:
-        narrow = ImageFilter.MinFilter(2 * max(1, min(height, width) // 40) + 1)
-        border = sheet & ~(np.asarray(Image.fromarray(np.pad(sheet, 1)).convert("L").filter(narrow))[1:-1, 1:-1] > 0)
-    difference = pixels - _fit_ground(pixels, border)
-    if sheet is not None:
-        difference[~sheet] = 0
+    difference = pixels - (_fit_ground(pixels, border) if ground is None else ground)
     # The ink is what differs most from the ground.
     strongest = difference[abs(difference) >= np.quantile(abs(difference), 0.98)]
     is_dark = bool(strongest.mean() < 0)
@@ -200,7 +197,8 @@ def _find_ink(pixels: Floats, sheet: NDArray[np.bool_] | None = None, thin: int 
         return None
     # Half of the threshold still belongs to the soft edge of a line. Less is paper.
     soft = np.where(ink > threshold / 2, ink - threshold / 2, 0)
-    return soft[_span_without_specks(soft.sum(axis=1)), _span_without_specks(soft.sum(axis=0))], is_dark
+    box = _span_without_specks(soft.sum(axis=1)), _span_without_specks(soft.sum(axis=0))
+    return _Found(soft[box], is_dark, pixels.shape)
 
 
 def _border(shape: tuple[int, ...], width: int) -> NDArray[np.bool_]:

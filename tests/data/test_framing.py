@@ -155,8 +155,23 @@ def lay_on_desk(sheet: Image.Image) -> Image.Image:
     return desk
 
 
-@loop_over("change", [rule, lay_on_desk, lambda sheet: lay_on_desk(rule(sheet))])
-def test_ruled_lines_and_the_desk_are_left_out(change) -> None:
+def throw_shadow(sheet: Image.Image) -> Image.Image:
+    """Half of the picture is darker, with a soft edge."""
+    light = 1 - 0.38 / (1 + np.exp(-np.linspace(-15, 15, sheet.width)))
+    return Image.fromarray((np.asarray(sheet) * light).astype(np.uint8))
+
+
+@loop_over(
+    "change",
+    [
+        rule,
+        lay_on_desk,
+        lambda sheet: lay_on_desk(rule(sheet)),
+        throw_shadow,
+        lambda sheet: throw_shadow(lay_on_desk(sheet)),
+    ],
+)
+def test_ruled_lines_the_desk_and_shadows_are_left_out(change) -> None:
     ((plain, _),) = frame_picture(draw_seven(noise=2), DARK, SHAPE)
     ((image, _),) = frame_picture(change(draw_seven(noise=2)), DARK, SHAPE)
     assert max(drawn_box(image, 0)) in (19, 20, 21)
