@@ -322,7 +322,7 @@ class DataConfig(Config):
 
 
 class TrainConfig(Config):
-    """Training settings; exactly one of `LENGTHS` is given.
+    """Training settings. `steps`, `epochs` or `max_time` gives the length; with two of them, the run ends at the first.
 
     Optional settings default to None, because a TOML file cannot set None.
     """
@@ -332,7 +332,9 @@ class TrainConfig(Config):
         None, description=f"Passes over the training images; {DEFAULT_EPOCHS:g} unless another length is given."
     )
     max_time: Seconds | None = Field(
-        None, description="Training time, such as 10m or 1h30m; includes the time before an interruption."
+        None,
+        description="Training time, such as 10m or 1h30m; includes the time before an interruption. Also limits a "
+        "number of steps or epochs.",
     )
     batch: Images = Field(16, description="Images in a batch.")
     accumulation: Images = Field(1, description="Batches whose gradients are summed for one step.")
@@ -390,8 +392,8 @@ class TrainConfig(Config):
 
     def check(self) -> None:
         given = [name for name in LENGTHS if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"exactly one of steps, epochs and max_time sets the length, found {given or 'none'}")
+        if not given or {"steps", "epochs"} <= set(given):
+            raise ValueError(f"steps or epochs, max_time, or both set the length, found {given or 'none'}")
         # Other optimizers overflow to infinity, which the next loss shows; torch's Muon fails instead.
         if self.optimizer == "muon" and self.learning_rate * max(1, self.weight_decay) > _LARGEST_MUON_RATE:
             raise ValueError(

@@ -60,9 +60,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     "cifar10-paper": _PAPER_RECIPE,
 }
 
-# Training settings for folders of pictures, whatever the preset: a run that one can watch, and that ends early if there
-# are few pictures. Mirroring is off, because letters, icons and pixel art often have a direction.
+# Training settings for folders of pictures, whatever the preset: a run that one can watch, and that ends before it
+# overfits (docs/guide/your-pictures.md). Mirroring is off, because letters, icons and pixel art often have a direction.
 FOLDER_RECIPE: dict[str, Any] = {
+    "epochs": 8.0,
     "max_time": 900.0,
     "batch": 8,
     "schedule": "trapezoid",

@@ -198,8 +198,11 @@ def test_bytes_are_never_flipped(raises_one_line) -> None:
     assert parse_config(RunConfig, tables, "run").train.flip
 
 
-@pytest.mark.parametrize("given", [{"steps": 5}, {"epochs": 0.5}, {"max_time": 60.0}])
-def test_one_length_is_enough(given: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [{"steps": 5}, {"epochs": 0.5}, {"max_time": 60.0}, {"steps": 5, "max_time": 60.0}, {"epochs": 1.0, "max_time": 9}],
+)
+def test_a_length_may_have_a_time_limit(given: dict[str, float]) -> None:
     assert TrainConfig(**given).model_dump(exclude_none=True).items() >= given.items()  # type: ignore[arg-type]
 
 
@@ -208,14 +211,12 @@ def test_one_length_is_enough(given: dict[str, float]) -> None:
     [
         {},
         {"steps": 5, "epochs": 1.0},
-        {"epochs": 1.0, "max_time": 60.0},
-        {"steps": 5, "max_time": 60.0},
         {"steps": 5, "epochs": 1.0, "max_time": 60.0},
     ],
 )
-def test_exactly_one_length_must_be_given(raises_one_line, given: dict[str, float]) -> None:
+def test_no_length_and_two_numbers_of_steps_are_refused(raises_one_line, given: dict[str, float]) -> None:
     found = ", ".join(f"'{key}'" for key in given) or "none"
-    with raises_one_line(UsageError, "train", "exactly one of steps, epochs and max_time", found):
+    with raises_one_line(UsageError, "train", "steps or epochs, max_time, or both set the length", found):
         parse_config(TrainConfig, given, "train")
 
 

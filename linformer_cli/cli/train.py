@@ -12,7 +12,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.files import require_writable
 from linformer_cli.presets import BYTES_PRESET, CIFAR10_PRESET, DEFAULT_PRESET, FEW_PICTURES, PRESETS
 from linformer_cli.system.distributed import join_team, notice_loss
-from linformer_cli.units import WINDOWS, format_duration
+from linformer_cli.units import WINDOWS, count_words, format_duration
 
 from . import options
 from .config_options import Fields, with_fields
@@ -96,7 +96,7 @@ class TrainOptions:
     ] = False
     quiet: options.Quiet = False
     json: options.Json = False
-    length: Annotated[dict[str, Any], Fields(TrainConfig, "Length of training (one of these)", only=LENGTHS)]
+    length: Annotated[dict[str, Any], Fields(TrainConfig, "Length of training", only=LENGTHS)]
     pictures: Annotated[dict[str, Any], Fields(DataConfig, "Pictures", only=LOOK_SETTINGS)]
     preset: Annotated[
         str | None,
@@ -233,19 +233,19 @@ def _begin(asked: TrainOptions, team: "Team") -> "Trainer[PixelTask]":
 def _explain_choice(settings: "Settings", count: int) -> None:
     """Say what was chosen for a folder of pictures, and what to expect of few."""
     train = settings.train
-    length = next(f"{getattr(train, name):g} {name}" for name in LENGTHS if getattr(train, name) is not None)
+    lengths = [f"{getattr(train, name):g} {name}" for name in ("steps", "epochs") if getattr(train, name) is not None]
     if train.max_time is not None:
-        length = format_duration(train.max_time)
+        lengths.append(format_duration(train.max_time))
     classes = f", classes hidden for {train.hide_class:g} (--no-classes: none)" if settings.data.labels else ""
     patience = f"; ends after {train.patience} validations in a row without a better one (--patience)"
     info(
-        f"chosen: --preset {settings.preset}, --batch {train.batch}, at most {length}"
+        f"chosen: --preset {settings.preset}, --batch {train.batch}, at most {' or '.join(lengths)}"
         f"{patience if train.patience else ''}{classes}"
     )
     if count < FEW_PICTURES:
         info(
-            f"{count} training images are few: below about {FEW_PICTURES}, a model draws rough shapes, or copies the "
-            "training images; compare them with lintx sample --nearest"
+            f"{count_words(count, 'training image')}: below about {FEW_PICTURES}, a model draws rough shapes, or "
+            "copies the training images; compare them with lintx sample --nearest"
         )
 
 
@@ -310,13 +310,16 @@ def _run(trainer: "Trainer[PixelTask]", path: Path, json: bool) -> None:
     if progress.step == began:
         info("no step was left to train; give a larger --steps, --epochs or --max-time")
     if trainer.has_lost_patience:
-        info(f"ended early: {progress.worse_validations} validations without a better one; best/ has the best weights")
+        info(
+            f"ended early: {progress.worse_validations} validations without a better one; best/ has the best weights, "
+            "and --resume continues with --patience 0"
+        )
     if trainer.peak_learning_rate:
         info(f"peak learning rate {trainer.peak_learning_rate:.3g}")
     info(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} {words.bits}; try")
     info(f"lintx sample {path}{'' if words is WINDOWS else ' -n 16 -o samples.png'}")
     copying = None
-    if task.config.data.name.startswith("folder:") and task.drawn is not None and trainer.team.leads:
+    if task.config.data.name.startswith(("folder:", "array:")) and task.drawn is not None and trainer.team.leads:
         from linformer_cli.evaluation.nearest import measure_copying
 
         copying, _ = measure_copying(task.drawn, task.training, task.validation, task.config.model.image)

@@ -176,8 +176,8 @@ def merge_settings(
     if pictures is not None:
         images_preset, recipe = images_preset or pictures.preset, dict(FOLDER_RECIPE)
         chosen = {**document.get("train", {}), **given.train}
-        if not chosen.keys().isdisjoint(LENGTHS):
-            del recipe["max_time"]
+        if not chosen.keys().isdisjoint(("steps", "epochs")):
+            del recipe["epochs"], recipe["max_time"]
         if not chosen.keys().isdisjoint(("evaluate_every", "sample_every", "save_every")):
             del recipe["check_every"]
     name = given.preset or document.get("preset")

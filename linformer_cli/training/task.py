@@ -77,18 +77,18 @@ AnyTask = TypeVar("AnyTask", bound=Task[Any, Any])
 def measure_progress(
     config: TrainConfig, step: int, elapsed_seconds: float, train_items: int, ending_seconds: float = 0.0
 ) -> float:
-    """Return the finished share of a run in [0, 1], measured in steps, images or time.
+    """Return the finished share of a run in [0, 1]: the largest of those measured in steps, images and time.
 
     The last validation and samples take `ending_seconds`, which `max_time` includes.
     """
+    done = []
+    if config.steps is not None:
+        done.append(step / config.steps)
+    if config.epochs is not None:
+        done.append(step * config.batch * config.accumulation / (config.epochs * train_items))
     if config.max_time is not None:
-        done = elapsed_seconds / max(config.max_time - ending_seconds, config.max_time / 2)
-    elif config.steps is not None:
-        done = step / config.steps
-    else:
-        assert config.epochs is not None
-        done = step * config.batch * config.accumulation / (config.epochs * train_items)
-    return min(done, 1.0)
+        done.append(elapsed_seconds / max(config.max_time - ending_seconds, config.max_time / 2))
+    return min(max(done), 1.0)
 
 
 def learning_rate_at(config: TrainConfig, step: int, share: float) -> float:

@@ -27,7 +27,7 @@ def configure(tiny_model_config: ModelConfig) -> Callable[..., RunConfig]:
             "sample_images": 2,
             **train,
         }
-        if "max_time" in train or "epochs" in train:
+        if "steps" not in train and ("max_time" in train or "epochs" in train):
             del settings["steps"]
         return RunConfig(model=model, data=DataConfig(name="glyphs"), train=TrainConfig(**settings))
 

@@ -115,11 +115,11 @@ def test_a_length_option_replaces_the_length_in_the_file(write) -> None:
         assert train.batch == 7
 
 
-def test_two_lengths_in_one_place_are_refused(write, raises_one_line) -> None:
-    with raises_one_line(UsageError, "exactly one of steps, epochs and max_time"):
+def test_steps_and_epochs_in_one_place_are_refused(write, raises_one_line) -> None:
+    with raises_one_line(UsageError, "steps or epochs, max_time, or both set the length"):
         build(train={"steps": 3, "epochs": 1.0})
-    file = write("[train]\nsteps = 3\nmax_time = 9")
-    with raises_one_line(UsageError, "exactly one of steps, epochs and max_time"):
+    file = write("[train]\nsteps = 3\nepochs = 9")
+    with raises_one_line(UsageError, "steps or epochs, max_time, or both set the length"):
         build(file)
     assert build(file, train={"steps": 4}).train.steps == 4
 
@@ -307,7 +307,7 @@ def test_a_folder_of_pictures_chooses_its_settings() -> None:
         chosen = merge_settings(given, pictures=pictures)
         assert (chosen.preset, chosen.data.labels) == (preset, classes > 0)
         train = chosen.train
-        assert (train.max_time, train.epochs, train.patience, train.flip) == (900, None, 3, False)
+        assert (train.max_time, train.epochs, train.patience, train.flip) == (900, 8, 3, False)
         assert train.hide_class == (0.2 if classes else 0)
         chosen.build(pictures.shape, classes)
     asked = merge_settings(
@@ -315,6 +315,8 @@ def test_a_folder_of_pictures_chooses_its_settings() -> None:
     )
     assert (asked.preset, asked.train.max_time, asked.train.check_every) == ("tiny", None, None)
     assert asked.train.flip and asked.train.epochs == 2
+    timed = merge_settings(replace(given, train={"max_time": 60.0}), pictures=pictures).train
+    assert (timed.max_time, timed.epochs) == (60, 8)
 
 
 def test_the_config_of_a_run_names_its_source(source, tmp_path, raises_one_line) -> None:

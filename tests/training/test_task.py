@@ -25,6 +25,16 @@ def test_progress_in_time_counts_only_seconds() -> None:
     assert [measure_progress(config, 10**9, seconds, 1) for seconds in (0, 15, 60)] == [0, 0.25, 1]
 
 
+def test_a_time_limits_a_number_of_steps_or_epochs() -> None:
+    for length in ({"steps": 10}, {"epochs": 2, "batch": 4}):  # two epochs of 20 images are ten batches of 4
+        config = TrainConfig(max_time=60, **length)
+        assert [measure_progress(config, step, seconds, 20) for step, seconds in ((5, 15), (1, 45), (10, 0))] == [
+            0.5,
+            0.75,
+            1,
+        ]
+
+
 def test_progress_never_exceeds_1() -> None:
     for config in (TrainConfig(steps=1), TrainConfig(epochs=0.001), TrainConfig(max_time=0.5)):
         assert measure_progress(config, 10**6, 10.0**6, 10) == 1
