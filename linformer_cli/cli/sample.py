@@ -245,9 +245,14 @@ def _compare(path: Path, images: "NDArray[np.uint8]", session: Session) -> "Copy
     from linformer_cli.evaluation.nearest import measure_copying, render_nearest
     from linformer_cli.files import write_file
     from linformer_cli.report.grids import encode_png
+    from linformer_cli.training.run_folder import RunFolder
 
     shape = session.model.config.image
-    train, held_out = load_for_training(DataConfig(name=session.checkpoint.info.data.name), session.look)
+    data = DataConfig(name=session.checkpoint.info.data.name)
+    run = RunFolder(session.checkpoint.path.parent)
+    if run.config_file.is_file():  # the images of a run are where it found them
+        data = data.model_copy(update={"data_dir": run.read_config().data.data_dir})
+    train, held_out = load_for_training(data, session.look)
     train.require_shape(shape)
     copying, nearest = measure_copying(images, train, held_out, shape)
     pairs = (paint(each, shape) for each in (images, train.images[nearest.indices]))

@@ -1,10 +1,8 @@
 """A folder of the user's own images as a data set, decoded once into a file that is memory-mapped."""
 
 import contextlib
-import csv
 import dataclasses
 import hashlib
-import heapq
 import json
 import math
 import os
@@ -14,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,22 +24,14 @@ from linformer_cli.errors import DataError, shorten
 from linformer_cli.units import count_words
 
 from . import SPLITS, Split
+from .listing import Item, Listing, compare_classes, find_classes, list_folder, split_items
 from .look import Look, Pixels
 from .mapped import MappedArray
-from .pictures import HEIC_ENDINGS, list_endings, read_frames
+from .pictures import read_frames
 from .survey import Survey, describe_sizes, sample_evenly
 
-LABELS = "labels.csv"
-# One image in ten is for testing, and one in ten for validation.
-_HELD_OUT = 10
-# Common names of split folders, in lower case.
-_SPLIT_FOLDERS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
 # Increase this number when folders are split, ordered, decoded or stored differently. It invalidates older caches.
-CACHE_VERSION = 7
+CACHE_VERSION = 8
 _IMAGES = "images.bin"
 _LEFTOVER_SECONDS = 24 * 60 * 60
 _LOOK = TypeAdapter(Look)
@@ -58,26 +48,6 @@ class FolderImages:
     labels: NDArray[np.int64] | None
     look: Look
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, order=True)
-class _Item:
-    """An image of a set: the file, the frame in it, the tile of the frame, and a digest that copies share."""
-
-    name: str
-    frame: int = 0
-    tile: int = 0
-    digest: str = dataclasses.field(default="", compare=False)
-
-
-@dataclass(frozen=True)
-class _Listing:
-    """The files of a folder: pictures, class names by file, messages about what cannot be read, and what is ignored."""
-
-    pictures: list[str]
-    labels: dict[str, str]
-    unread: list[str]
-    notes: list[str]
 
 
 def load_folder(
@@ -101,7 +71,7 @@ def load_folder(
     folder is missing, has fewer than three different images, has no readable image for a split, or has classes that a
     given look lacks. Raises `UsageError` if the images would be too large for a model.
     """
-    listing = _list_folder(folder)
+    listing = list_folder(folder)
     asked = repr(wanted.model_copy(update={"name": ""}) if look is None else dataclasses.replace(look, frame=None))
     key = hashlib.sha256(os.fsencode(f"{folder.resolve()} {asked}")).hexdigest()[:16]
     fingerprint = _fingerprint(folder, listing)
@@ -139,89 +109,7 @@ def note_skipped(skipped: Sequence[str]) -> tuple[str, ...]:
     return (many + skipped[0],) if skipped else ()
 
 
-def _list_folder(folder: Path) -> _Listing:
-    """Find the pictures in a folder, their labels, and what else is there."""
-    files, unread = _list_files(folder)
-    endings = list_endings() | {".npy"}
-    pictures = [name for name in files if PurePosixPath(name).suffix.lower() in endings]
-    labels, notes = _read_labels(folder, pictures) if LABELS in files else ({}, [])
-    others = [name for name in files if PurePosixPath(name).suffix.lower() not in endings and name != LABELS]
-    heic = sum(name.lower().endswith(HEIC_ENDINGS) for name in others)
-    if heic:
-        notes.append(f"{count_words(heic, 'HEIC picture')} left out; pip install pillow-heif, or save as JPEG")
-    if len(others) > heic:
-        first = next(name for name in others if not name.lower().endswith(HEIC_ENDINGS))
-        notes.append(f"{count_words(len(others) - heic, 'file')} ignored, which are no pictures, such as {first}")
-    return _Listing(pictures, labels, unread, notes)
-
-
-def _read_labels(folder: Path, pictures: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The class of each picture that `labels.csv` names, and lines about it. The first line may be a heading."""
-    try:
-        text = (folder / LABELS).read_text(encoding="utf-8-sig")
-        rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines(), skipinitialspace=True) if row]
-    except (OSError, UnicodeError, csv.Error) as error:
-        return {}, [f"{LABELS} cannot be read ({error}), so it is ignored"]
-    by_name = {PurePosixPath(name).name: name for name in pictures} | {name: name for name in pictures}
-    labels = {by_name[row[0]]: row[1] for row in rows if len(row) > 1 and row[0] in by_name and row[1]}
-    if len(labels) < len(pictures):
-        missing = next(name for name in pictures if name not in labels)
-        return {}, [
-            f"{LABELS} is ignored: its lines 'file,label' name {len(labels):,} of {len(pictures):,} pictures, and not, "
-            f"for example, {missing}"
-        ]
-    return labels, []
-
-
-def _list_files(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the relative paths of all files below `folder`, and messages about what cannot be read.
-
-    Paths use `/`, and both lists are sorted. Hidden files and folders are left out. Raises `DataError` if `folder`
-    itself cannot be read.
-    """
-    endings = list_endings()
-    found, unread = [], []
-    # Each folder is read once. Folders come before links, so that a folder is read under its own name, and the order
-    # does not depend on the file system.
-    waiting, seen = [(False, folder)], set()
-    while waiting:
-        _, place = heapq.heappop(waiting)
-        try:
-            status = place.stat()
-            if (identity := (status.st_dev, status.st_ino)) in seen:
-                continue
-            seen.add(identity)
-            with os.scandir(place) as opened:
-                entries = [entry for entry in opened if not entry.name.startswith(".")]
-        except OSError as error:
-            if place == folder:
-                raise _unreadable(folder, error) from None
-            unread.append(f"cannot read the folder {place} ({error.strerror or error})")
-            continue
-        for entry in entries:
-            path = place / entry.name
-            try:
-                is_folder = entry.is_dir()
-            except OSError as error:  # for example, a link to itself; it is skipped like a broken image
-                is_folder = False
-                if path.suffix.lower() not in endings:
-                    unread.append(f"cannot read {path} ({error.strerror or error})")
-                    continue
-            if is_folder:
-                heapq.heappush(waiting, (entry.is_symlink(), path))
-            else:
-                found.append(path.relative_to(folder).as_posix())
-    return sorted(found), sorted(unread)
-
-
-def _unreadable(folder: Path, error: OSError) -> DataError:
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        found = "is not a folder" if folder.exists() else "does not exist"
-        return DataError(f"{folder} {found}; pass a folder that holds images, as in folder:PATH")
-    return DataError(f"cannot read the folder {folder} ({error.strerror or error})")
-
-
-def _fingerprint(folder: Path, listing: _Listing) -> str:
+def _fingerprint(folder: Path, listing: Listing) -> str:
     digest = hashlib.sha256(f"{CACHE_VERSION}\n{listing.notes}\n{sorted(listing.labels.items())}\n".encode())
     for name in listing.pictures:
         try:
@@ -240,9 +128,7 @@ def _is_current(home: Path, fingerprint: str) -> bool:
     return False
 
 
-def _build(
-    home: Path, folder: Path, listing: _Listing, wanted: DataConfig, look: Look | None, fingerprint: str
-) -> None:
+def _build(home: Path, folder: Path, listing: Listing, wanted: DataConfig, look: Look | None, fingerprint: str) -> None:
     """Decode all images into a new folder, then rename it to `home`."""
     if not listing.pictures:
         extra = f" ({'; '.join(listing.notes)})" if listing.notes else ""
@@ -250,7 +136,9 @@ def _build(
     tile = wanted.tile if look is None else look.tile
     survey, items, skipped, notes = _survey(folder, listing, tile)
     if not items:
-        reason = f"{len(skipped)} broken ones; {skipped[0]}" if skipped else f"{notes[0]}; change --tile"
+        reason = (
+            f"{count_words(len(skipped), 'broken file')}; {skipped[0]}" if skipped else f"{notes[0]}; change --tile"
+        )
         raise DataError(f"{folder} has no readable image, and {reason}")
     different = len({item.digest for item in items}) + len(skipped)
     if different < len(SPLITS):
@@ -260,8 +148,8 @@ def _build(
             f"{advice}"
         )
     readable = {item.name for item in items}
-    parts = _split(items, [name for name in listing.pictures if name not in readable])
-    class_of = listing.labels or _class_of_each([item.name for item in items])
+    parts = split_items(items, [name for name in listing.pictures if name not in readable])
+    class_of = listing.labels or find_classes([item.name for item in items])
     names = sorted(set(class_of.values()))
     if "" in names[:-2]:
         loose = next(name for name in class_of if not class_of[name])
@@ -275,7 +163,7 @@ def _build(
         notes = [*describe_sizes(survey.sizes, look), *notes]
     classes = {split: [class_of[item.name] for item in part] for split, part in parts.items()}
     if names:
-        notes += _compare_classes(classes)
+        notes += compare_classes(classes)
     shape = look.shape
     sizes = [len(items), shape.height, shape.width, shape.channels]
     index = {
@@ -297,10 +185,13 @@ def _build(
         # The file is not memory-mapped here, because writing to a mapped file on a full disk kills the process.
         with open(writing / _IMAGES, "wb") as file:
             for name in dict.fromkeys(item.name for item in items):
-                for item, pixels in _read_items(folder, name, tile):
-                    if item in places:
-                        file.seek(places[item] * math.prod(sizes[1:]))
-                        file.write(look.read(pixels).tobytes())
+                with contextlib.suppress(DataError):  # as in the survey, a file may be broken after its first images
+                    for item, pixels in _read_items(folder, name, tile):
+                        if (place := places.pop(item, None)) is not None:
+                            file.seek(place * math.prod(sizes[1:]))
+                            file.write(look.read(pixels).tobytes())
+            if places:
+                raise DataError(f"{folder / next(iter(places)).name} has changed since it was first read; try again")
             file.flush()
             os.fsync(file.fileno())
         (writing / "index.json").write_text(json.dumps(index), encoding="utf-8")
@@ -316,47 +207,47 @@ def _build(
         shutil.rmtree(writing, ignore_errors=True)
 
 
-def _survey(folder: Path, listing: _Listing, tile: int | None) -> tuple[Survey, list[_Item], list[str], list[str]]:
+def _survey(folder: Path, listing: Listing, tile: int | None) -> tuple[Survey, list[Item], list[str], list[str]]:
     """Look at all images: the survey, the images that can be read, messages about the others, and lines to show."""
-    survey, items, skipped, unused = Survey(), [], [], 0
+    items: list[Item] = []
+    survey, skipped, unused = Survey(), [], 0
     for name in listing.pictures:
-        found = []
+        before = len(items)
         try:
             for item, pixels in _read_items(folder, name, tile):
                 if pixels is None:
                     unused += 1
                 else:
-                    found.append(dataclasses.replace(item, digest=survey.add(pixels).hex()))
+                    items.append(dataclasses.replace(item, digest=survey.add(pixels).hex()))
         except DataError as error:
-            skipped.append(str(error))
-            continue
-        items += found
+            used = count_words(len(items) - before, "image")
+            skipped.append(f"{error}, after {used}, used anyway" if len(items) > before else str(error))
     notes = []
     files = len({item.name for item in items})
     if len(items) > files:
         what = f"tiles of {tile} x {tile}" if tile is not None else "frames"
         notes.append(f"{len(items):,} {what} in {count_words(files, 'file')}, each an image of its own")
     if unused:
-        what = "frames of another size, and previews" if tile is None else "tiles of one colour, or cut off by an edge"
-        notes.append(f"not used: {unused:,} {what}")
+        what = "of another size, or a preview" if tile is None else "of one colour, or cut off by an edge"
+        notes.append(f"not used: {count_words(unused, 'frame' if tile is None else 'tile')} {what}")
     copies = Counter(item.digest for item in items)
     if extra := sum(count - 1 for count in copies.values()):
         notes.append(f"{count_words(extra, 'image')} equal to another one; equal images are in the same split")
     return survey, items, skipped, notes
 
 
-def _read_items(folder: Path, name: str, tile: int | None) -> Iterator[tuple[_Item, Any]]:
+def _read_items(folder: Path, name: str, tile: int | None) -> Iterator[tuple[Item, Any]]:
     """The images in a file with their pixels, or with None where a frame or a tile is not used."""
     for number, pixels in enumerate(read_frames(folder / name)):
         if tile is None or pixels is None:
-            yield _Item(name, number), pixels
+            yield Item(name, number), pixels
             continue
         rows, columns = range(0, pixels.shape[0], tile), range(0, pixels.shape[1], tile)
         for place, (top, left) in enumerate((top, left) for top in rows for left in columns):
             part = pixels[top : top + tile, left : left + tile]
             shown = part if part.shape[2] < 4 or part[..., 3].any() else part[..., 3:]
             is_used = part.shape[:2] == (tile, tile) and (shown != shown[:1, :1]).any()
-            yield _Item(name, number, place), part if is_used else None
+            yield Item(name, number, place), part if is_used else None
 
 
 def _read_first(folder: Path, names: Sequence[str], tile: int | None) -> Iterator[Pixels]:
@@ -364,15 +255,6 @@ def _read_first(folder: Path, names: Sequence[str], tile: int | None) -> Iterato
     for name in names:
         with contextlib.suppress(DataError):
             yield from (pixels for _, pixels in _read_items(folder, name, tile) if pixels is not None)
-
-
-def _compare_classes(classes: dict[str, list[str]]) -> list[str]:
-    counts = Counter(name for part in classes.values() for name in part)
-    late = [name for name in sorted(counts) if name not in set(classes["train"])]
-    lines = [f"{len(counts)} classes: {shorten(', '.join(f'{name} ({counts[name]:,})' for name in sorted(counts)))}"]
-    if late:
-        lines.append(f"no training image has the class {' or '.join(late)}, so a model cannot learn it")
-    return lines
 
 
 def _remove_leftovers(home: Path, key: str) -> None:
@@ -388,60 +270,3 @@ def _remove_leftovers(home: Path, key: str) -> None:
             touched = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
             if time.time() - touched > _LEFTOVER_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _split(items: Sequence[_Item], broken: Sequence[str]) -> dict[str, list[_Item]]:
-    """Return the items in each split, in order. A split depends only on names, so a broken file changes no split."""
-    # Images are chosen by digest, because names often sort by class or by date. Validation and test images keep the
-    # order of their digests, because often only the first of them are used.
-    names = [*broken, *dict.fromkeys(item.name for item in items)]
-    own, per_file = _brings_splits(names), Counter(item.name for item in items)
-    together = len(per_file) >= _HELD_OUT
-    chosen: dict[str, str] = {}
-    groups: dict[str, list[_Item]] = {name: [] for name in broken}
-    for item in sorted(items, key=_order):
-        split = own and _split_folder(item.name)
-        group = item.name if together and per_file[item.name] > 1 else item.digest
-        group = f"{split}/{group}" if split else group
-        groups.setdefault(group, []).append(item)
-        chosen[group] = split or "train"
-    for name in broken:
-        chosen[name] = (own and _split_folder(name)) or "train"
-    order = sorted(groups, key=lambda group: _order(groups[group][0] if groups[group] else _Item(group)))
-    free = [group for group in order if chosen[group] == "train"]
-    # Copies are for training, so that those who hold out images do not measure one of them many times.
-    free.sort(key=lambda group: len(groups[group]) > 1 and not (together and per_file[groups[group][0].name] > 1))
-    held_out = max(1, len(free) // _HELD_OUT)
-    for split in ("test", "validation"):
-        if split not in chosen.values():
-            chosen.update(dict.fromkeys(free[:held_out], split))
-            free = free[held_out:]
-    parts: dict[str, list[_Item]] = {
-        split: [item for group in order if chosen[group] == split for item in groups[group]] for split in SPLITS
-    }
-    parts["train"].sort()
-    return parts
-
-
-def _order(item: _Item) -> tuple[bytes, int, int]:
-    return hashlib.sha256(os.fsencode(item.name)).digest(), item.frame, item.tile
-
-
-def _split_folder(name: str) -> str | None:
-    """Return the split that a file's top folder is named after, or None."""
-    first, _, rest = name.partition("/")
-    return _SPLIT_FOLDERS.get(first.casefold()) if rest else None
-
-
-def _brings_splits(names: Sequence[str]) -> bool:
-    """Whether there are folders for training and for another split. A folder `train` alone may be a class."""
-    found = set(map(_split_folder, names))
-    return "train" in found and not found.isdisjoint({"validation", "test"})
-
-
-def _class_of_each(names: Sequence[str]) -> dict[str, str]:
-    """Return the class folder of each file, or "" if there is none. The folder of a split is not a class."""
-    names = list(dict.fromkeys(names))
-    own = _brings_splits(names) or all(map(_split_folder, names))
-    within = {name: name.partition("/")[2] if own and _split_folder(name) else name for name in names}
-    return {name: rest.rpartition("/")[0].partition("/")[0] for name, rest in within.items()}

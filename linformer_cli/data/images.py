@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from linformer_cli.config import DataConfig, ImageShape, holds_bytes
+from linformer_cli.config import LOOK_SETTINGS, DataConfig, ImageShape, holds_bytes
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import DataError, UsageError, unknown_name
 from linformer_cli.files import user_cache
@@ -24,7 +24,7 @@ from .framing import measure_frame
 from .glyphs import CHARACTERS, COUNTS, DEFAULT_SIZE, draw_glyphs
 from .look import Look, format_sides
 from .pictures import border_brightness
-from .survey import Survey, sample_evenly
+from .survey import Survey, describe_sizes, sample_evenly
 from .torchvision_sets import CLASS_NAMES, load_torchvision_set
 
 DATA_SETS = (*CLASS_NAMES, "array:DIR", "folder:PATH", "bytes:PATH", "glyphs")
@@ -186,7 +186,8 @@ def _check_settings(data: DataConfig, kind: str) -> None:
         if value is not None and kind not in kinds:
             flag, shown = f"--{key.replace('_', '-')}", format_sides(value) if key == "image_size" else value
             taking = " and ".join({"glyphs": "glyphs", "array": "array:DIR"}.get(one, f"{one}:PATH") for one in kinds)
-            raise UsageError(f"{flag} {shown} is for {taking}, not for --data {data.name}; drop {flag}")
+            whole = ": arrays are used as they are; cut or resize them with numpy" if kind == "array" else ""
+            raise UsageError(f"{flag} {shown} is for {taking}, not for --data {data.name}{whole}; drop {flag}")
     if data.image_size is not None:  # before anything is drawn or decoded
         height, width = data.image_size
         where = f"--image-size {format_sides(data.image_size)}"
@@ -199,9 +200,12 @@ def _read_arrays(
     folder: str, images: NDArray[Any], data: DataConfig, look: Look | None
 ) -> tuple[NDArray[np.uint8], Look | None, tuple[str, ...]]:
     """The images uint8 of an array, its look and lines about it. Grey and RGB images of 8 bits are as they are."""
-    asked = any(getattr(data, key) is not None for key in ("ground", "range", "colours", "channels"))
-    plain = images.dtype == np.uint8 and images.shape[3] != 4
-    if plain and not asked and (look is None or not look.shape.palette):
+    asked = any(getattr(data, key) is not None for key in LOOK_SETTINGS)
+    plain = images.dtype == np.uint8 and images.shape[3] != 4 and not asked
+    # The look of a model changes the colours of such images, not their size.
+    same_size = look is not None and images.shape[1:3] == (look.shape.height, look.shape.width)
+    other_colours = look is not None and (look.shape.palette or (same_size and images.shape[3] != look.shape.channels))
+    if plain and not other_colours:
         return images, None, ()
     notes: list[str] = []
     if look is None:
@@ -212,6 +216,7 @@ def _read_arrays(
             survey.add(pixels)
         own = data.model_copy(update={"image_size": whole.shape[1:3]})
         look, notes = survey.choose(own, sample)
+    notes = [*describe_sizes({images.shape[1:3]: len(images)}, look), *notes]
     read = np.empty((len(images), look.shape.height, look.shape.width, look.shape.channels), np.uint8)
     for row, pixels in zip(read, images, strict=True):
         row[:] = look.read(pixels)

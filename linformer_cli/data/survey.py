@@ -1,6 +1,7 @@
 """Measures the look of a data set over all its pictures, and says what was found."""
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -38,6 +39,7 @@ class Survey:
     def __init__(self) -> None:
         self.sizes: Counter[tuple[int, int]] = Counter()
         self._colours: NDArray[np.uint32] | None = np.zeros(0, np.uint32)
+        self._blocks: Counter[tuple[int, int]] = Counter()  # of pixel art, by size: see `_measure_block`
         self._art = self._coloured = self._transparent = 0
         self._brightness = self._opacity = 0.0
         self._whole = True  # whether all numbers are integers
@@ -67,7 +69,10 @@ class Survey:
             found = np.unique(packed)
         equal = float((packed[::step, 1:] == packed[::step, :-1]).mean()) if width > 1 else 1.0
         most = max(_FEW_COLOURS, height * width // _PIXELS_PER_COLOUR) if channels > 1 else _FEW_COLOURS
-        self._art += len(found) <= min(_MOST_COLOURS, most) and equal >= _EQUAL
+        is_art = len(found) <= min(_MOST_COLOURS, most) and equal >= _EQUAL
+        self._art += is_art
+        block = _measure_block(packed) if is_art else 1
+        self._blocks[height, width] = math.gcd(self._blocks[height, width], block)
         if self._colours is not None:
             colours = np.union1d(self._colours, found)
             self._colours = colours if len(colours) <= _MOST_COLOURS else None
@@ -99,7 +104,8 @@ class Survey:
         """
         span, notes = self._choose_range(wanted)
         art = 2 * self._art > self.count and not self._spans
-        height, width = self._choose_size(wanted, art)
+        (height, width), enlarged = self._choose_size(wanted, art)
+        notes += enlarged
         given = wanted.model_dump(include={"fit", "ground", "tile"}, exclude_none=True)
         exact = self._colours is not None and not self._spans
         grey = not self._coloured and not self._transparent
@@ -145,19 +151,29 @@ class Survey:
             span = span[0], span[0] + 1
         return span, [f"numbers from {span[0]:g} (black) to {span[1]:g} (white){note}; --range LO,HI changes this"]
 
-    def _choose_size(self, wanted: DataConfig, art: bool) -> tuple[int, int]:
+    def _choose_size(self, wanted: DataConfig, art: bool) -> tuple[tuple[int, int], list[str]]:
+        """Height and width of the images, and a line about pixel art that was enlarged."""
         if wanted.image_size is not None:
-            return wanted.image_size
-        (size, count), *_ = self.sizes.most_common(1) or [((DEFAULT_SIDE, DEFAULT_SIDE), 0)]
-        if 2 * count < self.sizes.total():  # there is no usual size
+            return wanted.image_size, []
+        sizes: Counter[tuple[int, int]] = Counter()
+        enlarged: Counter[int] = Counter()
+        for (height, width), count in self.sizes.items():
+            block = self._blocks[height, width] if art else 1
+            sizes[height // block, width // block] += count
+            enlarged[block] += count
+        del enlarged[1]
+        (size, count), *_ = sizes.most_common(1) or [((DEFAULT_SIDE, DEFAULT_SIDE), 0)]
+        if 2 * count < sizes.total():  # there is no usual size
             if not art:
-                return DEFAULT_SIDE, DEFAULT_SIDE
-            sides = np.array(list(self.sizes.elements()))
+                return (DEFAULT_SIDE, DEFAULT_SIDE), []
+            sides = np.array(list(sizes.elements()))
             size = tuple(int(side) for side in np.quantile(sides, 0.95, axis=0, method="nearest"))  # type: ignore[assignment]
-        if max(size) <= _LARGEST_SIDE:
-            return size
-        height, width = (max(1, round(side * DEFAULT_SIDE / max(size))) for side in size)
-        return height, width
+        if max(size) > _LARGEST_SIDE:
+            height, width = (max(1, round(side * DEFAULT_SIDE / max(size))) for side in size)
+            return (height, width), []
+        blocks = ", ".join(f"{block} x {block}" for block in sorted(enlarged))
+        many = count_words(enlarged.total(), "picture")
+        return size, [f"{many} of enlarged pixel art: a block of {blocks} becomes one pixel"] if enlarged else []
 
     def _choose_palette(
         self, most: int | None, span: tuple[float, float] | None, sample: Iterable[Pixels]
@@ -228,6 +244,14 @@ def _describe_shape(look: Look) -> str:
     kind = "one value a pixel" if shape.palette else kinds[shape.channels]
     art = "" if look.smooth else ", pixel art, which is never smoothed"
     return f"images of {shape.height} x {shape.width}, {kind}, T = {shape.positions:,}{art}"
+
+
+def _measure_block(packed: NDArray[np.uint32]) -> int:
+    """The side of the squares of one colour that a picture [H, W] consists of: above 1 for enlarged pixel art."""
+    edges = list(packed.shape)
+    for axis in (0, 1):
+        edges += (np.flatnonzero(np.diff(packed, axis=axis).any(axis=1 - axis)) + 1).tolist()
+    return math.gcd(*edges)
 
 
 def _sample_pixels(pixels: Pixels, span: tuple[float, float] | None) -> NDArray[np.uint8]:

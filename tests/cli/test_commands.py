@@ -19,7 +19,7 @@ from linformer_cli import checkpoint_files
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoint
 from linformer_cli.checkpoint_files import DEFAULT_CHECKPOINT
-from linformer_cli.data import pictures
+from linformer_cli.data import images, pictures
 from linformer_cli.errors import LintxError
 from linformer_cli.metrics import COLUMNS
 from linformer_cli.report.grids import read_png_metadata
@@ -400,6 +400,28 @@ def test_samples_are_compared_with_training_images(lintx, run_folder, tmp_path, 
     data = ("--data", f"folder:{tmp_path / 'pictures'}", "--image-size", 10, "--preset", "tiny", "--steps", 1)
     found = lintx("train", *data, "--sample-images", 4, "--out", tmp_path / "run", "--json").document["copying"]
     assert found["samples"] == 4 and found["held_out_median_distance"] == 10 * 20
+
+
+def test_samples_are_compared_with_the_images_in_the_data_folder_of_the_run(lintx, tmp_path, monkeypatch):
+    roots = []
+
+    def load(_name, _train, root, _origin):
+        roots.append(root)
+        return np.arange(20 * 36, dtype=np.uint8).reshape(20, 6, 6, 1), np.zeros(20, np.int64)
+
+    monkeypatch.setattr(images, "load_torchvision_set", load)
+    data, run = ("--data", "mnist", "--data-dir", tmp_path), tmp_path / "run"
+    assert lintx("train", *data, "--preset", "tiny", "--steps", 1, "--sample-every", 0, "--out", run).code == 0
+    outcome = lintx("sample", run, "-n", 1, "-o", tmp_path / "x.png", "--nearest", tmp_path / "nearest.png")
+    assert outcome.code == 0 and roots == [tmp_path, tmp_path], outcome.stderr
+
+
+def test_a_run_without_patience_left_says_how_to_continue(lintx, tmp_path):
+    still = ("--learning-rate", 1e-30, "--evaluate-every", 1, "--sample-every", 0, "--patience", 2, "--steps", 9)
+    outcome = lintx("train", *SMALL, *still, "--out", tmp_path / "run")
+    assert outcome.code == 0 and "--resume continues with --patience 0" in outcome.stderr
+    assert lintx("train", "--resume", tmp_path / "run", "--json").document["steps"] < 5
+    assert lintx("train", "--resume", tmp_path / "run", "--patience", 0, "--json").document["steps"] == 9
 
 
 @pytest.mark.smoke

@@ -383,7 +383,7 @@ def test_a_folder_with_only_broken_images_is_refused(tmp_path: Path, cache: Path
     (tmp_path / "pictures").mkdir()
     for index in range(4):
         (tmp_path / "pictures" / f"{index}.jpg").write_bytes(b"")
-    with pytest.raises(DataError, match="no readable image, and 4 broken ones"):
+    with pytest.raises(DataError, match="no readable image, and 4 broken files"):
         load(tmp_path / "pictures", "train", 8, 3, cache)
     assert not cache.exists()
 

@@ -10,11 +10,12 @@ import pytest
 from loops import loop_over
 from PIL import Image
 
-from linformer_cli.config import DataConfig
+from linformer_cli.config import DataConfig, ImageShape
 from linformer_cli.data import SPLITS, Split
 from linformer_cli.data import images as images_module
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet, load_for_training, load_images
+from linformer_cli.data.look import Look
 from linformer_cli.errors import DataError, UsageError
 
 REAL_DATA = os.environ.get("LINTX_DATA")
@@ -101,10 +102,11 @@ def test_images_too_large_for_a_model_are_refused_before_they_are_drawn(name: st
         load_images(name, "train", image_size=1025)
 
 
-@pytest.mark.parametrize("name", ["mnist", "array:somewhere"])
-def test_data_sets_with_a_fixed_size_refuse_an_image_size(name: str, raises_one_line) -> None:
+def test_settings_that_a_data_set_does_not_take_are_refused(raises_one_line) -> None:
     with raises_one_line(UsageError, "--image-size 14 is for glyphs and folder:PATH, not for", "drop"):
-        load_images(name, "train", image_size=14)
+        load_images("mnist", "train", image_size=14)
+    with raises_one_line(UsageError, "--tile 14 is for folder:PATH, not for", "cut or resize them with numpy; drop"):
+        load_images("array:somewhere", "train", tile=14)
 
 
 # Arrays
@@ -120,6 +122,14 @@ def test_arrays_may_be_grey_or_in_colour(shape: tuple[int, ...], channels: int, 
     assert found.shape.positions == pixels[0].size
     assert found.labels is None
     np.testing.assert_array_equal(found.images, pixels[:18].reshape(18, *shape[1:3], channels))
+
+
+def test_the_look_of_a_model_changes_the_colours_of_an_array_not_its_size(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 8, 6, 3), dtype=np.uint8)
+    name = save_arrays(tmp_path, images=pixels)
+    grey = load_images(name, "train", look=Look(ImageShape(height=8, width=6)))
+    assert abs(grey.images[..., 0] - pixels[:18] @ [0.299, 0.587, 0.114]).max() < 1
+    assert load_images(name, "train", look=Look(ImageShape(height=9, width=6))).images.shape == (18, 8, 6, 3)
 
 
 def test_arrays_too_large_for_a_model_are_refused(tmp_path: Path, raises_one_line) -> None:

@@ -141,7 +141,7 @@ def test_frames_tiles_and_arrays_in_a_folder_are_images(tmp_path: Path) -> None:
     name = fill(tmp_path / "sheet", [sheet])
     with pytest.raises(DataError, match=r"1 different image.*--tile"):
         load_images(name, "train")
-    with pytest.raises(DataError, match="not used: 1 tiles of one colour, or cut off by an edge; change --tile"):
+    with pytest.raises(DataError, match="not used: 1 tile of one colour, or cut off by an edge; change --tile"):
         load_images(name, "train", tile=64)
     found = load_images(name, "train", tile=12)
     assert len(found) == 10 and found.images.shape[1:3] == (12, 12) and "not used: 3 tiles of one colour" in said(found)
@@ -152,12 +152,40 @@ def test_frames_tiles_and_arrays_in_a_folder_are_images(tmp_path: Path) -> None:
     assert "moveaxis(array, 0, 2)" in said(load_images(f"folder:{tmp_path / 'npy'}", "train"))
 
 
-@loop_over("table", ["file,label\n{0},sword\n", "{0}, sword\n"])
+def test_frames_before_a_broken_one_are_used(tmp_path: Path) -> None:
+    sprites = [draw_sprite(number) for number in range(16)]
+    name = fill(tmp_path / "set", sprites[:10])
+    file = tmp_path / "set" / "b.png"
+    sprites[10].save(file, save_all=True, append_images=sprites[11:])
+    file.write_bytes(file.read_bytes()[:-90])
+    parts = [load_images(name, split) for split in ("train", "validation", "test")]
+    count = sum(map(len, parts))
+    assert 12 <= count < 16 and f"after {count - 10} images, used anyway" in said(parts[0])
+    assert f"{count} pictures (height x width): {count} of 12 x 12" in said(parts[0])
+    found = {image.tobytes() for part in parts for image in show(part)}
+    assert found == {np.asarray(sprite).tobytes() for sprite in sprites[:count]}
+
+
+def test_enlarged_pixel_art_is_reduced_to_its_pixels(tmp_path: Path) -> None:
+    sprites = [draw_sprite(number) for number in range(16)]
+    large = [sprite.resize((48, 48), Image.Resampling.NEAREST) for sprite in sprites]
+    name = fill(tmp_path / "set", large)
+    found = load_images(name, "train")
+    assert {image.tobytes() for image in show(found)} <= {np.asarray(sprite).tobytes() for sprite in sprites}
+    assert "16 pictures of enlarged pixel art: a block of 4 x 4 becomes one pixel" in said(found)
+    assert load_images(name, "train", image_size=48).shape.height == 48
+    large[3].putpixel((7, 7), INKS[1])  # one picture that is not enlarged, so that none of its size counts as such
+    large[3].save(tmp_path / "set" / "003.png")
+    assert load_images(name, "train").shape.height == 48
+
+
+@loop_over("table", ["file,label\n{0},sword\n", "{0}, sword\n", "label,file\nsword,{0}\n"])
 def test_classes_have_names(tmp_path: Path, table: str) -> None:
     folder = tmp_path / str(len(table))
     name = fill(folder, [draw_sprite(number) for number in range(16)])
-    lines = table.format("000.png") + "".join(f"{n:03}.png,{('sword', 'axe')[n % 2]}\n" for n in range(1, 16))
-    (folder / "labels.csv").write_text(lines)
+    rows = [(f"{n:03}.png", ("sword", "axe")[n % 2]) for n in range(1, 16)]
+    lines = "".join(",".join(row[::-1] if "sword," in table else row) + "\n" for row in rows)
+    (folder / "labels.csv").write_text(table.format("000.png") + lines)
     found = load_images(name, "train")
     assert found.look.class_names == ("axe", "sword") and found.classes == 2
     assert "2 classes: axe (8), sword (8)" in said(found)
