@@ -2,7 +2,7 @@
 
 import { complain } from "./load.js";
 import { readPicture } from "./look.js";
-import { addCanvases, paintImage } from "./paint.js";
+import { addCanvases, cssColour, nameColour, paintImage } from "./paint.js";
 import { Pixels } from "./pixels.js";
 import { offerClasses } from "./sample.js";
 import { Strokes } from "./strokes.js";
@@ -205,11 +205,10 @@ export function setUpDraw(engine, shape, model) {
 
 /** Adds a button for every colour of a palette. */
 function addColours(parent, palette, chosen) {
-  palette.forEach(([red, green, blue, opacity], value) => {
+  palette.forEach((colour, value) => {
     const input = Object.assign(document.createElement("input"), { type: "radio", name: "colour", value, checked: value === chosen });
-    const hex = [red, green, blue].map((band) => band.toString(16).padStart(2, "0")).join("");
-    input.ariaLabel = input.title = opacity ? `#${hex}` : "transparent";
-    input.style.setProperty("--colour", `rgb(${red} ${green} ${blue} / ${opacity / 255})`);
+    input.ariaLabel = input.title = nameColour(colour);
+    input.style.setProperty("--colour", cssColour(colour));
     parent.append(input);
   });
 }

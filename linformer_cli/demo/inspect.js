@@ -1,6 +1,8 @@
 // The view "Look inside": the state, the next value and the bits, while an image is drawn value by value.
 
-import { heat, paintDots, paintImage, pixelColour, sheet, signed, themeColour } from "./paint.js";
+import { cssColour, heat, nameColour, paintDots, paintImage, pixelColour, sheet, signed, themeColour } from "./paint.js";
+
+const MOST_COLUMNS = 8; // of layers
 
 export function setUpInspect(engine, shape, model) {
   const find = (id) => document.getElementById(id);
@@ -23,7 +25,15 @@ export function setUpInspect(engine, shape, model) {
   const options = (count) => Array.from({ length: count }, (_, n) => new Option(n + 1, n));
   find("layer").append(...options(shape.layers));
   find("head").append(...options(model.heads));
-  find("brightest").textContent = shape.levels - 1;
+  const palette = model.look.palette;
+  find("next-caption").textContent = palette.length
+    ? "How likely each next colour is"
+    : `How likely each next value is, from 0 to ${shape.levels - 1}`;
+  find("state-meaning").hidden = !model.states.length;
+  // The layers of a deep model are in several bands, one below the other, so that every tile can be seen and touched.
+  const columnsOfLayers = Math.min(shape.layers, MOST_COLUMNS);
+  const bands = Math.ceil(shape.layers / columnsOfLayers);
+  if (bands > 1) find("all-caption").textContent = `All layers (${columnsOfLayers} side by side, the next ones below) and their heads (rows)`;
 
   // The numbers of one head of a state, as rows of the width of a value.
   function headOf(states, layer, number, head) {
@@ -47,8 +57,11 @@ export function setUpInspect(engine, shape, model) {
       const x = (amounts[row * columns + column] ?? 0) / most;
       return signed(Math.sign(x) * Math.sqrt(Math.abs(x))); // the root makes small numbers visible
     };
-    return { rows: Math.ceil(numbers.length / columns), columns, colour };
+    return { rows: Math.ceil(numbers.length / columns), columns, colour, most };
   }
+
+  /** The layer and head of a tile in the picture of all states. */
+  const findTile = (column, row) => [Math.floor(row / model.heads) * columnsOfLayers + column, row % model.heads];
 
   const GAP = [60, 62, 70];
   function paintStates() {
@@ -62,12 +75,14 @@ export function setUpInspect(engine, shape, model) {
     });
     const tiles = Array.from({ length: shape.layers }, (_, layer) => Array.from({ length: model.heads }, (_, head) => picture(layer, 0, head)));
     const { rows, columns } = tiles[0][0];
-    paintDots(find("inside-all"), model.heads * (rows + 2), shape.layers * (columns + 2), (row, column) => {
+    paintDots(find("inside-all"), bands * model.heads * (rows + 2), columnsOfLayers * (columns + 2), (row, column) => {
       const [y, x] = [row % (rows + 2), column % (columns + 2)];
-      const [l, h] = [Math.floor(column / (columns + 2)), Math.floor(row / (rows + 2))];
+      const [l, h] = findTile(Math.floor(column / (columns + 2)), Math.floor(row / (rows + 2)));
       if (!y || !x || y > rows || x > columns) return l === layer && h === head ? [255, 255, 255] : [24, 26, 32];
-      return tiles[l][h].colour(y - 1, x - 1);
+      return tiles[l]?.[h].colour(y - 1, x - 1) ?? [24, 26, 32];
     });
+    find("most").textContent = Number(main.most.toPrecision(2));
+    find("least").textContent = `−${find("most").textContent}`;
     const size = main.rows === main.columns ? `${main.rows} × ${main.columns}` : "";
     find("state-caption").textContent = model.states.length
       ? `Layer ${layer + 1}, head ${head + 1}: s (${size}) and, to its right, z`
@@ -84,19 +99,23 @@ export function setUpInspect(engine, shape, model) {
     const most = Math.max(...probabilities);
     const bar = width / probabilities.length;
     const base = height - 20;
+    context.strokeStyle = themeColour("--quiet");
     probabilities.forEach((p, n) => {
       const grey = Math.round((55 * n) / probabilities.length) + 30;
-      context.fillStyle = p === most ? themeColour("--accent") : `hsl(25 70% ${grey}%)`;
+      context.fillStyle = palette[n]?.[3] ? cssColour(palette[n]) : p === most ? themeColour("--accent") : `hsl(25 70% ${grey}%)`;
       // The root keeps unlikely values visible.
       const tall = Math.sqrt(p / most) * (base - 16);
       context.fillRect(n * bar, base - tall, Math.max(bar - 0.6, 1), tall);
+      if (palette.length) context.strokeRect(n * bar, base - tall, bar - 0.6, tall); // for colours like that of the page
     });
     context.fillStyle = themeColour("--quiet");
     context.fillRect(0, base, width, 1);
     const best = probabilities.indexOf(most);
-    const text = `${best}: ${(100 * most).toFixed(most > 0.995 ? 1 : 0)} %`;
+    const name = palette.length ? nameColour(palette[best]) : best;
+    const text = `${name}: ${(100 * most).toFixed(most > 0.995 ? 1 : 0)} %`;
     const at = Math.min(Math.max(0, best * bar - 20), width - context.measureText(text).width);
     context.fillText(text, at, 12);
+    if (palette.length) return;
     context.fillText("0", 0, height - 5);
     context.fillText(shape.levels - 1, width - 26, height - 5);
   }
@@ -166,8 +185,10 @@ export function setUpInspect(engine, shape, model) {
   };
   for (const id of ["layer", "head", "show"]) find(id).onchange = paint;
   find("inside-all").onclick = ({ target, offsetX, offsetY }) => {
-    find("layer").value = Math.floor((offsetX / target.clientWidth) * shape.layers);
-    find("head").value = Math.floor((offsetY / target.clientHeight) * model.heads);
+    const [column, row] = [(offsetX / target.clientWidth) * columnsOfLayers, (offsetY / target.clientHeight) * bands * model.heads];
+    const [layer, head] = findTile(Math.floor(column), Math.floor(row));
+    if (layer >= shape.layers) return;
+    [find("layer").value, find("head").value] = [layer, head];
     paint();
   };
 

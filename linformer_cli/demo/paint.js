@@ -7,6 +7,11 @@ export const heat = (a) => [255 * Math.min(1, 1.7 * a), 235 * a * a, 150 * Math.
 /** Blue over black to orange, for numbers from -1 to 1. */
 export const signed = (a) => (a < 0 ? [-70 * a, -165 * a, -255 * a] : [255 * a, 145 * a, 60 * a]);
 
+/** The name of a colour of a palette [red, green, blue, opacity], and its form in style.css. */
+export const nameColour = ([red, green, blue, opacity]) =>
+  opacity ? `#${[red, green, blue].map((band) => band.toString(16).padStart(2, "0")).join("")}` : "transparent";
+export const cssColour = ([red, green, blue, opacity]) => `rgb(${red} ${green} ${blue} / ${opacity / 255})`;
+
 /** Paints rows x columns dots on a canvas. `colour(row, column)` gives red, green and blue from 0 to 255. */
 export function paintDots(canvas, rows, columns, colour) {
   if (canvas.width !== columns || canvas.height !== rows) Object.assign(canvas, { width: columns, height: rows });

@@ -272,6 +272,24 @@ def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny
         assert images == (-(-expected * 255 // 15)).tolist()
 
 
+def test_every_head_of_a_deep_model_can_be_selected(open_view, site, build_tiny_model) -> None:
+    model = build_tiny_model(layers=11)
+    described = json.loads(site["model.json"].data) | {"heads": 2, "head_width": 8, "rival": None}
+    files = {
+        MODEL: File(BINARY, encode_model(model, 8, torch.int8)),
+        "model.json": File("application/json", json.dumps(described).encode()),
+    }
+    with serve({**site, **files}) as address:
+        page = open_view("inspect", address)
+        page.wait("document.body.dataset.known > 0")
+        assert page.evaluate("document.getElementById('state-caption').textContent").startswith("Layer 1, head 1: s (8")
+        # 8 layers are side by side, and 3 below them.
+        for place, layer, head in (((0.9, 0.1), 8, 1), ((0.3, 0.9), 11, 2), ((0.9, 0.9), 11, 2), ((0.1, 0.6), 9, 1)):
+            page.drag("#inside-all", [place])
+            expected = f"Layer {layer}, head {head}: s (8 × 8) and, to its right, z"
+            assert page.evaluate("document.getElementById('state-caption').textContent") == expected
+
+
 @pytest.mark.parametrize("changes", [{}, {"embedding": "none", "context": "recent"}])
 def test_a_model_of_bytes_shows_its_state_and_its_text(open_view, site, build_tiny_model, changes) -> None:
     model = build_tiny_model(image=ImageShape(height=1, width=40), **changes)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from demo.browser import COMPLETED, PAGE_ERROR, Browser, needs_browser, read_images, serve
+from machine import HAS_LIBRARY, NO_LIBRARY
 from numpy.typing import NDArray
 from PIL import Image
 from sampling.cases import CHANGES, PALETTE
@@ -20,6 +21,7 @@ from linformer_cli.data.sequence import paint
 from linformer_cli.demo.site import BINARY, MODEL, File, list_look
 from linformer_cli.model.compile_step import encode_model
 from linformer_cli.sampling.decode import Sampler
+from linformer_cli.sampling.engines import NATIVE
 
 pytestmark = needs_browser
 COLOUR = ImageShape(height=5, width=4, channels=3)
@@ -103,12 +105,27 @@ def test_a_picture_becomes_the_values_of_the_model(open_board, kind) -> None:
             assert read_board(page) == show(look.read(pixels), look), (fit, size)
 
 
+@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 def test_the_board_begins_with_a_sample_of_the_model(open_board, models) -> None:
     for kind, look in LOOKS.items():
         page = open_board(kind)
-        sampler = Sampler(models[kind], 0, products=torch.int8)
+        sampler = Sampler(models[kind], 0, engine=NATIVE, products=torch.int8)
         samples = sampler.sample_images(1)
         assert read_board(page) == show(samples[0], look)
+
+
+def test_the_pixel_editor_fits_a_phone(open_board) -> None:
+    page = open_board("palette")
+    with page.as_phone(360):
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_the_next_colour_is_named(open_board) -> None:
+    page = open_board("palette")
+    page.evaluate("CanvasRenderingContext2D.prototype.fillText = (text) => (window.said = text)")
+    page.click("#tab-inspect")
+    assert page.wait("window.said").split(":")[0] in (*PALETTE.palette[1:], "transparent")
+    assert page.evaluate("document.getElementById('next-caption').textContent") == "How likely each next colour is"
 
 
 def test_a_file_that_is_not_a_picture_changes_nothing(open_board) -> None:
