@@ -13,7 +13,7 @@ from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.kernels import cpu_mesa as kernels
+from linformer_cli.attention.kernels import cpu_recurrences as kernels
 from linformer_cli.attention.mesa import MesaAttention
 from linformer_cli.model.mixers import build_attention
 from linformer_cli.native.library import reference_only

@@ -17,7 +17,7 @@ from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.gpu import has_triton
 from linformer_cli.native.library import has_library
 
-from . import cpu_delta, cpu_linear, cpu_mesa, cpu_scale, cpu_sums
+from . import cpu_linear, cpu_recurrences, cpu_scale
 
 CPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)
 # The widths are whole tiles of a matrix unit, and the sums fit on the chip.
@@ -54,9 +54,9 @@ def _fits_scale(sums: Tensor, gate: Tensor) -> bool:
     return fits and sums.dtype == accumulator_dtype(gate.dtype)
 
 
-CAUSAL_SUMS = Operation(cpu_sums.sum_causally)
-DELTA_RULE = Operation(cpu_delta.follow_delta_rule)
-MESA_SOLVER = Operation(cpu_mesa.solve)
+CAUSAL_SUMS = Operation(cpu_recurrences.sum_causally)
+DELTA_RULE = Operation(cpu_recurrences.follow_delta_rule)
+MESA_SOLVER = Operation(cpu_recurrences.solve)
 SCALED_OUTPUTS = Operation(cpu_scale.scale, fits=_fits_scale)
 EXPONENTIAL_ATTENTION = Operation(cpu_linear.attend_exponential)
 LINEAR_ATTENTION: Operation[AttendLinear] = Operation(cpu_linear.attend, lambda: _triton("triton_linear").attend)
