@@ -10,12 +10,12 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Generic, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, cast, get_args
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from typing_extensions import TypeVar
+from typing_extensions import TypeVar, get_original_bases
 
 from linformer_cli.documents import Config
 from linformer_cli.errors import UsageError
@@ -102,6 +102,13 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
     gates: Mapping[str, int] = {}
     # The initial bias of the extra scalars, for example 5 for a gate that starts almost open.
     extra_bias: float = 0.0
+
+    def __init_subclass__(cls) -> None:
+        """Take `options_type` from the class statement, such as `LinearOptions` from `Attention[LinearOptions, ..]`."""
+        super().__init_subclass__()
+        for argument in (argument for base in get_original_bases(cls) for argument in get_args(base)):
+            if isinstance(argument, type) and issubclass(argument, AttentionOptions):
+                cls.options_type = argument
 
     def __init__(self, options: Options, shape: AttentionShape) -> None:
         super().__init__()

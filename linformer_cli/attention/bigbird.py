@@ -66,7 +66,6 @@ class BigbirdAttention(CachedAttention[BigbirdOptions]):
     family = "local-global"
     method = "nearby blocks, first blocks, random blocks"
     memory = Memory.GROWING
-    options_type = BigbirdOptions
     bidirectional = True
 
     def __init__(self, options: BigbirdOptions, shape: AttentionShape) -> None:

@@ -39,7 +39,6 @@ class DeltanetAttention(GatedDeltaAttention[DeltanetOptions]):
     name = "deltanet"
     source = "Yang 2024, arXiv 2412.06464"
     method = "delta rule, gated, triangular solves in chunks"
-    options_type = DeltanetOptions
     bidirectional = True
 
     def __init__(self, options: DeltanetOptions, shape: AttentionShape) -> None:

@@ -58,7 +58,6 @@ class FlashAttention(GatedAttention[FlashOptions, FlashState]):
     source = "Hua 2022, arXiv 2202.10447"
     method = "squared relu in chunks, linear between chunks, one gated head"
     memory = Memory.CONSTANT
-    options_type = FlashOptions
     bidirectional = True
 
     def __init__(self, options: FlashOptions, shape: AttentionShape) -> None:

@@ -48,7 +48,6 @@ class GauAttention(GatedAttention[GauOptions, KeyValueCache], CachedAttention[Ga
     source = "Hua 2022, arXiv 2202.10447"
     method = "squared relu, one gated head"
     memory = Memory.GROWING
-    options_type = GauOptions
     bidirectional = True
 
     def __init__(self, options: GauOptions, shape: AttentionShape) -> None:

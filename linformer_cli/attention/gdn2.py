@@ -51,7 +51,6 @@ class Gdn2Attention(GatedDeltaAttention[Gdn2Options]):
     name = "gdn2"
     source = "Hatamizadeh 2026, arXiv 2605.22791"
     method = "delta rule, separate erase and write gates"
-    options_type = Gdn2Options
 
     def __init__(self, options: Gdn2Options, shape: AttentionShape) -> None:
         keys = {"channel": shape.key_width, "head": 1, "none": 0}

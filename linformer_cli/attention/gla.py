@@ -59,7 +59,6 @@ class GlaAttention(Attention[GlaOptions, GlaState]):
     family = "kernel"
     method = "running sums, a decay computed from the input"
     memory = Memory.CONSTANT
-    options_type = GlaOptions
     compiled = CAUSAL_SUMS
     bidirectional = True
 

@@ -64,7 +64,6 @@ class LinearAttention(Attention[LinearOptions, LinearState]):
     family = "kernel"
     method = "fixed feature map, running sums"
     memory = Memory.CONSTANT
-    options_type = LinearOptions
     compiled = CAUSAL_SUMS
     bidirectional = True
 

@@ -70,7 +70,6 @@ class LinformerAttention(Attention[LinformerOptions, LinformerState]):
     family = "low-rank"
     method = "learned projection of finished blocks"
     memory = Memory.GROWING
-    options_type = LinformerOptions
     bidirectional = True
 
     def __init__(self, options: LinformerOptions, shape: AttentionShape) -> None:

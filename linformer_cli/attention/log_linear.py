@@ -67,7 +67,6 @@ class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
     family = "kernel"
     method = "sums over powers of two, weighted by level"
     memory = Memory.GROWING
-    options_type = LogLinearOptions
 
     def __init__(self, options: LogLinearOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)

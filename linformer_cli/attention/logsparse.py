@@ -87,7 +87,6 @@ class LogsparseAttention(CachedAttention[LogsparseOptions]):
     family = "sparse"
     method = "positions at distances that are powers of two"
     memory = Memory.GROWING
-    options_type = LogsparseOptions
 
     def _offsets(self, length: int) -> tuple[int, ...]:
         """The distances below `restart` and `length`, in ascending order."""

@@ -89,7 +89,6 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
     family = "local-global"
     method = "window and dynamic projection of finished chunks"
     memory = Memory.GROWING
-    options_type = LongShortOptions
     bidirectional = True
 
     def __init__(self, options: LongShortOptions, shape: AttentionShape) -> None:

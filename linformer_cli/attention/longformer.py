@@ -99,7 +99,6 @@ class LongformerAttention(Attention[LongformerOptions, LongformerState]):
     family = "local-global"
     method = "sliding window, dilated per head, and global keys"
     memory = Memory.BOUNDED
-    options_type = LongformerOptions
     bidirectional = True
 
     def __init__(self, options: LongformerOptions, shape: AttentionShape) -> None:

@@ -79,7 +79,6 @@ class LshAttention(Attention[LshOptions, LshState]):
     family = "hashing"
     method = "the last keys with the same hash, several rounds"
     memory = Memory.GROWING
-    options_type = LshOptions
     shared_query_key = True
     bidirectional = True
     rotations: Tensor

@@ -95,7 +95,6 @@ class MambaAttention(Attention[MambaOptions, MambaState]):
     family = "kernel"
     method = "state space model, running sums with a decay computed from the input"
     memory = Memory.CONSTANT
-    options_type = MambaOptions
     compiled = CAUSAL_SUMS
 
     def __init__(self, options: MambaOptions, shape: AttentionShape) -> None:

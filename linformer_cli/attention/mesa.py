@@ -59,7 +59,6 @@ class MesaAttention(Attention[MesaOptions, MesaState]):
     family = "kernel"
     method = "least squares over all positions, conjugate gradients"
     memory = Memory.CONSTANT
-    options_type = MesaOptions
     compiled = MESA_SOLVER
     gates = {"write": 1, "decay": 1}
 

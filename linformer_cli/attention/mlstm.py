@@ -63,7 +63,6 @@ class MlstmAttention(Attention[MlstmOptions, MlstmState]):
     family = "kernel"
     method = "running sums, exponential input gate"
     memory = Memory.CONSTANT
-    options_type = MlstmOptions
     compiled = CAUSAL_SUMS
     gates = {"input": 1, "forget": 1}
 

@@ -77,7 +77,6 @@ class NystromAttention(Attention[NystromOptions, NystromState]):
     family = "low-rank"
     method = "learned landmarks, running averages, convolution of values"
     memory = Memory.CONSTANT
-    options_type = NystromOptions
     bidirectional = True
 
     def __init__(self, options: NystromOptions, shape: AttentionShape) -> None:

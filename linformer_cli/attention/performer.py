@@ -95,7 +95,6 @@ class PerformerAttention(Attention[PerformerOptions, PerformerState]):
     family = "kernel"
     method = "random features of softmax, running sums"
     memory = Memory.CONSTANT
-    options_type = PerformerOptions
     compiled = CAUSAL_SUMS
     bidirectional = True
     directions: Tensor

@@ -73,7 +73,6 @@ class ProbsparseAttention(Attention[ProbsparseOptions, ProbsparseState]):
     family = "sparse"
     method = "queries with peaked scores attend, others average"
     memory = Memory.GROWING
-    options_type = ProbsparseOptions
     bidirectional = True
     sample: Tensor
 

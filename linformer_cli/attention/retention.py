@@ -71,7 +71,6 @@ class RetentionAttention(Attention[RetentionOptions, RetentionState]):
     family = "kernel"
     method = "running sums, a fixed decay per head"
     memory = Memory.CONSTANT
-    options_type = RetentionOptions
     compiled = CAUSAL_SUMS
     bidirectional = True
 

@@ -61,7 +61,6 @@ class RfaAttention(Attention[RfaOptions, RfaState]):
     family = "kernel"
     method = "random Fourier features, gated running sums"
     memory = Memory.CONSTANT
-    options_type = RfaOptions
     compiled = CAUSAL_SUMS
     bidirectional = True
     # With a bias of 5, the gate initially remembers about 150 positions. With 2, the memory is too short for the model

@@ -45,7 +45,6 @@ class Rwkv7Attention(DeltaAttention[Rwkv7Options]):
     name = "rwkv7"
     source = "Peng 2025, arXiv 2503.14456"
     method = "delta rule, separate removal and replacement keys"
-    options_type = Rwkv7Options
     updates_per_position = 2
 
     def __init__(self, options: Rwkv7Options, shape: AttentionShape) -> None:

@@ -68,7 +68,6 @@ class SingleHeadAttention(Attention[SingleHeadOptions, SingleHeadState]):
     family = "exact"
     method = "one wide head; inputs are keys and values"
     memory = Memory.GROWING
-    options_type = SingleHeadOptions
     shared_key_value = True
 
     def __init__(self, options: SingleHeadOptions, shape: AttentionShape) -> None:

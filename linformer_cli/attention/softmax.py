@@ -28,7 +28,6 @@ class SoftmaxAttention(CachedAttention[SoftmaxOptions]):
     family = "exact"
     method = "every query against every earlier key"
     memory = Memory.GROWING
-    options_type = SoftmaxOptions
     bidirectional = True
 
     @classmethod

@@ -89,7 +89,6 @@ class SparseAttention(CachedAttention[SparseOptions]):
     family = "sparse"
     method = "two fixed patterns, near and every l-th"
     memory = Memory.GROWING
-    options_type = SparseOptions
     bidirectional = True
 
     def __init__(self, options: SparseOptions, shape: AttentionShape) -> None:
