@@ -6,13 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from linformer_cli.config import LARGEST_STEP, LOOK_SETTINGS, DataConfig, TrainConfig
 from linformer_cli.errors import Interrupted, LintxError, UsageError
 
 from . import options
-from .config_options import Fields, with_fields
+from .config_options import Fields, option, with_fields
 from .display import TrainingDisplay
 from .output import info, print_json, print_records, write_plot
 from .session import load_training_images
@@ -34,63 +32,33 @@ class CompareOptions:
     """The options of the command."""
 
     names: options.Variants = None
-    runs: Annotated[
-        Path, typer.Option("--runs", help="Folder that holds one run for each mechanism.", metavar="FOLDER")
-    ] = Path("runs/comparison")
-    images: Annotated[
-        int | None,
-        typer.Option(
-            "--images", min=1, max=LARGEST_STEP, help=f"Training images for each mechanism; default {_IMAGES}."
-        ),
-    ] = None
-    match_parameters: Annotated[
-        bool,
-        typer.Option(
-            "--match-parameters",
-            help="Change feed-forward widths so that all models have as many parameters as the first.",
-        ),
-    ] = False
-    data: Annotated[str | None, typer.Option("--data", help="Data set, as for lintx train.", metavar="NAME")] = None
+    runs: Path = option(Path("runs/comparison"), "Folder that holds one run for each mechanism.", metavar="FOLDER")
+    images: int | None = option(
+        None, f"Training images for each mechanism; default {_IMAGES}.", min=1, max=LARGEST_STEP
+    )
+    match_parameters: bool = option(
+        False,
+        "Change feed-forward widths so that all models have as many parameters as the first.",
+        "--match-parameters",
+    )
+    data: str | None = option(None, "Data set, as for lintx train.", metavar="NAME")
     data_dir: options.DataDir = None
     pictures: Annotated[dict[str, Any], Fields(DataConfig, "Pictures", only=LOOK_SETTINGS)]
     window_length: options.WindowLength = None
-    preset: Annotated[
-        str | None, typer.Option("--preset", help="The network; default mnist-small, or bytes-small for bytes.")
-    ] = None
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", help="TOML file with [model], [data], [train] for all runs.", metavar="FILE"),
-    ] = None
-    evaluate_images: Annotated[
-        int | None,
-        typer.Option(
-            "--evaluate-images", min=1, max=options.LARGEST_COUNT, help="Number of validation images; default 2000."
-        ),
-    ] = None
-    batch: Annotated[
-        int,
-        typer.Option(
-            "--batch", min=1, max=options.LARGEST_COUNT, help="Images sampled at once when sampling is timed."
-        ),
-    ] = 64
-    repeats: Annotated[
-        int,
-        typer.Option(
-            "--repeats", min=0, max=options.LARGEST_COUNT, help="Timed repeats after one warm-up; 0 measures no speeds."
-        ),
-    ] = 3
-    train: Annotated[
-        bool, typer.Option("--train/--no-train", help="Train and time, or only show existing results.")
-    ] = True
-    retime: Annotated[bool, typer.Option("--retime", help="Discard earlier times and measure them again.")] = False
+    preset: str | None = option(None, "The network; default mnist-small, or bytes-small for bytes.")
+    config: Path | None = option(None, "TOML file with [model], [data], [train] for all runs.", metavar="FILE")
+    evaluate_images: int | None = option(
+        None, "Number of validation images; default 2000.", min=1, max=options.LARGEST_COUNT
+    )
+    batch: int = option(64, "Images sampled at once when sampling is timed.", min=1, max=options.LARGEST_COUNT)
+    repeats: int = option(3, "Timed repeats after one warm-up; 0 measures no speeds.", min=0, max=options.LARGEST_COUNT)
+    train: bool = option(True, "Train and time, or only show existing results.")
+    retime: bool = option(False, "Discard earlier times and measure them again.", "--retime")
     style: options.Style = "table"
     json: options.Json = False
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot", help="Also plot bits/dim against images/s and state bytes in FILE (PNG or SVG).", metavar="FILE"
-        ),
-    ] = None
+    plot: Path | None = option(
+        None, "Also plot bits/dim against images/s and state bytes in FILE (PNG or SVG).", metavar="FILE"
+    )
     training: Annotated[
         dict[str, Any], Fields(TrainConfig, "Training", only=("max_time", "seed", "device", "precision"))
     ]

@@ -18,7 +18,7 @@ from linformer_cli.files import STREAM, open_atomically, require_writable
 from linformer_cli.units import WINDOWS, count_words
 
 from . import options
-from .config_options import with_fields
+from .config_options import option, with_fields
 from .display import Bar
 from .output import info, print_json, read_stdin, require_binary_stdout, warn, write_stdout
 from .session import Session, open_session
@@ -46,44 +46,30 @@ class CompressOptions:
             help="Pictures, or folders of pictures; for a model of bytes, any files. '-' is stdin.",
         ),
     ] = None
-    out: Annotated[str, typer.Option("-o", "--out", help="The file to write; '-' is stdout.", metavar="FILE")] = ""
+    out: str = option("", "The file to write; '-' is stdout.", "-o", "--out", metavar="FILE")
     checkpoint: options.CheckpointOption = None
-    data: Annotated[
-        str | None, typer.Option("--data", help="Compress a data set instead of files.", metavar="NAME")
-    ] = None
-    split: Annotated[Split | None, typer.Option("--split", help="The split of the data set. Default: test.")] = None
+    data: str | None = option(None, "Compress a data set instead of files.", metavar="NAME")
+    split: Split | None = option(None, "The split of the data set. Default: test.")
     data_dir: options.DataDir = None
     limit: options.Limit = None
-    tile: Annotated[
-        bool, typer.Option("--tile", help="Cut pictures of any size into tiles of the model's size. Edges are padded.")
-    ] = False
-    class_name: Annotated[
-        str | None, typer.Option("--class", help="The class of all pictures, for a model that needs a class.")
-    ] = None
-    length: Annotated[
-        int | None,
-        typer.Option(
-            "--length",
-            min=2,
-            max=65_536,
-            help="Bytes in a window, for a model of bytes that needs no positions. Default: as in training.",
-        ),
-    ] = None
-    block: Annotated[
-        int | None,
-        typer.Option(
-            "--block",
-            min=1,
-            max=2**16,
-            help="Images or windows in a block. Damage destroys whole blocks; smaller blocks need a few bytes more. "
-            "Default: 500, or fewer if their states need more than 512 MiB.",
-        ),
-    ] = None
+    tile: bool = option(False, "Cut pictures of any size into tiles of the model's size. Edges are padded.", "--tile")
+    class_name: str | None = option(None, "The class of all pictures, for a model that needs a class.", "--class")
+    length: int | None = option(
+        None,
+        "Bytes in a window, for a model of bytes that needs no positions. Default: as in training.",
+        min=2,
+        max=65_536,
+    )
+    block: int | None = option(
+        None,
+        "Images or windows in a block. Damage destroys whole blocks; smaller blocks need a few bytes more. "
+        "Default: 500, or fewer if their states need more than 512 MiB.",
+        min=1,
+        max=2**16,
+    )
     batch: Batch = 500
-    verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Decode the new file and compare it with the input.")
-    ] = True
-    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE if it exists.")] = False
+    verify: bool = option(True, "Decode the new file and compare it with the input.")
+    force: bool = option(False, "Overwrite FILE if it exists.", "--force")
     quiet: options.Quiet = False
     json: options.Json = False
 

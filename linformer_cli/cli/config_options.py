@@ -2,8 +2,8 @@
 
 A parameter `Annotated[dict[str, Any], Fields(TrainConfig, "Training")]` stands for the fields of a configuration. Typer
 sees one option for each field, with the field's type, bounds, default and description. The command receives a
-dictionary of the values that were given. A parameter of a dataclass stands for the fields of the dataclass, which are
-annotated as for Typer, or are such groups again. The command receives an instance.
+dictionary of the values that were given. A parameter of a dataclass stands for the fields of the dataclass, each an
+`option`, annotated as for Typer, or such a group again. The command receives an instance.
 """
 
 import dataclasses
@@ -24,6 +24,8 @@ from linformer_cli.presets import DEFAULT_PRESET, PRESETS, preset_defaults
 
 from .options import parse_duration, parse_pairs
 
+# The key under which a field of a dataclass keeps its option.
+_OPTION = "option"
 # What the help shows as the value of settings that are read from a text.
 _METAVARS = {"image_size": "HEIGHTxWIDTH", "ground": "COLOUR", "range": "LO,HI", "channels": "<int>"}
 
@@ -56,6 +58,14 @@ class Fields:
         }
 
 
+def option(default: Any, help: str, *flags: str, **settings: Any) -> Any:
+    """A field of a dataclass that is an option with this default and help. `settings` are those of `typer.Option`.
+
+    Without `flags`, `--name` stands for the field `name`, or `--name/--no-name` for a bool.
+    """
+    return dataclasses.field(default=default, metadata={_OPTION: typer.Option(*flags, help=help, **settings)})
+
+
 def with_fields(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` for Typer. Each parameter that stands for a group of options is replaced by these options."""
     signature = inspect.signature(command)
@@ -77,9 +87,14 @@ def _expand(name: str, annotation: Any, default: Any) -> list[inspect.Parameter]
         return group.build_parameters()
     if dataclasses.is_dataclass(annotation):
         fields = dataclasses.fields(annotation)
-        return [parameter for field in fields for parameter in _expand(field.name, field.type, field.default)]
+        return [parameter for field in fields for parameter in _expand(field.name, _annotate(field), field.default)]
     default = inspect.Parameter.empty if default is dataclasses.MISSING else default
     return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)]
+
+
+def _annotate(field: "dataclasses.Field[Any]") -> Any:
+    """Return the type of a field, annotated for Typer."""
+    return Annotated[field.type, field.metadata[_OPTION]] if _OPTION in field.metadata else field.type
 
 
 def _take(name: str, annotation: Any, values: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from linformer_cli.units import count_words
 
 from . import options
 from .compress import Batch
-from .config_options import with_fields
+from .config_options import option, with_fields
 from .display import Bar
 from .output import info, print_json, read_stdin, require_binary_stdout, warn, write_stdout
 from .session import Session, open_session
@@ -35,22 +35,14 @@ class DecompressOptions:
     """The options of the command."""
 
     file: Annotated[str, typer.Argument(metavar="FILE", help="A file of `lintx compress`; '-' is stdin.")]
-    out: Annotated[
-        str,
-        typer.Option(
-            "-o", "--out", help="The folder to write to. '-' writes a single file to stdout.", metavar="FOLDER"
-        ),
-    ] = ""
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint",
-            help="The model that the file was compressed with. Not needed for shipped models.",
-            metavar="CHECKPOINT",
-        ),
-    ] = None
+    out: str = option(
+        "", "The folder to write to. '-' writes a single file to stdout.", "-o", "--out", metavar="FOLDER"
+    )
+    checkpoint: str | None = option(
+        None, "The model that the file was compressed with. Not needed for shipped models.", metavar="CHECKPOINT"
+    )
     batch: Batch = 500
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False
+    force: bool = option(False, "Overwrite files that exist.", "--force")
     quiet: options.Quiet = False
     json: options.Json = False
 

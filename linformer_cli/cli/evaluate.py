@@ -5,9 +5,7 @@ import functools
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from linformer_cli.data import Split
 from linformer_cli.errors import CheckpointError, UsageError
@@ -16,7 +14,7 @@ from linformer_cli.system.device import SamplingPrecision
 from linformer_cli.units import WINDOWS, Words, format_bits
 
 from . import options
-from .config_options import with_fields
+from .config_options import option, with_fields
 from .output import info, print_facts, print_json, print_records, write_plot
 from .session import Session, load_images_to_fit, open_session
 
@@ -35,56 +33,36 @@ class EvaluateOptions:
 
     checkpoint: options.CheckpointArgument = None
     data: options.ModelData = None
-    split: Annotated[
-        Split, typer.Option("--split", help="Split to measure. Choose settings on validation, not on test.")
-    ] = "validation"
+    split: Split = option("validation", "Split to measure. Choose settings on validation, not on test.")
     data_dir: options.DataDir = None
     length: options.EvaluatedLength = None
     limit: options.Limit = None
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 64
+    batch: int = option(64, "Batch size.", min=1)
     device: options.Device = "auto"
-    precision: Annotated[
-        SamplingPrecision,
-        typer.Option(
-            "--precision",
-            help="Precision of weights and activations. int8 needs --engine native. auto is fp32 or, with --engine, "
-            "what lintx sample would choose.",
-        ),
-    ] = "fp32"
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            "--engine",
-            help="Predict step by step with this sampling engine (auto, native, cuda, reference) instead of in "
-            "parallel, to measure the effect of its precision.",
-            metavar="NAME",
-        ),
-    ] = None
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            help="A second checkpoint. Also show bits/dim minus the second model's bits/dim, on the same images.",
-            metavar="CHECKPOINT",
-        ),
-    ] = None
-    given_class: Annotated[
-        bool,
-        typer.Option(
-            "--given-class", help="Measure a model trained with --hide-class with the class of each image, not without."
-        ),
-    ] = False
-    by_position: Annotated[
-        bool, typer.Option("--by-position", help="Also show bits/dim for each of the positions 0, 1, 2-3, 4-7, ...")
-    ] = False
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", help="Also plot bits/dim against the position to a .png or .svg file.", metavar="FILE"),
-    ] = None
-    per_image: Annotated[
-        Path | None,
-        typer.Option("--per-image", help="Also write the bits/dim of each image to a CSV file.", metavar="FILE"),
-    ] = None
+    precision: SamplingPrecision = option(
+        "fp32",
+        "Precision of weights and activations. int8 needs --engine native. auto is fp32 or, with --engine, "
+        "what lintx sample would choose.",
+    )
+    engine: str | None = option(
+        None,
+        "Predict step by step with this sampling engine (auto, native, cuda, reference) instead of in "
+        "parallel, to measure the effect of its precision.",
+        metavar="NAME",
+    )
+    against: str | None = option(
+        None,
+        "A second checkpoint. Also show bits/dim minus the second model's bits/dim, on the same images.",
+        metavar="CHECKPOINT",
+    )
+    given_class: bool = option(
+        False, "Measure a model trained with --hide-class with the class of each image, not without.", "--given-class"
+    )
+    by_position: bool = option(
+        False, "Also show bits/dim for each of the positions 0, 1, 2-3, 4-7, ...", "--by-position"
+    )
+    plot: Path | None = option(None, "Also plot bits/dim against the position to a .png or .svg file.", metavar="FILE")
+    per_image: Path | None = option(None, "Also write the bits/dim of each image to a CSV file.", metavar="FILE")
     quiet: options.Quiet = False
     json: options.Json = False
 

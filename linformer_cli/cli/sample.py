@@ -4,9 +4,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from linformer_cli.errors import UsageError
 from linformer_cli.files import STREAM
@@ -14,7 +12,7 @@ from linformer_cli.system.distributed import Team, join_team, notice_loss
 from linformer_cli.units import WINDOWS, count_words, format_bytes, format_duration
 
 from . import options
-from .config_options import with_fields
+from .config_options import option, with_fields
 from .output import info, print_json, show_preview, warn, warn_smaller_batch
 from .session import DrawingOptions, Session
 from .text import print_text
@@ -39,66 +37,45 @@ class SampleOptions:
     """The options of the command."""
 
     checkpoint: options.CheckpointArgument = None
-    count: Annotated[
-        int | None,
-        typer.Option(
-            "-n",
-            "--count",
-            min=1,
-            max=_MOST_IMAGES,
-            help="Number of images (default: 16), or of bytes (default: without end if the model needs no positions, "
-            "otherwise one window).",
-        ),
-    ] = None
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            "--prompt", help="For a model of bytes: the text to continue, or '-' to read it from stdin.", metavar="TEXT"
-        ),
-    ] = None
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images drawn at once.")] = 64
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "-o", "--out", help=f"PNG file for the grid; '-' writes it to stdout. Default: {_GRID}.", metavar="FILE"
-        ),
-    ] = None
-    class_name: Annotated[
-        str | None,
-        typer.Option(
-            "--class",
-            help="For a model with classes: the classes to draw, separated by commas (for example '1,7'), or 'all'. "
-            "Draws -n images of each class, one row per class. Default: -n images, without a class if the model was "
-            "trained with --hide-class, or else all classes in turn.",
-            metavar="CLASS",
-        ),
-    ] = None
-    files: Annotated[
-        Path | None,
-        typer.Option(
-            "--files",
-            help="Also write every image as a numbered PNG to this folder; existing images are not drawn again.",
-        ),
-    ] = None
-    first: Annotated[
-        int, typer.Option("--first", min=0, max=_LAST_FIRST, help="Number of the first image, or of the text.")
-    ] = 0
-    columns: Annotated[int | None, typer.Option("--columns", min=1, help="Columns of the grid.")] = None
+    count: int | None = option(
+        None,
+        "Number of images (default: 16), or of bytes (default: without end if the model needs no positions, "
+        "otherwise one window).",
+        "-n",
+        "--count",
+        min=1,
+        max=_MOST_IMAGES,
+    )
+    prompt: str | None = option(
+        None, "For a model of bytes: the text to continue, or '-' to read it from stdin.", metavar="TEXT"
+    )
+    batch: int = option(64, "Images drawn at once.", min=1)
+    out: str | None = option(
+        None, f"PNG file for the grid; '-' writes it to stdout. Default: {_GRID}.", "-o", "--out", metavar="FILE"
+    )
+    class_name: str | None = option(
+        None,
+        "For a model with classes: the classes to draw, separated by commas (for example '1,7'), or 'all'. "
+        "Draws -n images of each class, one row per class. Default: -n images, without a class if the model was "
+        "trained with --hide-class, or else all classes in turn.",
+        "--class",
+        metavar="CLASS",
+    )
+    files: Path | None = option(
+        None, "Also write every image as a numbered PNG to this folder; existing images are not drawn again."
+    )
+    first: int = option(0, "Number of the first image, or of the text.", min=0, max=_LAST_FIRST)
+    columns: int | None = option(None, "Columns of the grid.", min=1)
     scale: options.Scale = None
     drawing: DrawingOptions
-    gif: Annotated[
-        Path | None, typer.Option("--gif", help="Also write an animation of the grid being drawn.", metavar="FILE")
-    ] = None
-    nearest: Annotated[
-        Path | None,
-        typer.Option(
-            "--nearest",
-            help="Also draw every image above its nearest training image, and compare the distances with those of "
-            "held-out images.",
-            metavar="FILE",
-        ),
-    ] = None
-    preview: Annotated[bool, typer.Option(help="Show some images in the terminal.")] = True
+    gif: Path | None = option(None, "Also write an animation of the grid being drawn.", metavar="FILE")
+    nearest: Path | None = option(
+        None,
+        "Also draw every image above its nearest training image, and compare the distances with those of "
+        "held-out images.",
+        metavar="FILE",
+    )
+    preview: bool = option(True, "Show some images in the terminal.")
     quiet: options.Quiet = False
     json: options.Json = False
 

@@ -14,7 +14,7 @@ from linformer_cli.report.tables import list_columns
 from linformer_cli.units import WINDOWS
 
 from . import options
-from .config_options import with_fields
+from .config_options import option, with_fields
 from .output import info, print_json, print_tables, warn
 from .session import Session, open_session
 
@@ -33,25 +33,17 @@ class ScoreOptions:
 
     pictures: Annotated[list[Path], typer.Argument(metavar="PICTURE...", help="Image files, or folders with images.")]
     checkpoint: options.CheckpointOption = None
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            help="A second checkpoint. Rank by the difference of bits/dim. Default for colour pictures of 32 x 32: "
-            f"{CIFAR10_PRESET}; '{_NONE}' ranks by bits/dim alone.",
-            metavar="CHECKPOINT",
-        ),
-    ] = None
-    class_name: Annotated[
-        str | None, typer.Option("--class", help="The class of the pictures, for a model that needs a class.")
-    ] = None
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--out", help="Also draw the oddest and the most ordinary pictures with their bits in each pixel."
-        ),
-    ] = None
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 64
+    against: str | None = option(
+        None,
+        "A second checkpoint. Rank by the difference of bits/dim. Default for colour pictures of 32 x 32: "
+        f"{CIFAR10_PRESET}; '{_NONE}' ranks by bits/dim alone.",
+        metavar="CHECKPOINT",
+    )
+    class_name: str | None = option(None, "The class of the pictures, for a model that needs a class.", "--class")
+    out: Path | None = option(
+        None, "Also draw the oddest and the most ordinary pictures with their bits in each pixel.", "-o", "--out"
+    )
+    batch: int = option(64, "Batch size.", min=1)
     device: options.Device = "auto"
     style: options.Style = "table"
     quiet: options.Quiet = False

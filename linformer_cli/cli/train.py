@@ -15,7 +15,7 @@ from linformer_cli.system.distributed import join_team, notice_loss
 from linformer_cli.units import WINDOWS, count_words, format_duration
 
 from . import options
-from .config_options import Fields, with_fields
+from .config_options import Fields, option, with_fields
 from .display import TrainingDisplay
 from .output import info, print_facts, print_json, warn
 from .session import load_training_images
@@ -41,73 +41,49 @@ class TrainOptions:
             metavar="PICTURES", help="A folder of pictures. With --resume: the folder of the run to resume."
         ),
     ] = None
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            help="Data set: mnist, fashion-mnist, cifar10, array:DIR, folder:PATH, bytes:PATH or glyphs. Default: the "
-            "preset's.",
-            metavar="NAME",
-        ),
-    ] = None
+    data: str | None = option(
+        None,
+        "Data set: mnist, fashion-mnist, cifar10, array:DIR, folder:PATH, bytes:PATH or glyphs. Default: the preset's.",
+        metavar="NAME",
+    )
     data_dir: options.DataDir = None
     window_length: options.WindowLength = None
-    classes: Annotated[
-        bool | None,
-        typer.Option(
-            "--classes/--no-classes",
-            help="Condition the model on the class of each image. Default: as in --init-from, or --classes for folders "
-            "of pictures that name classes, otherwise --no-classes.",
-        ),
-    ] = None
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder of the new run. Default: a dated folder in runs/.", metavar="FOLDER"),
-    ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Resume RUN (default: the newest in runs/).")] = False
-    accept_changed_data: Annotated[
-        bool,
-        typer.Option("--accept-changed-data", help="With --resume: continue although the images have changed."),
-    ] = False
-    init_from: Annotated[
-        str | None,
-        typer.Option(
-            "--init-from",
-            help="Start from the weights, network and data set of a run, checkpoint or shipped model. Network options "
-            "and --hide-class then default to those of the source.",
-            metavar="CHECKPOINT",
-        ),
-    ] = None
-    distill_from: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--distill-from",
-            help="Also learn from the predictions of this teacher: a run, checkpoint or shipped model. Repeat it for "
-            "several teachers.",
-            metavar="CHECKPOINT",
-        ),
-    ] = None
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", help="TOML file with [model], [data], [train]; options override it.", metavar="FILE"),
-    ] = None
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the settings, the sizes and the time of one step, then stop.")
-    ] = False
+    classes: bool | None = option(
+        None,
+        "Condition the model on the class of each image. Default: as in --init-from, or --classes for folders "
+        "of pictures that name classes, otherwise --no-classes.",
+        "--classes/--no-classes",
+    )
+    out: Path | None = option(None, "Folder of the new run. Default: a dated folder in runs/.", metavar="FOLDER")
+    resume: bool = option(False, "Resume RUN (default: the newest in runs/).", "--resume")
+    accept_changed_data: bool = option(
+        False, "With --resume: continue although the images have changed.", "--accept-changed-data"
+    )
+    init_from: str | None = option(
+        None,
+        "Start from the weights, network and data set of a run, checkpoint or shipped model. Network options "
+        "and --hide-class then default to those of the source.",
+        metavar="CHECKPOINT",
+    )
+    distill_from: list[str] | None = option(
+        None,
+        "Also learn from the predictions of this teacher: a run, checkpoint or shipped model. Repeat it for "
+        "several teachers.",
+        metavar="CHECKPOINT",
+    )
+    config: Path | None = option(None, "TOML file with [model], [data], [train]; options override it.", metavar="FILE")
+    dry_run: bool = option(False, "Print the settings, the sizes and the time of one step, then stop.", "--dry-run")
     quiet: options.Quiet = False
     json: options.Json = False
     length: Annotated[dict[str, Any], Fields(TrainConfig, "Length of training", only=LENGTHS)]
     pictures: Annotated[dict[str, Any], Fields(DataConfig, "Pictures", only=LOOK_SETTINGS)]
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            "--preset",
-            help=f"Network and training settings: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}, "
-            f"{CIFAR10_PRESET} for cifar10 and photographs in colour, or {BYTES_PRESET} for bytes.",
-            autocompletion=lambda: list(PRESETS),
-            rich_help_panel="Model",
-        ),
-    ] = None
+    preset: str | None = option(
+        None,
+        f"Network and training settings: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}, "
+        f"{CIFAR10_PRESET} for cifar10 and photographs in colour, or {BYTES_PRESET} for bytes.",
+        autocompletion=lambda: list(PRESETS),
+        rich_help_panel="Model",
+    )
     network: Annotated[dict[str, Any], Fields(NetworkConfig, "Model")]
     training: Annotated[dict[str, Any], Fields(TrainConfig, "Training", without=LENGTHS)]
 
