@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from linformer_cli.config import LARGEST_SIZE, NetworkConfig
+from linformer_cli.documents import parse_config
 from linformer_cli.errors import UsageError
 from linformer_cli.report.tables import Column, TableStyle
 
@@ -16,7 +18,6 @@ from .output import info, print_facts, print_json, print_records
 
 if TYPE_CHECKING:
     from linformer_cli.attention.base import AttentionShape
-    from linformer_cli.config import NetworkConfig
 
 _COLUMNS = (
     Column("attention", "attention"),
@@ -71,8 +72,6 @@ def attentions(
     """
     from linformer_cli.attention.base import AttentionShape
     from linformer_cli.checkpoint import read_checkpoint
-    from linformer_cli.config import LARGEST_SIZE, NetworkConfig
-    from linformer_cli.documents import parse_config
     from linformer_cli.model.mixers import MIXERS, find_mixer
 
     if checkpoint is not None:
@@ -142,7 +141,7 @@ def _print_one(row: dict[str, Any], sizes: dict[str, int], style: TableStyle, js
         print("no options")
 
 
-def _describe(name: str, network: "NetworkConfig", shape: "AttentionShape") -> dict[str, Any]:
+def _describe(name: str, network: NetworkConfig, shape: "AttentionShape") -> dict[str, Any]:
     from linformer_cli.model.mixers import default_state_bytes, find_mixer
 
     mechanism = find_mixer(name)

@@ -6,8 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from linformer_cli.config import LARGEST_STEP, LOOK_SETTINGS, DataConfig, TrainConfig
+from linformer_cli.config import LARGEST_STEP, LOOK_SETTINGS, DataConfig, RunConfig, TrainConfig
 from linformer_cli.errors import Interrupted, LintxError, UsageError
+from linformer_cli.probe import choose_precision
+from linformer_cli.system.device import choose_device
+from linformer_cli.system.environment import describe_environment
+from linformer_cli.system.memory import is_out_of_memory
+from linformer_cli.system.signals import StopRequest, catch_signals
 
 from . import options
 from .config_options import Fields, option, with_fields
@@ -18,9 +23,7 @@ from .session import load_training_images
 if TYPE_CHECKING:
     from linformer_cli.comparison.entries import Conditions, Entry, Plan
     from linformer_cli.comparison.results import ComparisonRow
-    from linformer_cli.config import RunConfig
     from linformer_cli.data.images import ImageSet
-    from linformer_cli.system.signals import StopRequest
 
 
 # The default of --images.
@@ -91,7 +94,6 @@ def compare(asked: CompareOptions) -> None:
     from linformer_cli.comparison.entries import plan_entries
     from linformer_cli.comparison.results import describe_entry
     from linformer_cli.comparison.speed import forget_speeds
-    from linformer_cli.system.signals import StopRequest
 
     plan, conditions = _plan(asked)
     entries, sets = plan_entries(
@@ -122,8 +124,6 @@ def _check_options(asked: CompareOptions) -> None:
 def _plan(asked: CompareOptions) -> "tuple[Plan, Conditions]":
     """Choose the settings of all runs, the device and the precision. Prints the latter."""
     from linformer_cli.comparison.entries import DEFAULT_PRESET, Conditions, Plan, choose_training
-    from linformer_cli.probe import choose_precision
-    from linformer_cli.system.device import choose_device
     from linformer_cli.training.settings import Given, merge_settings
 
     training = dict(asked.training)
@@ -150,10 +150,9 @@ def _plan(asked: CompareOptions) -> "tuple[Plan, Conditions]":
     return plan, Conditions(place.value, kind.value, asked.batch, asked.repeats)
 
 
-def _show(asked: CompareOptions, plan: "Plan", rows: "list[ComparisonRow]", first: "RunConfig") -> None:
+def _show(asked: CompareOptions, plan: "Plan", rows: "list[ComparisonRow]", first: RunConfig) -> None:
     """Print the table or the JSON document, with the settings of the `first` run, and write the plot."""
     from linformer_cli.comparison.results import CSV_COLUMNS, list_table_columns, render_comparison
-    from linformer_cli.system.environment import describe_environment
 
     words = first.data.words
     if asked.json:
@@ -167,11 +166,10 @@ def _show(asked: CompareOptions, plan: "Plan", rows: "list[ComparisonRow]", firs
 
 def _work(
     entries: "list[Entry]", images: "tuple[ImageSet, ImageSet]", conditions: "Conditions", failures: dict[str, str]
-) -> "StopRequest":
+) -> StopRequest:
     """Do the remaining work and note errors in `failures`. Return the stop request, which a signal may have set."""
     from linformer_cli.comparison.entries import draw_samples, train_entry
     from linformer_cli.comparison.speed import time_sampling_once, time_training_once
-    from linformer_cli.system.signals import catch_signals
 
     with catch_signals() as stop, contextlib.suppress(Interrupted):
         check = stop.raise_if_set
@@ -200,8 +198,6 @@ def _work(
 @contextlib.contextmanager
 def _noting(entry: "Entry", failures: dict[str, str]) -> Iterator[None]:
     """Note a failure of `entry`, so that the other entries still run."""
-    from linformer_cli.system.memory import is_out_of_memory
-
     try:
         yield
     except Interrupted:

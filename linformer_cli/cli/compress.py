@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from linformer_cli.checkpoint_files import find_shipped_name
+from linformer_cli.config import ImageShape
 from linformer_cli.data import Split
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.files import STREAM, open_atomically, require_writable
@@ -21,14 +22,13 @@ from . import options
 from .config_options import option, with_fields
 from .display import Bar
 from .output import info, print_json, read_stdin, require_binary_stdout, warn, write_stdout
-from .session import Session, open_session
+from .session import Session, load_images_to_fit, open_session
 
 if TYPE_CHECKING:
     from linformer_cli.codec.coder import Coder
     from linformer_cli.codec.header import Header
     from linformer_cli.codec.pack import Packed
     from linformer_cli.codec.sources import Source
-    from linformer_cli.config import ImageShape
 
 Batch = Annotated[
     int, typer.Option("--batch", min=1, max=2**16, help="Images or windows coded at once; at least one block.")
@@ -173,7 +173,7 @@ def _describe(asked: CompressOptions, header: "Header", packed: "Packed") -> dic
     }
 
 
-def _choose_shape(asked: CompressOptions, session: Session) -> "ImageShape":
+def _choose_shape(asked: CompressOptions, session: Session) -> ImageShape:
     """The size of the tiles. Raises `UsageError` for a --length that the model does not support."""
     shape, path, length = session.model.config.image, session.checkpoint.name, asked.length
     is_bytes = session.words is WINDOWS
@@ -191,17 +191,13 @@ def _choose_shape(asked: CompressOptions, session: Session) -> "ImageShape":
 def _open_data_set(asked: CompressOptions, session: Session, name: str) -> "Source":
     from linformer_cli.codec.sources import ArraySource
 
-    from .session import load_images_to_fit
-
     shape, classes = session.model.config.image, session.model.config.required_classes
     images = load_images_to_fit(name, asked.split or "test", asked.data_dir, session.look)
     labels = images.require_labels(classes)[: asked.limit] if classes else None
     return ArraySource(images.images[: asked.limit], labels, shape)
 
 
-def _open_paths(
-    asked: CompressOptions, session: Session, stdin: Callable[[], BinaryIO], shape: "ImageShape"
-) -> "Source":
+def _open_paths(asked: CompressOptions, session: Session, stdin: Callable[[], BinaryIO], shape: ImageShape) -> "Source":
     from linformer_cli.codec.inputs import list_inputs, open_files, open_pictures
     from linformer_cli.codec.items import Tiling
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from linformer_cli.checkpoint_files import shipped_checkpoints
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.files import STREAM, is_special
 from linformer_cli.units import count_words
@@ -154,8 +155,6 @@ def _describe_errors(file: str) -> Iterator[None]:
 
 def _choose_checkpoint(asked: DecompressOptions, packed: "PackedFile") -> str:
     """The model to use. Raises `UsageError` if the file does not name a shipped one and the user names none."""
-    from linformer_cli.checkpoint_files import shipped_checkpoints
-
     name = packed.header.checkpoint
     if asked.checkpoint is not None:
         return asked.checkpoint

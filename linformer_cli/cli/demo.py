@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from linformer_cli.errors import LintxError, UsageError
+from linformer_cli.files import require_writable, write_folder
 
 from . import options
 from .output import info
@@ -40,7 +41,6 @@ def demo(
     from linformer_cli.checkpoint import open_checkpoint
     from linformer_cli.demo.server import DemoServer
     from linformer_cli.demo.site import build_site
-    from linformer_cli.files import require_writable, write_folder
 
     if build is not None:
         if build.exists():

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from linformer_cli.config import ImageShape, choose_words
 from linformer_cli.data import Split
 from linformer_cli.errors import CheckpointError, UsageError
+from linformer_cli.files import write_file
 from linformer_cli.report.tables import Column, render_records
 from linformer_cli.system.device import SamplingPrecision
 from linformer_cli.units import WINDOWS, Words, format_bits
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from linformer_cli.config import ImageShape
     from linformer_cli.data.images import ImageSet
     from linformer_cli.evaluation.bits import Bits, ImageNats
 
@@ -100,7 +101,6 @@ def evaluate(asked: EvaluateOptions) -> None:
     session = open_session(asked.checkpoint, asked.device, asked.precision, asked.engine)
 
     from linformer_cli.evaluation.position_plot import render_positions
-    from linformer_cli.files import write_file
 
     name = asked.data or session.checkpoint.info.data.name
     wanted = _choose_size(asked, session, name)
@@ -176,10 +176,8 @@ class _Measured:
         return measured
 
 
-def _choose_size(asked: EvaluateOptions, session: Session, data: str) -> "ImageShape":
+def _choose_size(asked: EvaluateOptions, session: Session, data: str) -> ImageShape:
     """Return the size of the images. Raises `UsageError` if the model cannot predict the data set's."""
-    from linformer_cli.config import choose_words
-
     words, own, wanted = choose_words(data), session.words, session.model.config.image
     if own is not words:
         raise UsageError(f"'{session.checkpoint.name}' predicts {own.items}, and '{data}' has {words.items}")
@@ -191,7 +189,7 @@ def _choose_size(asked: EvaluateOptions, session: Session, data: str) -> "ImageS
     return wanted
 
 
-def _open_other(asked: EvaluateOptions, wanted: "ImageShape") -> _Measured | None:
+def _open_other(asked: EvaluateOptions, wanted: ImageShape) -> _Measured | None:
     """Open the model of --against, which predicts in parallel, and so not in int8."""
     if asked.against is None:
         return None
@@ -255,7 +253,7 @@ def _count_classes(session: Session, given_class: bool) -> int:
     return config.classes if given_class else config.required_classes
 
 
-def _require_size(session: Session, wanted: "ImageShape") -> None:
+def _require_size(session: Session, wanted: ImageShape) -> None:
     """Raise `UsageError` if the model cannot predict images of the size `wanted`."""
     image, path = session.model.config.image, session.checkpoint.name
     if image == wanted:

@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from linformer_cli.checkpoint_files import WEIGHTS
 from linformer_cli.errors import UsageError
-from linformer_cli.files import require_writable
+from linformer_cli.files import require_writable, write_file
+from linformer_cli.system.device import product_dtype, torch_dtype
 
 from . import options
 from .output import info, print_json
@@ -60,8 +62,6 @@ def export(
 
 def _export_folder(checkpoint: str, out: Path, dtype: Format, json: bool) -> None:
     from linformer_cli.checkpoint import open_checkpoint, save_checkpoint
-    from linformer_cli.checkpoint_files import WEIGHTS
-    from linformer_cli.system.device import torch_dtype
 
     found, model = open_checkpoint(checkpoint)
     details = save_checkpoint(out, model, found.info, weights_dtype=torch_dtype(dtype), new=True)
@@ -73,9 +73,7 @@ def _export_folder(checkpoint: str, out: Path, dtype: Format, json: bool) -> Non
 
 def _export_program(checkpoint: str, out: Path, dtype: Format, json: bool) -> None:
     from linformer_cli.checkpoint import open_checkpoint
-    from linformer_cli.files import write_file
     from linformer_cli.sampling.engines.native import encode_step
-    from linformer_cli.system.device import product_dtype, torch_dtype
 
     found, model = open_checkpoint(checkpoint, dtype=torch_dtype(dtype))
     data = encode_step(model, product_dtype(dtype))

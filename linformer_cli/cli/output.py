@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 from rich.console import Console
 
 from linformer_cli.errors import UsageError
+from linformer_cli.files import write_file
 from linformer_cli.report.tables import Column, Record, TableStyle, render_records, to_json
 from linformer_cli.system.distributed import process_rank
 from linformer_cli.units import printable
@@ -110,7 +111,6 @@ def print_tables(style: TableStyle, *tables: tuple[Sequence[Record], Sequence[Co
 
 def write_plot(path: Path | None, render: Callable[["PlotFormat"], bytes]) -> None:
     """Write the plot that `render` makes in the format of `path`. Do nothing if `path` is None."""
-    from linformer_cli.files import write_file
     from linformer_cli.report.plots import parse_plot_format
 
     if path is not None:

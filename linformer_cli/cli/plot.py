@@ -2,17 +2,19 @@
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from linformer_cli.config import choose_words
+from linformer_cli.documents import read_toml
 from linformer_cli.errors import UsageError
+from linformer_cli.files import write_file
+from linformer_cli.metrics import load_runs
+from linformer_cli.units import Words
 
 from . import options
 from .output import info, print_json, write_plot
-
-if TYPE_CHECKING:
-    from linformer_cli.units import Words
 
 DEFAULT_PLOT = Path("plot.png")
 
@@ -63,8 +65,6 @@ def plot(
     - `lintx plot runs/linear runs/softmax -o both.svg --samples samples.png`
     - `lintx plot runs/first --json`
     """
-    from linformer_cli.files import write_file
-    from linformer_cli.metrics import load_runs
     from linformer_cli.report.grids import encode_png
     from linformer_cli.report.runs import render_runs, render_strips
 
@@ -84,7 +84,7 @@ def plot(
         print_json({"rows": series, "plot": out, "samples": samples})
 
 
-def _find_words(runs: list[Path]) -> "Words":
+def _find_words(runs: list[Path]) -> Words:
     """The words for the data of `runs`. Raises `UsageError` if some runs are on images and others on bytes."""
     first, *others = [_read_words(run) for run in runs]
     for run, words in zip(runs[1:], others, strict=True):
@@ -93,11 +93,8 @@ def _find_words(runs: list[Path]) -> "Words":
     return first
 
 
-def _read_words(run: Path) -> "Words":
+def _read_words(run: Path) -> Words:
     """The words for the data of a run. A curve needs no settings, so a run whose settings are lost counts as images."""
-    from linformer_cli.config import choose_words
-    from linformer_cli.documents import read_toml
-
     data: object = None
     with contextlib.suppress(OSError, ValueError):
         data = read_toml(run / "config.toml").get("data")

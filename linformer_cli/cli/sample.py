@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from linformer_cli.config import DataConfig
 from linformer_cli.errors import UsageError
-from linformer_cli.files import STREAM
+from linformer_cli.files import STREAM, write_file
 from linformer_cli.system.distributed import Team, join_team, notice_loss
 from linformer_cli.units import WINDOWS, count_words, format_bytes, format_duration
 
@@ -216,11 +217,9 @@ def _show_result(
 
 def _compare(path: Path, images: "NDArray[np.uint8]", session: Session) -> "Copying":
     """Write a picture of the images, each above its nearest training image; print and return their distances."""
-    from linformer_cli.config import DataConfig
     from linformer_cli.data.images import load_for_training
     from linformer_cli.data.sequence import paint
     from linformer_cli.evaluation.nearest import measure_copying, render_nearest
-    from linformer_cli.files import write_file
     from linformer_cli.report.grids import encode_png
     from linformer_cli.training.run_folder import RunFolder
 
@@ -242,7 +241,6 @@ def _write_pictures(
     asked: SampleOptions, images: "NDArray[np.uint8]", row: int | None, record: dict[str, object]
 ) -> None:
     """Write the grid, with `row` images in a row, and the animation; show some images in the terminal."""
-    from linformer_cli.files import write_file
     from linformer_cli.report.animation import encode_gif, frame_rows, hide_rows
     from linformer_cli.report.grids import encode_png, render_grid
 

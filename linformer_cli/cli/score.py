@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from linformer_cli.errors import DataError, UsageError
+from linformer_cli.files import write_file
 from linformer_cli.presets import CIFAR10_PRESET
 from linformer_cli.report.tables import list_columns
 from linformer_cli.units import WINDOWS
@@ -84,8 +85,6 @@ def score(asked: ScoreOptions) -> None:
     folders = compare_folders(scores)
     against = None if other is None else other.record
     if asked.out is not None:
-        from linformer_cli.files import write_file
-
         sheet = render_sheet(session.model, images, scores, labels)
         write_file(asked.out, encode_png(sheet, {**session.record, "against": against}))
         info(f"wrote {asked.out}")

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from linformer_cli.config import DataConfig
+from linformer_cli.data import Split
 from linformer_cli.errors import UsageError, shorten
+from linformer_cli.system.device import Choice, SamplingPrecision, product_dtype, torch_dtype
 from linformer_cli.system.distributed import ALONE, Team
 from linformer_cli.units import Words, parse_count
 
@@ -14,13 +17,10 @@ if TYPE_CHECKING:
     import torch
 
     from linformer_cli.checkpoint import Checkpoint
-    from linformer_cli.config import DataConfig
-    from linformer_cli.data import Split
     from linformer_cli.data.images import ImageSet
     from linformer_cli.data.look import Look
     from linformer_cli.model.pixel_model import PixelModel
     from linformer_cli.sampling.decode import Sampler
-    from linformer_cli.system.device import SamplingPrecision
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,6 @@ class Session:
     @property
     def products(self) -> "torch.dtype | None":
         """The argument `products` of an engine for this precision."""
-        from linformer_cli.system.device import product_dtype
-
         return product_dtype(self.precision)
 
     def choose_classes(self, wanted: str | None) -> list[int]:
@@ -134,7 +132,7 @@ class DrawingOptions:
 
 
 def open_session(
-    name: str | None, device: str, precision: "SamplingPrecision", engine: str | None = None, team: Team = ALONE
+    name: str | None, device: str, precision: SamplingPrecision, engine: str | None = None, team: Team = ALONE
 ) -> Session:
     """Load the checkpoint `name` (None: the shipped default) for one process of `team`.
 
@@ -143,7 +141,6 @@ def open_session(
     """
     from linformer_cli.checkpoint import open_checkpoint
     from linformer_cli.model.mixers import describe_mixing
-    from linformer_cli.system.device import Choice, product_dtype, torch_dtype
 
     place = team.choose_device(device)
     checkpoint, model = open_checkpoint(name, place.value, torch_dtype(precision))
@@ -164,7 +161,7 @@ def open_session(
 
 
 def load_training_images(
-    data: "DataConfig", team: Team = ALONE, look: "Look | None" = None
+    data: DataConfig, team: Team = ALONE, look: "Look | None" = None
 ) -> "tuple[ImageSet, ImageSet]":
     """Load the training and validation images for one process of `team`. Print how many there are.
 
@@ -179,7 +176,7 @@ def load_training_images(
     return train, validation
 
 
-def load_images_to_fit(name: str, split: "Split", data_dir: str | None, look: "Look") -> "ImageSet":
+def load_images_to_fit(name: str, split: Split, data_dir: str | None, look: "Look") -> "ImageSet":
     """Load one split of the data set `name` with a model's look. Raises `UsageError` for images of another size."""
     from linformer_cli.data.images import load_images
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from linformer_cli.errors import UsageError
+from linformer_cli.units import format_bytes, format_duration
 
 from .output import info, print_json
 
@@ -26,7 +27,6 @@ def print_text(
 
     from linformer_cli.report.terminal import SafeText
     from linformer_cli.sampling.stream import Stream
-    from linformer_cli.units import format_bytes, format_duration
 
     model = sampler.model
     if count is None and model.find_bound() is not None:
