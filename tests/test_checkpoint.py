@@ -162,9 +162,7 @@ def test_only_floating_point_weights_are_rounded(tmp_path, build_tiny_model, tin
     assert load_file(tmp_path / "small" / WEIGHTS)["counts"].tolist() == list(range(1000, 1010))
 
 
-def test_a_checkpoint_without_training_state_cannot_be_resumed(
-    tmp_path, build_tiny_model, tiny_info, raises_one_line
-) -> None:
+def test_a_checkpoint_without_training_state_cannot_be_resumed(tmp_path, build_tiny_model, tiny_info, raises_one_line):
     save_checkpoint(tmp_path / "best", build_tiny_model(), tiny_info)
     assert not (tmp_path / "best" / TRAINING).exists()
     with raises_one_line(CheckpointError, "no training state", "last/"):
@@ -191,9 +189,7 @@ def test_the_model_card_describes_the_model(tmp_path, build_tiny_model, tiny_inf
     assert "1.2500 +- 0.5000 bits/dim over 77 images" in (tmp_path / "mine" / CARD).read_text()
 
 
-def test_no_pickle_is_written_or_opened(
-    tmp_path, monkeypatch, build_tiny_model, tiny_info, tiny_training_state
-) -> None:
+def test_no_pickle_is_written_or_opened(tmp_path, monkeypatch, build_tiny_model, tiny_info, tiny_training_state):
     def refuse(*_arguments: object, **_options: object) -> None:
         raise AssertionError("a pickle was written or opened")
 
@@ -324,6 +320,28 @@ def test_a_new_checkpoint_does_not_replace_another(tmp_path, build_tiny_model, t
         save_checkpoint(tmp_path / "out", build_tiny_model(seed=1), tiny_info, new=True)
     assert equal_weights(load_model(tmp_path / "out"), build_tiny_model())
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_one_of_several_processes_that_save_a_new_checkpoint_at_once_succeeds(tmp_path, build_tiny_model, tiny_info):
+    models = [build_tiny_model(seed=seed) for seed in range(3)]
+    barrier = threading.Barrier(len(models))
+
+    def save(place: Path, model: Any) -> str:
+        barrier.wait(timeout=60)
+        try:
+            save_checkpoint(place, model, tiny_info, new=True)
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(len(models)) as pool:
+        for number in range(10):
+            place = tmp_path / str(number)
+            errors = list(pool.map(save, [place] * len(models), models))
+            assert errors.count("") == 1, errors
+            assert all("the older checkpoint is untouched" in error for error in errors if error), errors
+            assert equal_weights(load_model(place), models[errors.index("")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [str(number) for number in range(10)]
 
 
 def test_a_truncated_config_is_refused_wherever_it_ends(mine, raises_one_line) -> None:

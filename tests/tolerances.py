@@ -1,5 +1,7 @@
 """The tolerances of the attention and model tests, and the comparison that applies them."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -39,3 +41,13 @@ def assert_agree(
     assert bool(torch.isfinite(found).all()), "the result has NaN or infinite values"
     assert bool(torch.isfinite(expected).all()), "the expected result has NaN or infinite values"
     torch.testing.assert_close(found / scale, expected / scale, rtol=0, atol=tolerance)
+
+
+def assert_all_agree(found: Iterable[Tensor], expected: Iterable[Tensor], tolerance: float) -> None:
+    """`assert_agree` for each pair."""
+    for one, other in zip(found, expected, strict=True):
+        assert_agree(one, other, tolerance)
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)

@@ -1,28 +1,22 @@
 """Tests particular to BigBird attention; test_contract.py covers what all mechanisms share."""
 
-from typing import Any
+import functools
 
 import pytest
 import torch
+from attention.arguments import build_one, draw_parts
 from attention.cases.bigbird import bigbird, drawn_blocks
 from tolerances import FLOAT64, assert_agree
-from torch import Tensor
 
-from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.bigbird import BigbirdAttention, draw_blocks
 from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
 
 
-def build(layer: int = 0, positions: int = 784, row: int = 28, value_width: int = 4, **options: Any) -> Attention:
-    shape = AttentionShape(heads=2, key_width=4, value_width=value_width, positions=positions, row=row, layer=layer)
-    return build_attention("bigbird", options, shape).double()
-
-
-def draw(length: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, 2, length, 4, generator=generator, dtype=torch.float64) for _ in range(3)]
+build = functools.partial(build_one, "bigbird", key_width=4, value_width=4)
+draw = functools.partial(draw_parts, widths=(4, 4, 4))
 
 
 def test_a_query_sees_the_expected_positions() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
-from tolerances import BFLOAT16, FLOAT64, assert_agree
+from tolerances import BFLOAT16, FLOAT64, assert_agree, assert_all_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import Attention, AttentionShape, state_tensors
@@ -73,8 +73,7 @@ def test_results_match_the_reference(name: str, options: dict[str, Any]) -> None
     with reference_only():
         expected = differentiate(attention, inputs, 40)
     assert not torch.equal(found[0], expected[0]), "both results come from the same form"
-    for ours, theirs in zip(found, expected, strict=True):
-        assert_agree(ours, theirs, FLOAT64)
+    assert_all_agree(found, expected, FLOAT64)
 
 
 @every_mechanism
@@ -98,8 +97,7 @@ def test_bfloat16_matches_float32_from_the_same_inputs(name: str, options: dict[
     inputs = [x.bfloat16() for x in draw(attention, 2, 75)]
     found = differentiate(attention, inputs, 40)
     expected = differentiate(attention, [x.float() for x in inputs], 40)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert_agree(ours, theirs, BFLOAT16)
+    assert_all_agree(found, expected, BFLOAT16)
 
 
 def test_scaled_outputs_keep_nan() -> None:

@@ -16,7 +16,7 @@ from attention.inputs import Case, Inputs, mark_variants
 from attention.measures import CountOperations, CountWork, measure_saved_bytes
 from attention.mechanisms import CASES, LENGTH, assert_gradients_agree, build, draw, gradients, run_oracle, share
 from loops import loop_over
-from tolerances import BFLOAT16, CAUSALITY, EXTREME, FLOAT32_DRIFT, FLOAT64, assert_agree
+from tolerances import BFLOAT16, CAUSALITY, EXTREME, FLOAT32_DRIFT, FLOAT64, all_finite, assert_agree, assert_all_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import (
@@ -178,6 +178,24 @@ def test_float32_does_not_drift(case: Case) -> None:
         assert_agree(found[:, :, 16:], expected[:, :, 16:], FLOAT32_DRIFT)
         early = None if condition is None else condition[:, :, :16]
         assert_agree(found[:, :, :16], expected[:, :, :16], FLOAT32_DRIFT, early)
+
+
+@every_case
+@loop_over("chunk", [1, 2, 7, 32, 1024])
+def test_the_result_does_not_depend_on_the_chunk(case: Case, chunk: int) -> None:
+    if "chunk" not in case.options or case.attention in ("flash", "long_short"):
+        pytest.skip("the mechanism has no chunks, or its formula does")
+    results = []
+    for size in (chunk, case.options["chunk"]):
+        try:
+            mechanism = build(case._replace(options=case.options | {"chunk": size}))
+        except UsageError as error:
+            assert size == 7 and "chunk: must be a power of two, such as 32 or 64, found 7" in str(error)
+            return
+        with reference_only():  # most compiled forms have no chunks
+            y, state = attend(mechanism, draw(mechanism, 40))
+        results.append([y, *(part for part in state_tensors(state) if part.is_floating_point())])
+    assert_all_agree(*results, FLOAT64)
 
 
 # 2. Causality.
@@ -503,6 +521,11 @@ def scale_half_of_the_keys(x: Inputs) -> Inputs:
     return x._replace(k=torch.cat([10 * x.k[:, :, :half], x.k[:, :, half:]], dim=2))
 
 
+def kept_places(x: Tensor, every: int) -> Tensor:
+    """0 at every `every`-th position, else 1."""
+    return (torch.arange(x.shape[2]) % every != 0).to(x.dtype).unsqueeze(-1)
+
+
 HARD = {
     "keys x10": lambda x: x._replace(k=10 * x.k),
     "keys x30": lambda x: x._replace(k=30 * x.k),
@@ -512,6 +535,10 @@ HARD = {
 }
 # Huge scores may change how a whole batch is computed, so they have a batch of their own.
 HUGE = {"keys x10000": lambda x: x._replace(k=10_000 * x.k)}
+# Definitions may divide by their lengths.
+ZEROS = {
+    "zeros": lambda x: x._replace(q=x.q * kept_places(x.q, 3), k=x.k * kept_places(x.k, 2)),
+}
 every_hard_batch = loop_over("hard", [HARD, HUGE])
 
 
@@ -523,15 +550,14 @@ def draw_hard(mechanism: Attention, hard: dict[str, Any], length: int, dtype: to
 
 
 @every_case
-@every_hard_batch
+@loop_over("hard", [HARD | ZEROS, HUGE])
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 def test_hard_inputs_give_finite_outputs_and_gradients(case: Case, hard: dict[str, Any], dtype: torch.dtype) -> None:
     mechanism = build(case, dtype)
     inputs = draw_hard(mechanism, hard, 80, dtype)
     for run in (lambda x: attend(mechanism, x)[0], lambda x: attend_blocks(mechanism, x, [40, 64])[0]):
         assert bool(torch.isfinite(run(inputs)).all())
-        for gradient in gradients(mechanism, inputs, run).values():
-            assert bool(torch.isfinite(gradient).all())
+        assert all_finite(gradients(mechanism, inputs, run).values())
     assert bool(torch.isfinite(step_through(mechanism, inputs)[0]).all())
 
 
@@ -548,8 +574,7 @@ def test_huge_keys_give_finite_outputs_and_gradients(case: Case, value_width: in
     inputs = share(mechanism, inputs)
     assert bool(torch.isfinite(attend(mechanism, inputs)[0]).all())
     assert bool(torch.isfinite(step_through(mechanism, inputs)[0]).all())
-    for gradient in gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0]).values():
-        assert bool(torch.isfinite(gradient).all())
+    assert all_finite(gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0]).values())
 
 
 @every_case
@@ -578,14 +603,15 @@ def change_middle(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 EXTREMES = {
-    **{f"gates {logit}": set_gates(lambda x, logit=logit: x + logit) for logit in (-200, -100, -30, 30, 100, 200)},
+    **{f"gates {logit}": set_gates(lambda x, logit=logit: x + logit) for logit in (-2000, -200, -30, 30, 200, 2000)},
     "gates of 200 or -200": set_gates(lambda x: 200 * x.sign()),
+    "gates of 2000 or -2000": set_gates(lambda x: 2000 * x.sign()),
     "gates from -200 to 200": set_gates(lambda x: 200 * (x / math.sqrt(2)).erf()),  # uniformly distributed
     "one gate 40": set_gates(lambda x: change_middle(x, lambda part: part + 40)),
     "one key x30": lambda x: x._replace(k=change_middle(x.k, lambda part: 30 * part)),
     "one key repeated": lambda x: x._replace(k=x.k[:, :, :1].expand_as(x.k).clone()),
 }
-FAST_EXTREMES = ("gates -30", "gates 100", "gates of 200 or -200", "one key repeated")
+FAST_EXTREMES = ("gates -30", "gates 200", "gates of 2000 or -2000", "one key repeated")
 
 
 @every_case
@@ -597,6 +623,7 @@ def test_gradients_of_extreme_gates_are_those_of_float64(case: Case, extremes: t
     if case.condition or case.options.get("forget_gate") == "exponential":
         pytest.skip("the denominator can cancel, which the pages of these mechanisms explain")
     narrow, wide = build(case, torch.float32), build(case)
+    worst = {}
     for name, seed in itertools.product(extremes, range(10 if os.environ.get("LINTX_FULL") else 1)):
         inputs = draw(wide, length, batch=1, seed=seed, dtype=torch.float32)
         if "gate" in name and not wide.gates:
@@ -611,16 +638,26 @@ def test_gradients_of_extreme_gates_are_those_of_float64(case: Case, extremes: t
         compiled = gradients(narrow, x, lambda x: attend(narrow, x)[0])
         with torch.no_grad():
             y, _ = attend(wide, exact)
-            for run in (attend, step_through):
-                assert_agree(run(narrow, x)[0], y, EXTREME)
+            outputs = [share_of_limit(run(narrow, x)[0], y) for run in (attend, step_through)]
+        shares = []
         for found in (plain, compiled):
-            for key, gradient in expected.items():
-                assert_agree(found[key], gradient, EXTREME)
+            shares.append(max(share_of_limit(found[key], gradient) for key, gradient in expected.items()))
             if x.extra is not None:
-                error = (found["extra"] - expected["extra"]).abs().amax(dim=(0, 1, 2))
                 largest = expected["extra"].abs().amax(dim=(0, 1, 2))
-                rounding = 3e-7 * largest.max().clamp(min=1)
-                assert bool((error <= EXTREME * largest + rounding).all()), (name, error, largest)
+                limit = EXTREME * largest + 3e-7 * largest.max().clamp(min=1)
+                shares[-1] = max(shares[-1], share_of_limit(found["extra"], expected["extra"], limit))
+        worst[name, seed] = shares[0], max(shares[1], *outputs)
+    # Sums of a few random draws cancel. What is divided by such a sum, or summed once more, keeps fewer digits.
+    exceeded = {draw: shares for draw, shares in worst.items() if max(shares) > 1}
+    assert not any(seed == 0 for _, seed in exceeded), exceeded
+    assert len(exceeded) <= 0.02 * len(worst) and all(plain < 20 for plain, _ in exceeded.values()), exceeded
+
+
+def share_of_limit(found: Tensor, expected: Tensor, limit: Tensor | None = None) -> float:
+    """The largest error over its limit (default: that of `assert_agree`); infinite if `found` is not finite."""
+    assert found.shape == expected.shape
+    limit = EXTREME * expected.abs().max().clamp(min=1) if limit is None else limit
+    return float(((found.double() - expected).abs() / limit).nan_to_num(nan=math.inf, posinf=math.inf).max())
 
 
 @every_case
@@ -636,8 +673,7 @@ def test_bfloat16_is_as_accurate_as_its_inputs(case: Case) -> None:
         assert found.dtype == torch.bfloat16
         assert_agree(found, expected, BFLOAT16)
     mechanism.bfloat16()
-    for gradient in gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0]).values():
-        assert bool(torch.isfinite(gradient).all())
+    assert all_finite(gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0]).values())
 
 
 def equal_states(state: Any, other: Any) -> bool:
@@ -676,6 +712,32 @@ def test_bfloat16_inputs_work_with_a_float32_state(case: Case) -> None:
         assert_agree(found, expected, BFLOAT16)
     assert y.dtype == torch.bfloat16
     assert_agree(y, expected, BFLOAT16)
+
+
+@every_case
+def test_a_wrong_number_of_extra_scalars_is_refused(case: Case) -> None:
+    mechanism = build(case)
+    q, k, v, extra = draw(mechanism, 3)
+    if extra is None:
+        pytest.skip("the mechanism has no gates")
+    state = mechanism.init_state(2, 3, CPU, torch.float64)
+    for wrong in (None, extra[..., 1:], torch.cat([extra, extra[..., :1]], dim=-1)):
+        needed = rf"^{case.attention} needs extra scalars \[B, H, T, {mechanism.extra_per_head}\], found"
+        with pytest.raises(ValueError, match=needed):
+            mechanism.attend(q, k, v, None, wrong)
+        with pytest.raises(ValueError, match=needed):
+            mechanism.step(q[:, :, 0], k[:, :, 0], v[:, :, 0], state, None if wrong is None else wrong[:, :, 0])
+
+
+@every_case
+def test_a_layer_projects_the_extra_scalars_with_their_initial_bias(case: Case, build_tiny_model: Any) -> None:
+    if not build(case).gates:
+        pytest.skip("the mechanism has no gates")
+    layer = build_tiny_model(attention=case.attention, attention_options=case.options).blocks[0].attention
+    rows, bias = layer.input_rows["extra"], layer.input.bias
+    assert rows.stop - rows.start == layer.heads * layer.inner.extra_per_head
+    assert bool((bias[rows] == layer.inner.extra_bias).all())
+    assert not bias[: rows.start].any() and not bias[rows.stop :].any()
 
 
 @every_case

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention.arguments import build_one
 from attention.cases.gau import fill_parameters
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
@@ -16,11 +17,9 @@ CPU = torch.device("cpu")
 
 
 def build(dtype: torch.dtype = torch.float64, **options: Any) -> FlashAttention:
-    mechanism = build_attention("flash", options, AttentionShape(1, 6, 5, positions=784, row=28)).double()
-    assert isinstance(mechanism, FlashAttention)
+    mechanism = build_one("flash", heads=1, **options)
     fill_parameters(options.get("chunk", 256))(mechanism)
-    mechanism.to(dtype)
-    return mechanism
+    return mechanism.to(dtype)
 
 
 def draw(length: int, batch: int = 2, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:

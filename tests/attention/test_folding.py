@@ -56,9 +56,7 @@ def step_through(
 
 @loop_over(("feature_map", "key_width", "value_width"), [("elu", 16, 32), ("relu", 16, 16)])
 @loop_over("fold", [1, 2, 4])
-def test_outputs_match_the_reference_form_for_any_number_of_pending_pairs(
-    feature_map, fold, key_width, value_width
-) -> None:
+def test_outputs_match_the_reference_form_for_any_number_of_pending_pairs(feature_map, fold, key_width, value_width):
     attention, state = build(feature_map, key_width, value_width), draw_state(key_width, value_width)
     widths = (key_width, key_width, value_width)
     inputs = [draw(2, 2, POSITIONS, width, seed=seed) for seed, width in enumerate(widths)]

@@ -1,39 +1,29 @@
 """Tests particular to linear attention; test_contract.py covers what all mechanisms share."""
 
+import functools
 import re
 import textwrap
-from typing import Any
 
 import pytest
 import torch
+from attention.arguments import build_one, draw_parts
 from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
-from torch import Tensor
 
 from linformer_cli.attention import linear
-from linformer_cli.attention.base import Attention, AttentionShape
 from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
 from linformer_cli.attention.parts.feature_maps import FEATURE_MAPS
 from linformer_cli.errors import UsageError
-from linformer_cli.model.mixers import build_attention, parse_options
-from linformer_cli.native.library import reference_only
+from linformer_cli.model.mixers import parse_options
 
 CPU = torch.device("cpu")
 
 
-def build(dtype: torch.dtype = torch.float64, **options: Any) -> Attention:
-    torch.manual_seed(2)
-    shape = AttentionShape(heads=2, key_width=6, value_width=5, positions=784, row=28)
-    return build_attention("linear", options, shape).to(dtype)
-
-
-def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5)]
+build = functools.partial(build_one, "linear")
 
 
 def test_the_definition_in_the_docstring_is_what_attend_computes() -> None:
-    attention, (q, k, v) = build(), draw(40)
+    attention, (q, k, v) = build(), draw_parts(40)
     found = re.search(r"\n\n((?: {4}.*\n)+)", linear.__doc__)
     assert found
     names = {"q": q, "k": k, "v": v, "phi": lambda x: torch.where(x < 0, x.exp(), x + 1)}
@@ -44,7 +34,7 @@ def test_the_definition_in_the_docstring_is_what_attend_computes() -> None:
 def test_weights_of_zero_give_zero_outputs_and_finite_gradients() -> None:
     """With the relu map and negative keys up to position 20, weights are 0 at first and positive later."""
     attention = build(feature_map="relu", chunk=16)
-    q, k, v = draw(40)
+    q, k, v = draw_parts(40)
     k = torch.cat([-k[:, :, :20].abs(), k[:, :, 20:].abs() + 0.1], dim=2)
     q = q.abs() + 0.1
     leaves = [part.requires_grad_() for part in (q, k, v)]
@@ -63,7 +53,7 @@ def test_weights_of_zero_give_zero_outputs_and_finite_gradients() -> None:
 def test_a_tiny_weight_is_not_treated_as_zero() -> None:
     """No epsilon is added to the denominator. With one key, the output equals its value, however small the weight."""
     attention = build(torch.float32, feature_map="elu")
-    q, k, v = draw(1, torch.float32)
+    q, k, v = draw_parts(1, torch.float32)
     y, _ = attention.attend(torch.full_like(q, -20.0), torch.full_like(k, -20.0), v)
     torch.testing.assert_close(y, v)
     y_t, _ = attention.step(
@@ -75,7 +65,7 @@ def test_a_tiny_weight_is_not_treated_as_zero() -> None:
 
 def test_constant_values_give_constant_outputs() -> None:
     for name in FEATURE_MAPS:
-        q, k, v = draw(50)
+        q, k, v = draw_parts(50)
         y, _ = build(feature_map=name).attend(q.abs(), k.abs(), torch.full_like(v, 3.0))
         seen = y != 0  # the relu in the learned map can make all weights 0
         assert seen.double().mean() > 0.95
@@ -84,24 +74,13 @@ def test_constant_values_give_constant_outputs() -> None:
 
 def test_the_default_map_is_elu() -> None:
     assert LinearOptions().feature_map == "elu"
-    inputs = draw(20)
+    inputs = draw_parts(20)
     assert torch.equal(build().attend(*inputs)[0], build(feature_map="elu").attend(*inputs)[0])
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 40, 41, 1000])
-def test_the_result_does_not_depend_on_the_chunk(chunk: int) -> None:
-    inputs = draw(40)
-    expected, expected_state = build(chunk=16).attend(*inputs)
-    with reference_only():  # the compiled form has no chunks
-        y, state = build(chunk=chunk).attend(*inputs)
-    assert_agree(y, expected, FLOAT64)
-    for found, other in zip(state, expected_state, strict=True):
-        assert_agree(found, other, FLOAT64)
 
 
 def test_the_state_is_the_two_sums() -> None:
     attention = build(feature_map="relu", chunk=16)
-    q, k, v = draw(40)
+    q, k, v = draw_parts(40)
     _, state = attention.attend(q, k, v)
     assert isinstance(state, LinearState)
     phi_k = k.clamp(min=0)
@@ -111,7 +90,7 @@ def test_the_state_is_the_two_sums() -> None:
 
 def test_training_saves_no_sum_per_position() -> None:
     attention = build(torch.float32)
-    inputs = [part.requires_grad_() for part in draw(2048, torch.float32)]
+    inputs = [part.requires_grad_() for part in draw_parts(2048, torch.float32)]
     # Per position and head, compiled kernels save 18 numbers and plain torch saves 90. Another sum for every position
     # would add K V = 30 numbers.
     assert measure_saved_bytes(attention.attend, *inputs) < 2048 * 2 * 2 * 4 * 100

@@ -1,44 +1,28 @@
 """Tests particular to Linformer; test_contract.py covers what all mechanisms share."""
 
+import functools
 import itertools
-from typing import Any
 
 import pytest
 import torch
+from attention.arguments import build_one, draw_parts, step_through
 from attention.cases.linformer import SHARES
 from tolerances import FLOAT64, assert_agree
-from torch import Tensor
 
-from linformer_cli.attention.base import Attention, AttentionShape, measure_state_bytes
+from linformer_cli.attention.base import measure_state_bytes
 from linformer_cli.attention.linformer import LinformerAttention
 from linformer_cli.errors import UsageError
-from linformer_cli.model.mixers import build_attention, parse_options
+from linformer_cli.model.mixers import parse_options
 
 CPU = torch.device("cpu")
 
 
-def build(dtype: torch.dtype = torch.float64, attention: str = "linformer", row: int = 28, **options: Any) -> Attention:
-    torch.manual_seed(2)
-    shape = AttentionShape(heads=2, key_width=6, value_width=5, positions=784, row=row)
-    return build_attention(attention, options, shape).to(dtype)
-
-
-def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5)]
-
-
-def step_through(attention: Attention, inputs: list[Tensor], state: Any) -> tuple[Tensor, Any]:
-    outputs = []
-    for t in range(inputs[0].shape[2]):
-        y_t, state = attention.step(*(part[:, :, t] for part in inputs), state)
-        outputs.append(y_t)
-    return torch.stack(outputs, dim=2), state
+build = functools.partial(build_one, "linformer")
 
 
 def test_one_unfinished_block_equals_softmax() -> None:
-    inputs = draw(40)
-    expected, _ = build(attention="softmax").attend(*inputs)
+    inputs = draw_parts(40)
+    expected, _ = build_one("softmax").attend(*inputs)
     assert_agree(build(block=40, rank=3).attend(*inputs)[0], expected, FLOAT64)
 
 
@@ -48,8 +32,8 @@ def test_identity_projections_give_softmax(block: int) -> None:
     with torch.no_grad():
         for projection in attention.parameters():
             projection.copy_(torch.eye(block))
-    inputs = draw(40)
-    expected, _ = build(attention="softmax").attend(*inputs)
+    inputs = draw_parts(40)
+    expected, _ = build_one("softmax").attend(*inputs)
     assert_agree(attention.attend(*inputs)[0], expected, FLOAT64)
     assert_agree(step_through(attention, inputs, attention.init_state(2, 40, CPU, torch.float64))[0], expected, FLOAT64)
 
@@ -58,7 +42,7 @@ def test_identity_projections_give_softmax(block: int) -> None:
 def test_the_state_is_a_stack_of_rows_and_the_unfinished_block(way: str) -> None:
     attention = build(block=8, rank=2)
     assert isinstance(attention, LinformerAttention) and attention.value_projection is not None
-    q, k, v = draw(19)
+    q, k, v = draw_parts(19)
     if way == "attend":
         _, state = attention.attend(q, k, v)
     else:
@@ -76,7 +60,7 @@ def test_the_state_is_a_stack_of_rows_and_the_unfinished_block(way: str) -> None
 def test_steps_beyond_the_capacity_match_attend() -> None:
     """The steps start from a capacity of 0, from capacities that are too small, and after attend without a state."""
     attention = build(block=8, rank=2)
-    inputs = draw(60)
+    inputs = draw_parts(60)
     expected, _ = attention.attend(*inputs)
     for capacity in (0, 1, 8, 9, 20):
         y, _ = step_through(attention, inputs, attention.init_state(2, capacity, CPU, torch.float64))
@@ -91,7 +75,7 @@ def test_state_bytes_are_exact_and_never_shrink() -> None:
     attention = build(block=8, rank=8)
     sizes = [attention.state_bytes(2, length, torch.float64) for length in range(1, 40)]
     for length, size in enumerate(sizes, start=1):
-        inputs = draw(length)
+        inputs = draw_parts(length)
         empty = attention.init_state(2, length, CPU, torch.float64)
         assert measure_state_bytes(empty) == size
         assert measure_state_bytes(step_through(attention, inputs, empty)[1]) == size

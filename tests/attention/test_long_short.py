@@ -5,24 +5,20 @@ from typing import Any
 
 import pytest
 import torch
+from attention.arguments import build_one, step_through
 from attention.cases.long_short import joint_norm, long_short
 from attention.inputs import Inputs
 from loops import loop_over
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention.base import AttentionShape, measure_state_bytes
 from linformer_cli.attention.long_short import LongShortAttention
-from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
 
 
-def build(dtype: torch.dtype = torch.float64, key_width: int = 6, **options: Any) -> LongShortAttention:
-    torch.manual_seed(2)
-    shape = AttentionShape(heads=2, key_width=key_width, value_width=5, positions=784, row=28)
-    attention = build_attention("long_short", options, shape).to(dtype)
-    assert isinstance(attention, LongShortAttention)
+def build(dtype: torch.dtype = torch.float64, **options: Any) -> LongShortAttention:
+    attention = build_one("long_short", dtype, **options)
     with torch.no_grad():  # replace the initial ones and zeros of the norms
         for parameter in attention.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64).to(dtype)
@@ -37,18 +33,6 @@ def draw(length: int, rank: int = 1, dtype: torch.dtype = torch.float64) -> Inpu
 
 def attend(attention: LongShortAttention, inputs: Inputs, state: Any = None) -> tuple[Tensor, Any]:
     return attention.attend(*inputs[:3], state, inputs.extra)
-
-
-def step_through(attention: LongShortAttention, inputs: Inputs, state: Any = None) -> tuple[Tensor, Any]:
-    if state is None:
-        state = attention.init_state(2, inputs.v.shape[2], CPU, inputs.v.dtype)
-    outputs = []
-    for t in range(inputs.v.shape[2]):
-        q_t, k_t, v_t, extra_t = (None if part is None else part[:, :, t] for part in inputs)
-        assert q_t is not None and k_t is not None and v_t is not None
-        y_t, state = attention.step(q_t, k_t, v_t, state, extra_t)
-        outputs.append(y_t)
-    return torch.stack(outputs, dim=2), state
 
 
 both_ways = pytest.mark.parametrize("run", [attend, step_through])
@@ -150,16 +134,6 @@ def test_steps_beyond_the_capacity_match_attend() -> None:
         assert_agree(step_through(attention, inputs.block(place), state)[0], expected[:, :, place:], FLOAT64)
 
 
-def test_state_bytes_are_exact_at_every_length() -> None:
-    attention = build(chunk=4, rank=3, window=5)
-    for length in range(1, 20):
-        inputs, size = draw(length, 3), attention.state_bytes(2, length, torch.float64)
-        empty = attention.init_state(2, length, CPU, torch.float64)
-        assert measure_state_bytes(empty) == size
-        assert measure_state_bytes(step_through(attention, inputs, empty)[1]) == size
-        assert measure_state_bytes(attend(attention, inputs)[1]) == size
-
-
 def test_the_defaults_are_a_window_of_56_chunks_of_16_and_rank_1() -> None:
     attention = build()
     assert (attention.window, attention.options.chunk, attention.options.rank) == (56, 16, 1)
@@ -174,16 +148,6 @@ def test_keys_and_values_share_a_norm(key_width: int) -> None:
     assert shapes == {
         f"{norm}.{part}": (2, width) for norm in ("window_norm", "row_norm") for part in ("weight", "bias")
     }
-
-
-def test_missing_scores_are_refused() -> None:
-    attention = build()
-    inputs = draw(3)
-    with pytest.raises(ValueError, match="long_short needs extra scalars"):
-        attention.attend(*inputs[:3])
-    state = attention.init_state(2, 3, CPU, torch.float64)
-    with pytest.raises(ValueError, match="long_short needs extra scalars"):
-        attention.step(inputs.q[:, :, 0], inputs.k[:, :, 0], inputs.v[:, :, 0], state)
 
 
 @both_ways

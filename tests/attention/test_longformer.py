@@ -1,16 +1,16 @@
 """Tests particular to Longformer attention; test_contract.py covers what all mechanisms share."""
 
-from typing import Any
+import functools
 
 import pytest
 import torch
+from attention.arguments import build_one, draw_parts
 from attention.cases.longformer import longformer
 from attention.inputs import Inputs
 from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
-from torch import Tensor
 
-from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.longformer import LongformerAttention, LongformerOptions
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import build_attention, parse_options
@@ -18,14 +18,8 @@ from linformer_cli.model.mixers import build_attention, parse_options
 CPU = torch.device("cpu")
 
 
-def build(heads: int = 2, dtype: torch.dtype = torch.float64, value_width: int = 4, **options: Any) -> Attention:
-    shape = AttentionShape(heads=heads, key_width=4, value_width=value_width, positions=784, row=28)
-    return build_attention("longformer", options, shape).to(dtype)
-
-
-def draw(length: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, 2, length, 4, generator=generator, dtype=torch.float64) for _ in range(3)]
+build = functools.partial(build_one, "longformer", key_width=4, value_width=4)
+draw = functools.partial(draw_parts, widths=(4, 4, 4))
 
 
 @pytest.mark.parametrize(

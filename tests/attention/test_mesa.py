@@ -1,16 +1,16 @@
 """Tests particular to the mesa layer; test_contract.py covers what all mechanisms share."""
 
 import contextlib
-from typing import Any
+import functools
 
 import pytest
 import torch
+from attention.arguments import build_one, draw_parts, step_through
 from attention.cases.mesa import recurrence
 from attention.inputs import Inputs
 from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
-from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
-from torch import Tensor
+from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree, assert_all_agree
 
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.kernels import cpu_recurrences as kernels
@@ -21,36 +21,8 @@ from linformer_cli.native.library import reference_only
 CPU = torch.device("cpu")
 
 
-def build(dtype: torch.dtype = torch.float64, **options: Any) -> MesaAttention:
-    shape = AttentionShape(heads=2, key_width=6, value_width=5, positions=784, row=28)
-    attention = build_attention("mesa", options, shape).to(dtype)
-    assert isinstance(attention, MesaAttention)
-    return attention
-
-
-def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Any]:
-    """Draw q, k, v, no state, and the extra scalars for beta and the gate."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v, extra = (
-        torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5, 2)
-    )
-    return [q, k, v, None, extra]
-
-
-def step_through(attention: MesaAttention, inputs: list[Any]) -> Tensor:
-    q, k, v, _, extra = inputs
-    state, outputs = attention.init_state(len(v), v.shape[2], CPU, v.dtype), []
-    for t in range(v.shape[2]):
-        y_t, state = attention.step(q[:, :, t], k[:, :, t], v[:, :, t], state, extra[:, :, t])
-        outputs.append(y_t)
-    return torch.stack(outputs, dim=2)
-
-
-@pytest.mark.parametrize("extra", [None, torch.zeros(2, 2, 3, 1)])
-def test_a_wrong_number_of_scalars_is_refused(extra: Tensor | None) -> None:
-    attention, (q, k, v, *_) = build(), draw(3)
-    with pytest.raises(ValueError, match=r"extra scalars \[B, H, T, 2\], found"):
-        attention.attend(q, k, v, None, extra)
+build = functools.partial(build_one, "mesa")
+draw = functools.partial(draw_parts, widths=(6, 6, 5, 2))
 
 
 def test_lambda_starts_at_one_and_is_at_least_a_quarter() -> None:
@@ -78,7 +50,7 @@ def test_a_linear_map_from_keys_to_values_is_found() -> None:
 def test_both_forms_agree_before_the_iterations_converge(iterations: int) -> None:
     attention, inputs = build(iterations=iterations), draw(60)
     y, _ = attention.attend(*inputs)
-    assert_agree(step_through(attention, inputs), y, FLOAT64)
+    assert_agree(step_through(attention, inputs)[0], y, FLOAT64)
     exact, _ = build(iterations=6).attend(*inputs)
     assert 1e-3 < (y - exact).abs().max() < 0.3 ** (iterations - 2)
 
@@ -93,7 +65,7 @@ def test_rounding_errors_do_not_grow_from_iteration_to_iteration(dtype: torch.dt
     q, k, v, extra = (torch.randn(1, 1, 150, n, generator=generator, dtype=dtype) for n in (24, 24, 5, 2))
     inputs = [q + 1, k * torch.logspace(0, -2, 24, dtype=dtype) + 1, v, None, extra]
     y, _ = attention.attend(*inputs)
-    assert_agree(step_through(attention, inputs), y, FLOAT64 if dtype == torch.float64 else FLOAT32_DRIFT)
+    assert_agree(step_through(attention, inputs)[0], y, FLOAT64 if dtype == torch.float64 else FLOAT32_DRIFT)
 
 
 def test_more_iterations_than_dimensions_are_not_computed() -> None:
@@ -129,8 +101,7 @@ def test_the_gradient_after_few_iterations_is_close_to_that_of_the_exact_inverse
         else:
             y, _ = attention.attend(*leaves[:3], None, leaves[3])
         found.append(torch.autograd.grad(y.square().sum(), leaves))
-    for ours, theirs in zip(*found, strict=True):
-        assert_agree(ours, theirs, 0.01)
+    assert_all_agree(*found, 0.01)
 
 
 compiled = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)

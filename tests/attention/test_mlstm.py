@@ -1,46 +1,22 @@
 """Tests particular to mLSTM; test_contract.py covers what all mechanisms share."""
 
+import functools
 import math
-from typing import Any
 
 import pytest
 import torch
+from attention.arguments import build_one, draw_parts, step_through
 from loops import loop_over
-from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
-from torch import Tensor
+from tolerances import FLOAT32_DRIFT, FLOAT64, all_finite, assert_agree
 
-from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.mlstm import MlstmAttention, MlstmState
-from linformer_cli.model.mixers import build_attention
+from linformer_cli.attention.mlstm import MlstmState
 
 CPU = torch.device("cpu")
 every_forget_gate = pytest.mark.parametrize("forget_gate", ["sigmoid", "exponential"])
 
 
-def build(dtype: torch.dtype = torch.float64, heads: int = 2, **options: Any) -> MlstmAttention:
-    """The mechanism without a norm, which would hide the scale of its outputs."""
-    shape = AttentionShape(heads, key_width=6, value_width=5, positions=784, row=28)
-    attention = build_attention("mlstm", {"normalise": False, **options}, shape).to(dtype)
-    assert isinstance(attention, MlstmAttention)
-    return attention
-
-
-def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Any]:
-    """Draw q, k, v, no state, and the extra scalars for the input gate and the forget gate."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v, extra = (
-        torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5, 2)
-    )
-    return [q, k, v, None, extra]
-
-
-def step_through(attention: MlstmAttention, inputs: list[Any], state: MlstmState) -> tuple[Tensor, MlstmState]:
-    q, k, v, _, extra = inputs
-    outputs = []
-    for t in range(v.shape[2]):
-        y_t, state = attention.step(q[:, :, t], k[:, :, t], v[:, :, t], state, extra[:, :, t])
-        outputs.append(y_t)
-    return torch.stack(outputs, dim=2), state
+build = functools.partial(build_one, "mlstm", normalise=False)
+draw = functools.partial(draw_parts, widths=(6, 6, 5, 2))
 
 
 @every_forget_gate
@@ -50,13 +26,6 @@ def test_initial_memories_range_from_an_image_to_a_row(forget_gate: str, heads: 
     bias = build(heads=heads, forget_gate=forget_gate).gate_bias
     kept = bias.sigmoid() if forget_gate == "sigmoid" else bias.exp()
     assert_agree(1 / (1 - kept), torch.tensor(memories, dtype=torch.float64) + 1, 1e-5)
-
-
-@pytest.mark.parametrize("extra", [None, torch.zeros(2, 2, 3, 1)])
-def test_a_wrong_number_of_scalars_is_refused(extra: Tensor | None) -> None:
-    attention, (q, k, v, *_) = build(), draw(3)
-    with pytest.raises(ValueError, match=r"extra scalars \[B, H, T, 2\], found"):
-        attention.attend(q, k, v, None, extra)
 
 
 @every_forget_gate
@@ -88,8 +57,7 @@ def test_huge_and_tiny_input_gates_give_finite_results(forget_gate: str, shift: 
         scalars[:, :, places, 0] += shift
         leaves = [part.clone().requires_grad_() for part in (q, k, v, scalars)]
         y, _ = attention.attend(*leaves[:3], None, leaves[3])
-        for tensor in (y, *torch.autograd.grad(y.sum(), leaves)):
-            assert bool(torch.isfinite(tensor).all())
+        assert all_finite((y, *torch.autograd.grad(y.sum(), leaves)))
         empty = attention.init_state(2, 40, CPU, torch.float32)
         stepped, _ = step_through(attention, [q, k, v, None, scalars], empty)
         exact = [part.double() for part in (q, k, v, scalars)]

@@ -1,15 +1,15 @@
 """Tests particular to Nystrom attention; test_contract.py covers what all mechanisms share."""
 
-from typing import Any
+import functools
 
 import pytest
 import torch
+from attention.arguments import build_one, draw_parts
 from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
-from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.base import AttentionShape, fork_state, measure_state_bytes, state_tensors
+from linformer_cli.attention.base import fork_state, measure_state_bytes
 from linformer_cli.attention.nystrom import NystromAttention, NystromOptions
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import parse_options
@@ -17,22 +17,13 @@ from linformer_cli.model.mixers import parse_options
 CPU = torch.device("cpu")
 
 
-def build(dtype: torch.dtype = torch.float64, **options: Any) -> NystromAttention:
-    torch.manual_seed(2)
-    shape = AttentionShape(heads=2, key_width=6, value_width=5, positions=784, row=28)
-    small: dict[str, Any] = {"landmarks": 4, "kernel": 5, "chunk": 16}
-    return NystromAttention(NystromOptions(**small | options), shape).to(dtype)
-
-
-def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5)]
+build = functools.partial(build_one, "nystrom", landmarks=4, kernel=5, chunk=16)
 
 
 def test_a_query_equal_to_a_landmark_gets_softmax_attention() -> None:
     """In this case f_t is a row of A, so f_t Z is a unit vector if Z is the inverse of A."""
     attention = build(kernel=0, iterations=12)
-    _, k, v = draw(40)
+    _, k, v = draw_parts(40)
     chosen = torch.randint(4, (2, 2, 40), generator=torch.Generator().manual_seed(1))
     q = attention.landmark_queries.detach()[torch.arange(2)[:, None], chosen]
     with torch.no_grad():
@@ -41,7 +32,7 @@ def test_a_query_equal_to_a_landmark_gets_softmax_attention() -> None:
 
 
 def test_constant_values_give_constant_outputs() -> None:
-    q, k, v = draw(40)
+    q, k, v = draw_parts(40)
     with torch.no_grad():
         y, _ = build(kernel=0, iterations=12).attend(q, k, torch.full_like(v, 3.0))
     assert_agree(y, torch.full_like(v, 3.0), FLOAT64)
@@ -82,7 +73,7 @@ def test_steps_reuse_z_and_attend_recomputes_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         NystromAttention, "invert_landmarks", lambda self, keys: calls.append(1) or original(self, keys)
     )
-    q, k, v = draw(40)
+    q, k, v = draw_parts(40)
     state = attention.init_state(2, 40, CPU, torch.float64)
     assert len(calls) == 1
     z = state.inverse.tensor.clone()
@@ -102,7 +93,7 @@ def test_images_share_one_z() -> None:
     one_image = 8 * (2 * 4 * (5 + 1) + 2 * 4 * 5)  # averages, logs of their weights, and 4 values
     assert [size - sizes[0] for size in sizes] == [0, one_image, 2 * one_image]
     assert sizes[0] == one_image + 8 * 2 * 4 * 4 + 8
-    state = attention.attend(*draw(40))[1]
+    state = attention.attend(*draw_parts(40))[1]
     for copies in (1, 3):
         assert measure_state_bytes(fork_state(state, copies)) == attention.state_bytes(2 * copies, 40, torch.float64)
 
@@ -115,19 +106,9 @@ def test_the_size_of_a_state_is_known_without_z(monkeypatch) -> None:
     assert attention.state_bytes(2, 1, torch.float64) == expected
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 32, 64, 1024])
-def test_the_result_does_not_depend_on_the_chunk(chunk: int) -> None:
-    inputs = draw(40)
-    expected, expected_state = build(chunk=16).attend(*inputs)
-    y, state = build(chunk=chunk).attend(*inputs)
-    assert_agree(y, expected, FLOAT64)
-    for found, other in zip(state_tensors(state), state_tensors(expected_state), strict=True):
-        torch.testing.assert_close(found, other, rtol=0, atol=FLOAT64)
-
-
 def test_the_state_is_the_averages_and_the_logs_of_their_weights() -> None:
     attention = build()
-    q, k, v = draw(40)
+    q, k, v = draw_parts(40)
     _, state = attention.attend(q, k, v)
     scores = attention.landmark_queries @ k.transpose(-1, -2) / 6**0.5
     assert_agree(state.averages, scores.softmax(-1) @ v, FLOAT64)
@@ -143,7 +124,7 @@ def test_autocast_does_not_change_z() -> None:
 
 def test_training_saves_no_average_per_position() -> None:
     attention = build(torch.float32)
-    inputs = [part.requires_grad_() for part in draw(2048, torch.float32)]
+    inputs = [part.requires_grad_() for part in draw_parts(2048, torch.float32)]
     # Averages at every position would add m V = 20 numbers per position and head.
     assert measure_saved_bytes(attention.attend, *inputs) < 2048 * 2 * 2 * 4 * 60
 

@@ -1,23 +1,24 @@
 """Tests particular to Performer; test_contract.py covers what all mechanisms share."""
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from attention.arguments import build_one, draw_parts
 from attention.cases.performer import by_logarithms, hyperbolic, positive
 from attention.inputs import Inputs
 from attention.measures import measure_saved_bytes
 from loops import loop_over
-from tolerances import CAUSALITY, FLOAT64, assert_agree
+from tolerances import CAUSALITY, FLOAT64, assert_agree, assert_all_agree
 from torch import Tensor
 
-from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.parts import pairwise_exponentials
-from linformer_cli.attention.performer import PerformerAttention, PerformerState
+from linformer_cli.attention.performer import PerformerState
 from linformer_cli.errors import UsageError
-from linformer_cli.model.mixers import build_attention, parse_options
+from linformer_cli.model.mixers import parse_options
 
 CPU = torch.device("cpu")
 FEATURE_MAPS = ["positive", "hyperbolic", "trig", "relu"]
@@ -25,19 +26,7 @@ every_map = pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 with_a_maximum = pytest.mark.parametrize("feature_map", ["positive", "hyperbolic"])
 
 
-def build(dtype: torch.dtype = torch.float64, layer: int = 0, width: int = 6, **options: Any) -> PerformerAttention:
-    torch.manual_seed(2)
-    shape = AttentionShape(heads=2, key_width=width, value_width=5, positions=784, row=28, layer=layer)
-    attention = build_attention("performer", options, shape).to(dtype)
-    assert isinstance(attention, PerformerAttention)
-    return attention
-
-
-def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5)]
-
-
+build = functools.partial(build_one, "performer")
 # Options
 
 
@@ -49,7 +38,7 @@ def test_an_odd_number_of_paired_features_is_refused() -> None:
 
 @pytest.mark.parametrize(("width", "features"), [(1, 8), (6, 16), (32, 112), (64, 272)])
 def test_the_default_number_of_features_is_about_k_ln_k(width: int, features: int) -> None:
-    attention = build(width=width)
+    attention = build(key_width=width)
     assert attention.features == features
     assert 0 <= features - width * math.log(width) <= 8
     assert attention.init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, features, 6)
@@ -76,7 +65,7 @@ def test_the_default_is_positive_and_orthogonal() -> None:
 def test_directions_are_saved_and_fixed_in_a_forward_pass(feature_map: str) -> None:
     attention = build(feature_map=feature_map).train()
     before = attention.state_dict()["directions"].clone()
-    attention.attend(*draw(40))
+    attention.attend(*draw_parts(40))
     assert torch.equal(attention.directions, before)
 
 
@@ -119,7 +108,7 @@ def test_a_redraw_depends_only_on_seed_step_and_layer() -> None:
 
 def test_a_redraw_changes_the_output() -> None:
     attention = build(redraw_every=1)
-    inputs = draw(20)
+    inputs = draw_parts(20)
     before, _ = attention.attend(*inputs)
     attention.on_training_step(0, seed=0)
     after, _ = attention.attend(*inputs)
@@ -132,7 +121,7 @@ def test_a_redraw_changes_the_output() -> None:
 @with_a_maximum
 def test_the_state_is_scaled_by_the_running_maximum(feature_map: str) -> None:
     attention = build(feature_map=feature_map, chunk=16)
-    q, k, v = draw(40)
+    q, k, v = draw_parts(40)
     _, state = attention.attend(q, k, v)
     assert isinstance(state, PerformerState) and state.c is not None
     y = k * 6**-0.25
@@ -162,11 +151,9 @@ def pairwise_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @with_a_maximum
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_ordinary_inputs_are_not_computed_pair_by_pair(
-    feature_map: str, dtype: torch.dtype, pairwise_rows: list[int]
-) -> None:
+def test_ordinary_inputs_are_not_computed_pair_by_pair(feature_map, dtype, pairwise_rows) -> None:
     attention = build(dtype, feature_map=feature_map)
-    q, k, v = draw(784, dtype)
+    q, k, v = draw_parts(784, dtype)
     attention.attend(2 * q, 2 * k, v)
     assert pairwise_rows == []
 
@@ -174,7 +161,7 @@ def test_ordinary_inputs_are_not_computed_pair_by_pair(
 @with_a_maximum
 def test_only_heads_with_huge_keys_are_computed_pair_by_pair(feature_map: str, pairwise_rows: list[int]) -> None:
     attention = build(feature_map=feature_map)
-    q, k, v = draw(60)
+    q, k, v = draw_parts(60)
     hard = k.clone()
     hard[1, 0] *= 40
     expected, _ = attention.attend(q, k, v)
@@ -187,12 +174,10 @@ def test_only_heads_with_huge_keys_are_computed_pair_by_pair(feature_map: str, p
 @with_a_maximum
 @loop_over("dtype", [torch.float32, torch.float64])
 @loop_over("size", [1.0, 8.0, 100.0])
-def test_the_first_output_is_the_first_value_for_keys_of_any_size(
-    feature_map: str, dtype: torch.dtype, size: float
-) -> None:
+def test_the_first_output_is_the_first_value_for_keys_of_any_size(feature_map, dtype, size) -> None:
     """Neither an epsilon nor a later maximum affects the denominator of the first output."""
     attention = build(dtype, feature_map=feature_map)
-    q, k, v = draw(50, dtype)
+    q, k, v = draw_parts(50, dtype)
     k[:, :, 0] *= size
     y, _ = attention.attend(size * q, k, v)
     torch.testing.assert_close(y[:, :, 0], v[:, :, 0])
@@ -206,7 +191,7 @@ def pairwise_inputs(
     request: pytest.FixtureRequest, pairwise_rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[Tensor]]:
     """Inputs that are computed pair by pair: huge keys, or ordinary inputs with the pairwise computation forced."""
-    q, k, v = draw(77)
+    q, k, v = draw_parts(77)
     if request.param == "always":
         monkeypatch.setattr(pairwise_exponentials, "smallest_weight", lambda _: 1e10)
     else:
@@ -227,8 +212,7 @@ def test_pairwise_results_match_the_definition(feature_map: str, pairwise_inputs
             y = ORACLES[feature_map](Inputs(*leaves), dict(attention.named_buffers()))
         weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
         results.append((y, *torch.autograd.grad((y * weights).sum(), leaves)))
-    for found, expected in zip(*results, strict=True):
-        assert_agree(found, expected, FLOAT64)
+    assert_all_agree(*results, FLOAT64)
 
 
 @with_a_maximum
@@ -245,8 +229,7 @@ def test_pairwise_results_are_split_invariant(feature_map: str, cut: int, pairwi
         y = torch.cat(outputs, dim=2)
         weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
         results.append((y, *torch.autograd.grad((y * weights).sum(), leaves)))
-    for found, expected in zip(*results, strict=True):
-        assert_agree(found, expected, FLOAT64)
+    assert_all_agree(*results, FLOAT64)
     state, outputs = attention.init_state(2, 77, CPU, torch.float64), []
     for t in range(77):
         y_t, state = attention.step(*(part[:, :, t] for part in pairwise_inputs), state)
@@ -273,7 +256,7 @@ def test_pairwise_results_are_causal(feature_map: str, place: int, pairwise_inpu
 @loop_over("orthogonal", [True, False])
 @loop_over("feature_map", ["positive", "hyperbolic", "trig"])
 def test_many_features_approximate_softmax(feature_map: str, orthogonal: bool) -> None:
-    q, k, v = draw(30)
+    q, k, v = draw_parts(30)
     q, k = q / 2, k / 2
     scores = q @ k.transpose(-1, -2) / math.sqrt(6)
     future = torch.ones_like(scores).triu(1) == 1
@@ -288,7 +271,7 @@ def test_many_features_approximate_softmax(feature_map: str, orthogonal: bool) -
 
 
 def test_the_kernel_method_is_the_product_of_features() -> None:
-    q, k, _ = draw(7)
+    q, k, _ = draw_parts(7)
     x, y = 6**-0.25 * q, 6**-0.25 * k[:, :, :3]
     for feature_map in FEATURE_MAPS:
         attention = build(feature_map=feature_map, features=8)
@@ -324,7 +307,7 @@ def test_saved_bytes_of_the_pairwise_computation_grow_linearly(feature_map: str,
     attention = build(torch.float32, feature_map=feature_map)
     saved = []
     for length in (512, 2048):
-        q, k, v = draw(length, torch.float32)
+        q, k, v = draw_parts(length, torch.float32)
         inputs = [part.requires_grad_() for part in (q, 30 * k, v)]
         saved.append(measure_saved_bytes(attention.attend, *inputs))
     assert len(pairwise_rows) == 2

@@ -1,36 +1,24 @@
 """Tests particular to RWKV-7; test_contract.py covers what all mechanisms share."""
 
+import functools
 import math
 from typing import Any
 
 import pytest
 import torch
+from attention.arguments import build_one, draw_parts
 from tolerances import FLOAT64, assert_agree
 from torch.nn import functional
-
-from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.rwkv7 import Rwkv7Attention
-from linformer_cli.model.mixers import build_attention
-from linformer_cli.native.library import reference_only
 
 # The sigmoid of this scalar is 1 in every type, and the sigmoid of its negative is 0.
 CERTAIN = 2000.0
 
 
-def build(row: int = 28, **options: Any) -> Rwkv7Attention:
-    shape = AttentionShape(heads=2, key_width=4, value_width=5, positions=784, row=row)
-    attention = build_attention("rwkv7", options, shape).double()
-    assert isinstance(attention, Rwkv7Attention)
-    return attention
+build = functools.partial(build_one, "rwkv7", key_width=4)
 
 
 def draw(length: int = 40, extra: int = 8) -> list[Any]:
-    """Draw q, k, v, no state, and the extra scalars for the decay and for the learning rate."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v, extras = (
-        torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64) for width in (4, 4, 5, extra)
-    )
-    return [q, k, v, None, extras]
+    return draw_parts(length, widths=(4, 4, 5, extra))
 
 
 def test_the_parameters_have_one_number_per_key_dimension() -> None:
@@ -39,14 +27,12 @@ def test_the_parameters_have_one_number_per_key_dimension() -> None:
     assert list(parameters) == names
     assert all(parameter.shape == (2, 4) for parameter in parameters.values())
     assert [name for name, _ in build(bonus=False).named_parameters()] == names[:-1]
-    with pytest.raises(ValueError, match=r"rwkv7 needs extra scalars \[B, H, T, 8\], found"):
-        build().attend(*draw(3, extra=7))
 
 
 @pytest.mark.parametrize(("row", "shortest"), [(28, 28), (1, 2)])
 def test_initial_memories_of_a_head_range_from_an_image_to_a_row(row: int, shortest: float) -> None:
     """The memory is the number of positions after which a value has decayed to 1/e."""
-    attention = build(row)
+    attention = build(row=row)
     q, k, v, _, extra = draw(2)
     # The learning rate is 0, so nothing is removed. The second key is 0, so the first value only decays.
     extra[..., :4], extra[..., 4:], k[:, :, 1] = 0, -CERTAIN, 0
@@ -91,13 +77,3 @@ def test_the_bonus_adds_the_value_of_the_position_itself() -> None:
     assert torch.equal(attention.attend(q, k, v, None, extra)[0], expected)
     attention.bonus.data.fill_(0.5)
     assert_agree(attention.attend(q, k, v, None, extra)[0], expected + 0.5 * (q * k).sum(-1, keepdim=True) * v, FLOAT64)
-
-
-@pytest.mark.parametrize("chunk", [1, 16, 64])
-def test_the_result_does_not_depend_on_the_chunk(chunk: int) -> None:
-    inputs = draw()
-    expected, expected_state = build(chunk=8).attend(*inputs)
-    with reference_only():  # the compiled form has no chunks
-        y, state = build(chunk=chunk).attend(*inputs)
-    assert_agree(y, expected, FLOAT64)
-    assert_agree(state.s, expected_state.s, FLOAT64)

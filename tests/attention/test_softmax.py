@@ -1,45 +1,27 @@
 """Tests of softmax attention's cache; test_contract.py covers what all mechanisms share."""
 
+import functools
+
 import pytest
 import torch
+from attention.arguments import build_one, draw_parts, step_through
 from attention.cases.softmax import softmax
 from tolerances import FLOAT64, assert_agree
-from torch import Tensor
 
-from linformer_cli.attention.base import Attention, AttentionShape, measure_state_bytes
+from linformer_cli.attention.base import AttentionShape, measure_state_bytes
 from linformer_cli.attention.catalogue import find_attention
-from linformer_cli.attention.parts.caches import KeyValueCache
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 
 
-def build() -> Attention:
-    return build_attention(
-        "softmax", {}, AttentionShape(heads=2, key_width=6, value_width=5, positions=784, row=28)
-    ).double()
-
-
-def draw(length: int) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64) for width in (6, 6, 5))
-    return q, k, v
-
-
-def step_through(
-    attention: Attention, inputs: tuple[Tensor, Tensor, Tensor], state: KeyValueCache, start: int = 0
-) -> tuple[Tensor, KeyValueCache]:
-    outputs = []
-    for t in range(start, inputs[0].shape[2]):
-        y_t, state = attention.step(*(part[:, :, t] for part in inputs), state)
-        outputs.append(y_t)
-    return torch.stack(outputs, dim=2), state
+build = functools.partial(build_one, "softmax")
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 10])
 def test_a_full_cache_grows_without_loss(capacity: int) -> None:
-    attention, inputs = build(), draw(25)
+    attention, inputs = build(), draw_parts(25)
     y, state = step_through(attention, inputs, attention.init_state(2, capacity, CPU, torch.float64))
     assert_agree(y, softmax(*inputs), FLOAT64)
     assert int(state.position) == 25
@@ -49,14 +31,14 @@ def test_a_full_cache_grows_without_loss(capacity: int) -> None:
 
 
 def test_steps_grow_a_cache_that_attend_filled() -> None:
-    attention, inputs = build(), draw(25)
+    attention, inputs = build(), draw_parts(25)
     _, state = attention.attend(*(part[:, :, :7] for part in inputs))
     y, _ = step_through(attention, inputs, state, start=7)
     assert_agree(y, softmax(*inputs)[:, :, 7:], FLOAT64)
 
 
 def test_steps_within_the_capacity_allocate_nothing() -> None:
-    attention, inputs = build(), draw(25)
+    attention, inputs = build(), draw_parts(25)
     state = attention.init_state(2, 25, CPU, torch.float64)
     place, size = state.keys.data_ptr(), measure_state_bytes(state)
     _, state = step_through(attention, inputs, state)
@@ -66,7 +48,7 @@ def test_steps_within_the_capacity_allocate_nothing() -> None:
 
 @pytest.mark.parametrize("capacity", [3, 12, 25, 60])
 def test_attend_works_from_an_empty_cache_of_any_capacity(capacity: int) -> None:
-    attention, inputs = build(), draw(25)
+    attention, inputs = build(), draw_parts(25)
     expected = softmax(*inputs)
     empty = attention.init_state(2, capacity, CPU, torch.float64)
     y, state = attention.attend(*(part[:, :, :12] for part in inputs), empty)
@@ -80,7 +62,7 @@ def test_attend_works_from_an_empty_cache_of_any_capacity(capacity: int) -> None
 
 
 def test_unused_capacity_is_never_read() -> None:
-    attention, inputs = build(), draw(25)
+    attention, inputs = build(), draw_parts(25)
     state = attention.init_state(2, 40, CPU, torch.float64)
     state.keys.fill_(torch.nan)
     state.values.fill_(torch.nan)
@@ -104,7 +86,7 @@ def test_an_unknown_attention_is_refused_with_a_suggestion() -> None:
 @pytest.mark.parametrize(("inside", "outside"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
 def test_the_cache_and_the_inputs_may_have_different_types(inside: torch.dtype, outside: torch.dtype) -> None:
     """For example, a cache may be filled under autocast and then used by steps outside autocast."""
-    attention, inputs = build(), draw(9)
+    attention, inputs = build(), draw_parts(9)
     expected, _ = attention.attend(*inputs)
     _, state = attention.attend(*(part[:, :, :5].to(inside) for part in inputs), None)
     rest = tuple(part[:, :, 5:].to(outside) for part in inputs)

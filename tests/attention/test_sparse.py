@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from attention.arguments import draw_parts
 from attention.cases.sparse import fixed_parts, sparse, strided_parts
 from attention.inputs import Inputs
 from attention.measures import measure_saved_bytes
-from tolerances import FLOAT64, assert_agree
+from tolerances import FLOAT64, assert_agree, assert_all_agree
 from torch import Tensor
 
 from linformer_cli.attention import sparse as module
@@ -28,10 +29,7 @@ def build(heads_of_layer: int = 2, row: int = 28, **options: Any) -> SparseAtten
 
 
 def draw(length: int = LENGTH, heads: int = 2) -> Inputs:
-    generator = torch.Generator().manual_seed(0)
-    return Inputs(
-        *(torch.randn(2, heads, length, width, generator=generator, dtype=torch.float64) for width in (6, 6, 5))
-    )
+    return Inputs(*draw_parts(length, heads=heads))
 
 
 def seen_positions(attention: SparseAttention, place: int, head: int, way: str) -> list[int]:
@@ -63,9 +61,7 @@ def test_patterns_show_the_expected_positions_with_rows_of_ten(way: str) -> None
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
 @pytest.mark.parametrize("heads", ["merged", "split"])
 @pytest.mark.parametrize("scores", [1, 600, 1500])
-def test_recomputing_groups_of_rows_does_not_change_gradients(
-    pattern: str, heads: str, scores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recomputing_groups_of_rows_does_not_change_gradients(pattern, heads, scores, monkeypatch) -> None:
     attention, inputs = build(row=12, pattern=pattern, heads=heads), draw()
     parts = strided_parts(LENGTH, 12) if pattern == "strided" else fixed_parts(LENGTH, 12, 4)
     called = 0
@@ -90,8 +86,7 @@ def test_recomputing_groups_of_rows_does_not_change_gradients(
             y, _ = attention.attend(*leaves[:3])
         into.append([y, *torch.autograd.grad(y.square().sum(), leaves.leaves())])
     for tensors in found:
-        for one, other in zip(tensors, expected[0], strict=True):
-            assert_agree(one, other, FLOAT64)
+        assert_all_agree(tensors, expected[0], FLOAT64)
     assert called > 2 * (1 if heads == "merged" else 2) + 2, "there was only one group of rows"
 
 

@@ -1,5 +1,6 @@
-"""Compares the compiled sums and the compiled delta rule with their reference forms, which have their own tests."""
+"""Compares the compiled sums, linear attention and the delta rule with their reference forms, which have own tests."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -8,22 +9,36 @@ import torch
 from attention.measures import measure_saved_bytes
 from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
-from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
+from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree, assert_all_agree
 from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
 from linformer_cli.attention.parts.delta_rule import Updates, delta_sums
 from linformer_cli.attention.parts.sums import causal_sums, decayed_causal_sums, featurewise_decayed_causal_sums
 from linformer_cli.model.mixers import build_attention
+from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.library import reference_only
 
 pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 CPU = torch.device("cpu")
 CHUNK = 16
-# Each form takes the inputs from `draw` and returns the outputs and the last sum.
-FORMS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+
+
+def attend_linear(
+    feature_map: str, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None
+) -> tuple[Tensor, ...]:
+    shape = AttentionShape(q.shape[1], k.shape[3], v.shape[3], positions=784, row=28)
+    attention = LinearAttention(LinearOptions.model_validate({"feature_map": feature_map, "chunk": CHUNK}), shape)
+    y, state = attention.attend(q, k, v, None if s is None or z is None else LinearState(s, z))
+    return y, *state
+
+
+# Each form takes the inputs from `draw` and returns the outputs and the last sums.
+FORMS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+    **{f"linear {name}": functools.partial(attend_linear, name) for name in COMPILED_MAPS},
     "no decay": lambda q, k, v, carried: causal_sums(q, k, v, carried, CHUNK),
     "one decay": lambda q, k, v, logs, carried: decayed_causal_sums(q, k, v, logs, carried, CHUNK),
     "featurewise": lambda q, k, v, logs, carried: featurewise_decayed_causal_sums(q, k, v, logs, carried, CHUNK),
@@ -39,7 +54,7 @@ every_form = pytest.mark.parametrize("form", FORMS)
 def draw(
     form: str, length: int, key_width: int, value_width: int, carry: bool = True, seed: int = 0
 ) -> list[Tensor | None]:
-    """Draw the float64 inputs of a form for 2 images and 4 heads. If `carry` is false, the carried sum is None.
+    """Draw the float64 inputs of a form for 2 images and 4 heads. If `carry` is false, the carried sums are None.
 
     There are enough heads for one thread to visit several of them at the same time.
     """
@@ -61,11 +76,14 @@ def draw(
         parts.insert(0, 2 * normal(length, 1).sigmoid())
     if form == "separate erasing":
         parts.insert(1, k * normal(length, key_width).sigmoid())
-    return [q, k, v, *parts, normal(key_width, value_width) if carry else None]
+    sums = [normal(key_width, value_width)]
+    if form.startswith("linear"):
+        sums.append(normal(key_width).abs())
+    return [q, k, v, *parts, *(sums if carry else [None] * len(sums))]
 
 
 def differentiate(form: str, inputs: list[Tensor | None]) -> list[Tensor]:
-    """Return the outputs, the last sum, and the gradients of all inputs for random gradients of these results."""
+    """Return the outputs, the last sums, and the gradients of all inputs for random gradients of these results."""
     leaves = [None if x is None else x.detach().requires_grad_() for x in inputs]
     results = FORMS[form](*leaves)
     generator = torch.Generator().manual_seed(9)
@@ -83,16 +101,13 @@ SIZES = [
 @every_form
 @loop_over("carry", [False, True])
 @loop_over(("length", "key_width", "value_width"), SIZES)
-def test_results_match_the_reference_form(
-    form: str, length: int, key_width: int, value_width: int, carry: bool
-) -> None:
+def test_results_match_the_reference_form(form, length, key_width, value_width, carry) -> None:
     inputs = draw(form, length, key_width, value_width, carry)
     found = differentiate(form, inputs)
     with reference_only():
         expected = differentiate(form, inputs)
     assert not torch.equal(found[0], expected[0]) or length == 1, "both results come from the same form"
-    for ours, theirs in zip(found, expected, strict=True):
-        assert_agree(ours, theirs, FLOAT64)
+    assert_all_agree(found, expected, FLOAT64)
 
 
 @every_form
@@ -105,7 +120,7 @@ def test_float32_does_not_drift(instruction_set, form: str) -> None:
         assert_agree(ours, theirs, FLOAT32_DRIFT)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "no decay"])
+@pytest.mark.parametrize("form", ["one decay", "featurewise", *DELTA_RULES])
 def test_closed_and_fully_open_gates_match_the_reference_form(form: str) -> None:
     """Some decays are 1, one is exp(-90), and one is exp(-800), which underflows to 0."""
     inputs = draw(form, 70, 6, 5)
@@ -117,17 +132,17 @@ def test_closed_and_fully_open_gates_match_the_reference_form(form: str) -> None
     found = differentiate(form, inputs)
     with reference_only():
         expected = differentiate(form, inputs)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert_agree(ours, theirs, FLOAT64)
+    assert_all_agree(found, expected, FLOAT64)
 
 
 @every_form
-@loop_over("used", ["output", "last sum"])
-def test_unused_results_have_no_gradient(form: str, used: str) -> None:
+def test_unused_results_have_no_gradient(form: str) -> None:
     inputs = [None if x is None else x.requires_grad_() for x in draw(form, 150, 6, 5)]
 
-    def gradients() -> tuple[Tensor | None, ...]:
-        return torch.autograd.grad(FORMS[form](*inputs)[used == "last sum"].sum(), inputs, allow_unused=True)
+    def gradients() -> list[Tensor | None]:
+        results = FORMS[form](*inputs)
+        squares = [result.square().sum() for result in results]
+        return [x for y in squares for x in torch.autograd.grad(y, inputs, retain_graph=True, allow_unused=True)]
 
     found = gradients()
     with reference_only():
@@ -148,14 +163,11 @@ def test_inputs_and_gradients_may_have_any_strides(form: str) -> None:
         for ours, theirs in zip(differentiate(form, [change(x) for x in inputs]), expected, strict=True):
             assert torch.equal(ours, theirs)
     inputs = [x.requires_grad_() for x in inputs]
-    y, _ = FORMS[form](*inputs)
-    spread = torch.rand(8, 40, 4, 2, dtype=torch.float64).permute(3, 2, 1, 0)
-    for ours, theirs in zip(
-        torch.autograd.grad(y, inputs, spread, retain_graph=True),
-        torch.autograd.grad(y, inputs, spread.contiguous()),
-        strict=True,
-    ):
-        assert torch.equal(ours, theirs)
+    y, *_ = FORMS[form](*inputs)
+    for spread in (torch.rand(8, 40, 4, 2).double().permute(3, 2, 1, 0), torch.ones(()).double().expand_as(y)):
+        found = torch.autograd.grad(y, inputs, spread, retain_graph=True)
+        expected = torch.autograd.grad(y, inputs, spread.contiguous(), retain_graph=True)
+        assert all(map(torch.equal, found, expected))
 
 
 @every_form
@@ -180,13 +192,13 @@ def test_results_do_not_depend_on_threads_or_other_images(form: str) -> None:
 def test_nan_and_infinity_reach_no_earlier_output_or_other_head(form: str, value: float) -> None:
     """If NaN became a finite number, a damaged model could give plausible results."""
     inputs = draw(form, 40, 8, 17)
-    expected, _ = FORMS[form](*inputs)
-    for place in range(len(inputs) - 1):
-        bad = [None if x is None else x.clone() for x in inputs]
-        part = bad[place]
-        assert part is not None
-        part[1, 1, 21] = value  # position 21 is not the first of its group
-        found, _ = FORMS[form](*bad)
+    expected, *_ = FORMS[form](*inputs)
+    for place, part in enumerate(inputs):
+        if part.shape[2] != 40:
+            continue  # it has no positions
+        bad = [x.clone() for x in inputs]
+        bad[place][1, 1, 21] = value  # position 21 is not the first of its group
+        found, *_ = FORMS[form](*bad)
         assert torch.equal(found[1, 1, :21], expected[1, 1, :21])
         assert torch.equal(found[:, 0], expected[:, 0]) and torch.equal(found[0], expected[0])
         if math.isnan(value):
@@ -199,7 +211,9 @@ def test_training_saves_a_few_numbers_per_position(form: str) -> None:
     inputs = [None if x is None else x.float().requires_grad_() for x in draw(form, 1024, 32, 32, carry=False)]
     given = sum(x.nbytes for x in inputs if x is not None)
     kept = measure_saved_bytes(FORMS[form], *inputs)
-    assert kept <= given + (inputs[2].nbytes if form in DELTA_RULES else 0)  # the delta rule also saves its errors
+    values = inputs[2].nbytes
+    # The delta rule also saves its errors, and linear attention its denominators.
+    assert kept <= given + (values if form in DELTA_RULES else values / 32 if form.startswith("linear") else 0)
 
 
 @loop_over(
@@ -228,7 +242,8 @@ def test_mismatched_sizes_and_types_are_refused(form: str) -> None:
     for place in range(1, len(inputs)):
         part = inputs[place]
         assert part is not None
-        for wrong in (part[:, :2], part[..., :-1], part.float()):
+        others = [] if form.startswith("linear") else [part.float()]  # plain torch takes mixed types
+        for wrong in (part[:, :2], part[..., :-1], *others):
             changed = [*inputs[:place], wrong, *inputs[place + 1 :]]
             with pytest.raises((ValueError, RuntimeError), match=r"do not match|expand"):
                 FORMS[form](*changed)

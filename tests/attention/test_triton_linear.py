@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from machine import NO_TRITON, TRITON_DEVICE
-from tolerances import BFLOAT16, assert_agree
+from tolerances import BFLOAT16, assert_agree, assert_all_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
@@ -71,9 +71,7 @@ def compiled(feature_map: str, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Te
         (65, 64, 64, True),
     ],
 )
-def test_results_match_the_reference_form(
-    length: int, key_width: int, value_width: int, carry: bool, feature_map: str
-) -> None:
+def test_results_match_the_reference_form(length, key_width, value_width, carry, feature_map) -> None:
     inputs = draw_inputs(length, key_width, value_width, carry)
     sizes = [(length, value_width), (key_width, value_width), (key_width,)]
     gradients = [draw(2, 2, *size, seed=seed).detach() for seed, size in enumerate(sizes, 5)]
@@ -143,8 +141,7 @@ def test_bfloat16_inputs_have_float32_sums(feature_map: str) -> None:
         y, s, z = compiled(feature_map, inputs)
         assert y.dtype == dtype and s.dtype == z.dtype == torch.float32
         results.append([y, s, z, *torch.autograd.grad(y, inputs, weights.to(dtype))])
-    for half, single in zip(*results, strict=True):
-        assert_agree(half, single, BFLOAT16)
+    assert_all_agree(*results, BFLOAT16)
 
 
 def test_outputs_do_not_depend_on_later_positions_or_other_heads() -> None:

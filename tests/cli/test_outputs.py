@@ -123,9 +123,7 @@ def test_a_mistake_is_found_before_the_model_is_loaded(lintx, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("out", [(), ("--out", "here/run")])
-def test_a_run_in_an_unwritable_place_is_refused_before_the_images_are_loaded(
-    lintx, tmp_path, monkeypatch, out
-) -> None:
+def test_a_run_in_an_unwritable_place_is_refused_before_the_images_are_loaded(lintx, tmp_path, monkeypatch, out):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("linformer_cli.cli.train.load_training_images", None)
     for name in ("runs", "here"):

@@ -4,7 +4,9 @@
 `LINTX_FULL=0.1`, it runs a tenth of them.
 """
 
+import itertools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -45,5 +47,12 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, small_run_options: li
 
 
 @pytest.fixture
-def copy(finished_run: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+def new_copy(finished_run: Path, tmp_path: Path) -> Callable[[], Path]:
+    """Provides `new_copy()`, another copy of the finished run, for tests that loop."""
+    numbers = itertools.count()
+    return lambda: Path(shutil.copytree(finished_run, tmp_path / str(next(numbers)) / "run"))
+
+
+@pytest.fixture
+def copy(new_copy: Callable[[], Path]) -> Path:
+    return new_copy()

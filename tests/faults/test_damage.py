@@ -18,6 +18,7 @@ import pytest
 import torch
 from cli.conftest import run_main
 from faults.runs import DIGESTS, assert_refused, sign, use
+from loops import loop_over
 
 from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoint
 from linformer_cli.checkpoint_files import CONFIG, TRAINING, WEIGHTS
@@ -34,9 +35,10 @@ def test_the_run_can_be_used_before_it_is_damaged(copy: Path, capsys: pytest.Cap
         assert outcome.code == 0, outcome
 
 
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("tenth", range(TENTHS))
-def test_a_truncated_file_is_refused(copy: Path, capsys, file: str, tenth: int) -> None:
+@loop_over("file", FILES)
+@loop_over("tenth", range(TENTHS))
+def test_a_truncated_file_is_refused(new_copy, capsys, file: str, tenth: int) -> None:
+    copy = new_copy()
     path = copy / "last" / file
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * tenth // TENTHS])
@@ -76,9 +78,10 @@ FOREIGN: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("file", DIGESTS)
-@pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN)
-def test_a_foreign_file_with_the_right_digest_is_refused(copy: Path, capsys, file: str, change: Change) -> None:
+@loop_over("file", DIGESTS)
+@loop_over("change", FOREIGN.values())
+def test_a_foreign_file_with_the_right_digest_is_refused(new_copy, capsys, file: str, change: Change) -> None:
+    copy = new_copy()
     path = copy / "last" / file
     path.write_bytes(change(path.read_bytes()))
     sign(copy / "last", **{DIGESTS[file]: file})
@@ -87,14 +90,13 @@ def test_a_foreign_file_with_the_right_digest_is_refused(copy: Path, capsys, fil
     assert measure_peak_memory() - before < 64 * 2**20
 
 
-@pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize("file", DIGESTS)
-@pytest.mark.parametrize("changes", [{"width": 48}, {"layers": 3}, {"attention": "softmax"}, {"head": "mixture"}])
-def test_the_file_of_another_model_is_refused(
-    copy: Path, tmp_path: Path, small_run_options: list[str], capsys, changes: dict[str, Any], file: str, signed: bool
-) -> None:
+@loop_over("signed", [False, True])
+@loop_over("file", DIGESTS)
+@loop_over("changes", [{"width": 48}, {"layers": 3}, {"attention": "softmax"}, {"head": "mixture"}])
+def test_the_file_of_another_model_is_refused(new_copy, small_run_options, capsys, changes, file, signed) -> None:
+    copy = new_copy()
     flags = [f"--{key}={value}" for key, value in changes.items()]
-    other = tmp_path / "other"
+    other = copy.parent / "other"
     assert run_main(("train", *small_run_options, *flags, "--steps", "1", "--out", other), capsys).code == 0
     shutil.copy(other / "last" / file, copy / "last" / file)
     if signed:
@@ -113,16 +115,18 @@ def test_a_newer_format_is_refused(copy: Path, capsys) -> None:
         assert_refused(copy, file, capsys, "newer lintx", "format 2")
 
 
-@pytest.mark.parametrize("file", DIGESTS)
-def test_a_link_out_of_the_folder_is_refused(copy: Path, tmp_path: Path, capsys, file: str) -> None:
-    outside = tmp_path / "outside.safetensors"
+@loop_over("file", DIGESTS)
+def test_a_link_out_of_the_folder_is_refused(new_copy, capsys, file: str) -> None:
+    copy = new_copy()
+    outside = copy.parent / "outside.safetensors"
     os.rename(copy / "last" / file, outside)
     (copy / "last" / file).symlink_to(outside)
     assert_refused(copy, file, capsys, "links to a file outside its folder")
 
 
-@pytest.mark.parametrize("change", [{"width": 60_000}, {"layers": 1_024}, {"heads": 60_000}, {"feed_forward": 65_536}])
-def test_a_config_that_asks_for_terabytes_takes_no_memory(copy: Path, capsys, change: dict[str, int]) -> None:
+@loop_over("change", [{"width": 60_000}, {"layers": 1_024}, {"heads": 60_000}, {"feed_forward": 65_536}])
+def test_a_config_that_asks_for_terabytes_takes_no_memory(new_copy, capsys, change: dict[str, int]) -> None:
+    copy = new_copy()
     path = copy / "last" / CONFIG
     document = json.loads(path.read_text())
     document["model"] |= change
@@ -145,17 +149,18 @@ def test_a_pickle_is_never_opened(tmp_path: Path, capsys, name: str) -> None:
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("value", [torch.nan, 1e30])  # products of weights of 1e30 are infinite
-def test_a_model_that_gives_nan_is_refused(copy: Path, tmp_path: Path, capsys, value: float) -> None:
+@loop_over("value", [torch.nan, 1e30])  # products of weights of 1e30 are infinite
+def test_a_model_that_gives_nan_is_refused(new_copy, capsys, value: float) -> None:
+    copy = new_copy()
     model = load_model(copy / "last")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(value)
-    save_checkpoint(tmp_path / "nan", model, read_checkpoint(copy / "last").info)
-    out = tmp_path / "out.png"
+    save_checkpoint(copy.parent / "nan", model, read_checkpoint(copy / "last").info)
+    out = copy.parent / "out.png"
     for arguments in (("sample", "-n", "1", "-o", out), ("eval",), ("eval", "--engine", "native"), ("export", out)):
         if arguments[0] == "export" and math.isfinite(value):
             continue
-        outcome = run_main((arguments[0], tmp_path / "nan", *arguments[1:]), capsys)
+        outcome = run_main((arguments[0], copy.parent / "nan", *arguments[1:]), capsys)
         assert outcome.code == 1 and "not a finite number" in outcome.stderr, outcome
     assert not out.exists()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cli.conftest import run_main
 from faults.runs import assert_one_line, assert_refused, sign
+from loops import loop_over
 from safetensors import safe_open
 from safetensors.torch import load, save
 from torch import Tensor
@@ -56,9 +57,10 @@ def test_a_lone_surrogate_is_refused(copy: Path, capsys) -> None:
     assert_one_line(run_main(("export", copy / "last", copy / "exported"), capsys), CONFIG)
 
 
-@pytest.mark.parametrize("name", [CONFIG, WEIGHTS, TRAINING, "config.toml", "metrics.csv"])
-@pytest.mark.parametrize("kind", ["sparse", "pipe", "device"])
-def test_files_without_an_end_are_refused(copy: Path, capsys, name: str, kind: str) -> None:
+@loop_over("name", [CONFIG, WEIGHTS, TRAINING, "config.toml", "metrics.csv"])
+@loop_over("kind", ["sparse", "pipe", "device"])
+def test_files_without_an_end_are_refused(new_copy, capsys, name: str, kind: str) -> None:
+    copy = new_copy()
     file = copy / name if (copy / name).exists() else copy / "last" / name
     file.unlink()
     if kind == "sparse":
@@ -78,8 +80,9 @@ def test_files_without_an_end_are_refused(copy: Path, capsys, name: str, kind: s
         assert_one_line(run_main(("plot", copy, "-o", copy / "plot.png"), capsys), name)
 
 
-@pytest.mark.parametrize("value", ["2", "1", 2.0, 1.0, True, None, [1], -1, 0, 1.5], ids=repr)
-def test_only_the_number_one_is_a_known_format(copy: Path, capsys, value: Any) -> None:
+@loop_over("value", ["2", "1", 2.0, 1.0, True, None, [1], -1, 0, 1.5])
+def test_only_the_number_one_is_a_known_format(new_copy, capsys, value: Any) -> None:
+    copy = new_copy()
     edit_config(copy, lambda document: document.update(format=value))
     assert_refused(copy, WEIGHTS, capsys, "format")
 
@@ -87,17 +90,19 @@ def test_only_the_number_one_is_a_known_format(copy: Path, capsys, value: Any) -
 COUNTS = {"training": ("step", "images_seen", "elapsed_seconds", "validation_images"), "data": ("train_images",)}
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, 10**30, "many"], ids=str)
-@pytest.mark.parametrize(("table", "key"), [(table, key) for table, keys in COUNTS.items() for key in keys])
-def test_counts_of_a_config_are_bounded(copy: Path, capsys, table: str, key: str, value: Any) -> None:
+@loop_over("value", [-1, 1.5, 10**30, "many"])
+@loop_over(("table", "key"), [(table, key) for table, keys in COUNTS.items() for key in keys])
+def test_counts_of_a_config_are_bounded(new_copy, capsys, table: str, key: str, value: Any) -> None:
+    copy = new_copy()
     if key == "elapsed_seconds" and value in (1.5, 10**30):
         return
     edit_config(copy, lambda document: document[table].update({key: value}))
     assert_refused(copy, WEIGHTS, capsys, key)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64])
-def test_weights_of_another_kind_are_refused(copy: Path, capsys, dtype: torch.dtype) -> None:
+@loop_over("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64])
+def test_weights_of_another_kind_are_refused(new_copy, capsys, dtype: torch.dtype) -> None:
+    copy = new_copy()
     file = copy / "last" / WEIGHTS
     file.write_bytes(save({key: tensor.to(dtype) for key, tensor in load(file.read_bytes()).items()}))
     sign(copy / "last", weights_sha256=WEIGHTS)
@@ -118,8 +123,9 @@ MOMENTS: dict[str, Callable[[dict[str, Tensor]], None]] = {
 }
 
 
-@pytest.mark.parametrize("change", MOMENTS.values(), ids=MOMENTS)
-def test_tensors_that_do_not_fit_the_optimizer_are_refused(copy: Path, capsys, change) -> None:
+@loop_over("change", MOMENTS.values())
+def test_tensors_that_do_not_fit_the_optimizer_are_refused(new_copy, capsys, change) -> None:
+    copy = new_copy()
     tensors, values = read_state(copy)
     change(tensors)
     write_state(copy, tensors, json.dumps(values))
@@ -132,9 +138,10 @@ REAL = ("elapsed_seconds", "best_bits_per_dim", "validation_bits_per_dim", "vali
 OPTIONAL = ("best_bits_per_dim", "validation_bits_per_dim", "validation_standard_error")
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("key", [*WHOLE, *REAL, "loss.steps", "loss.mean", "loss.deviation", "loss.high"])
-def test_progress_of_another_type_or_size_is_refused(copy: Path, capsys, key: str, wrong: str) -> None:
+@loop_over("wrong", WRONG)
+@loop_over("key", [*WHOLE, *REAL, "loss.steps", "loss.mean", "loss.deviation", "loss.high"])
+def test_progress_of_another_type_or_size_is_refused(new_copy, capsys, key: str, wrong: str) -> None:
+    copy = new_copy()
     if key.removeprefix("loss.") in (*REAL, "mean", "deviation") and wrong in ("fraction", "30 digits", "negative"):
         return  # any finite number may be real
     if key in OPTIONAL and wrong == "null":
@@ -153,8 +160,9 @@ def test_progress_without_its_step_is_refused(copy: Path, capsys) -> None:
         assert_refused(copy, TRAINING, capsys, key)
 
 
-@pytest.mark.parametrize("text", ["\u00b2", "\u0663", "9" * 400, "9" * 5000, "-1", "+1", "1_0", "1.5"], ids=ascii)
-def test_a_step_that_is_no_count_is_not_read(copy: Path, capsys, text: str) -> None:
+@loop_over("text", ["\u00b2", "\u0663", "9" * 400, "9" * 5000, "-1", "+1", "1_0", "1.5"])
+def test_a_step_that_is_no_count_is_not_read(new_copy, capsys, text: str) -> None:
+    copy = new_copy()
     file = copy / "metrics.csv"
     first, *rows = file.read_text(encoding="utf-8").splitlines()
     file.write_text("\n".join([first, text + rows[0][rows[0].index(",") :], *rows]) + "\n", encoding="utf-8")

@@ -87,9 +87,7 @@ odd = ["", "-", "--", "1", "0", "-1", "1e9", "/", ".", "\u00b2", str(2**63 - 1),
 words = st.text(max_size=10) | st.sampled_from(FLAGS) | nearly | st.sampled_from(odd)
 
 
-def test_random_command_lines_give_a_one_line_error(
-    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_random_command_lines_give_a_one_line_error(share: float, tmp_path, monkeypatch, capsys) -> None:
     # There are no models and no data, so even valid commands end with an error.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LINTX_DATA", str(tmp_path / "none"))
@@ -143,9 +141,7 @@ def test_random_settings_give_a_result_or_a_one_line_error(share: float, tmp_pat
     run()
 
 
-def test_random_checkpoints_give_a_result_or_a_one_line_error(
-    share: float, tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_random_checkpoints_give_a_result_or_a_one_line_error(share: float, tiny_checkpoint: Path, tmp_path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(tiny_checkpoint, folder)
     whole = {name: (folder / name).read_bytes() for name in (WEIGHTS, TRAINING)}

@@ -47,9 +47,7 @@ def wait_for_a_save(run: Path, before: float | None, command: Command) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_random_moments_reaches_the_same_weights(
-    small_run_options: list[str], tmp_path: Path, share: float
-) -> None:
+def test_a_run_killed_at_random_moments_reaches_the_same_weights(small_run_options, tmp_path, share: float) -> None:
     kills = max(round(1_000 * share), 8)
     steps = 10 * kills
     whole = tmp_path / "whole"
@@ -93,9 +91,7 @@ def test_a_run_killed_at_random_moments_reaches_the_same_weights(
         assert all(ours[key].equal(theirs[key]) for key in ours), name
 
 
-def test_a_process_that_was_killed_leaves_its_run_unlocked(
-    small_run_options: list[str], tmp_path: Path, capsys
-) -> None:
+def test_a_process_that_was_killed_leaves_its_run_unlocked(small_run_options, tmp_path, capsys) -> None:
     run = tmp_path / "locked"
     with start(small_run_options, run, 1_000) as command:
         wait_for_a_save(run, None, command)

@@ -181,9 +181,7 @@ def test_blocks_without_an_attention_layer_refuse_parts(raises_one_line, build_c
 
 
 @loop_over("attention", [name for name, kind in CATALOGUE.items() if not kind.gated and not kind.shared_key_value])
-def test_every_other_mechanism_takes_all_parts_except_a_second_output_gate(
-    raises_one_line, build_config, attention: str
-) -> None:
+def test_every_other_mechanism_takes_all_parts_except_a_second_output_gate(raises_one_line, build_config, attention):
     config = build_config(attention, **ALL)
     if "output_gate" in CATALOGUE[attention].options_type.model_fields:
         with raises_one_line(UsageError, f"'{attention}' has its own output gate", "output_gate=false"):

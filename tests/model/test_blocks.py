@@ -136,9 +136,7 @@ class ShowAttention(SoftmaxAttention):
         return v_t * extra_t.sum(dim=-1, keepdim=True), state
 
 
-def test_extra_scalars_and_shared_keys_are_projected_as_declared(
-    build_config: BuildConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_extra_scalars_and_shared_keys_are_projected_as_declared(build_config, monkeypatch) -> None:
     monkeypatch.setitem(CATALOGUE, "softmax", ShowAttention)
     torch.manual_seed(1)
     layer = build_attention_layer(build_config("softmax", heads=3, width=16, head_width=6, layers=6)).double()

@@ -53,9 +53,7 @@ def test_a_class_adds_its_vector_at_every_position(build_model: BuildModel, chan
 
 @kinds
 @torch.no_grad()
-def test_parallel_passes_and_steps_agree_and_images_keep_their_class(
-    build_model: BuildModel, changes: dict[str, str]
-) -> None:
+def test_parallel_passes_and_steps_agree_and_images_keep_their_class(build_model, changes: dict[str, str]) -> None:
     model = build_model(classes=CLASSES, **changes)
     values = draw_values(model)
     tokens = model.shift_values(values, LABELS)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from loops import loop_over
-from tolerances import CAUSALITY, FLOAT32_DRIFT, FLOAT64, PROBABILITY_TOTAL, assert_agree
+from tolerances import CAUSALITY, FLOAT32_DRIFT, FLOAT64, PROBABILITY_TOTAL, assert_agree, assert_all_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import measure_state_bytes, state_tensors
@@ -148,8 +148,7 @@ def test_gradients_are_split_invariant(build_model: BuildModel, variant: dict[st
     expected = find_gradients(model.attend(tokens)[0])
     first, state = model.attend(tokens[:, :9])
     found = find_gradients(torch.cat([first, model.attend(tokens[:, 9:], state)[0]], dim=1))
-    for one, other in zip(found, expected, strict=True):
-        assert_agree(one, other, FLOAT64)
+    assert_all_agree(found, expected, FLOAT64)
 
 
 @every_variant
@@ -209,9 +208,7 @@ def test_float32_does_not_drift_over_a_whole_image(build_model: BuildModel, atte
 
 @loop_over(("attention", "branches"), [("softmax", 2), ("linear", 2), ("gau", 1), ("flash", 1), ("lstm", 1)])
 @loop_over("layers", [1, 8])
-def test_branches_add_up_to_the_scale_of_one_branch(
-    build_config: BuildConfig, attention: str, branches: int, layers: int
-) -> None:
+def test_branches_add_up_to_the_scale_of_one_branch(build_config, attention: str, branches: int, layers: int) -> None:
     """Initial weights have variance 1 / inputs. Those at the end of a branch have 1 / (inputs * number of branches)."""
     torch.manual_seed(0)
     model = PixelModel(build_config(attention, layers=layers, width=64, feed_forward=96))
@@ -240,9 +237,7 @@ def test_branches_add_up_to_the_scale_of_one_branch(
 @loop_over("attention", ["softmax", "linear"])
 @loop_over("head", ["categorical", "mixture"])
 @loop_over("embedding", ["grid", "paper"])
-def test_the_probabilities_of_all_images_add_up_to_one(
-    build_model: BuildModel, attention: str, head: str, embedding: str
-) -> None:
+def test_the_probabilities_of_all_images_add_up_to_one(build_model, attention: str, head: str, embedding: str) -> None:
     for dtype in (torch.float32, torch.float64):
         model = build_model(dtype, attention=attention, head=head, embedding=embedding, size=(1, 3, 1), levels=4)
         images = torch.cartesian_prod(*[torch.arange(4)] * 3)
@@ -329,9 +324,7 @@ def test_paper_presets_have_the_papers_size(preset: str, size: tuple[int, int, i
 
 @some_variants
 @loop_over(("dtype", "batch"), [(torch.float32, 1), (torch.float64, 3)])
-def test_state_bytes_are_exact(
-    build_model: BuildModel, variant: dict[str, Any], dtype: torch.dtype, batch: int
-) -> None:
+def test_state_bytes_are_exact(build_model, variant: dict[str, Any], dtype: torch.dtype, batch: int) -> None:
     model = build_model(dtype, **variant)
     tokens = model.shift_values(draw_values(model, batch))
     with torch.no_grad():

@@ -1,16 +1,14 @@
 """Tests that a model built without weights takes no memory and equals the full model once it has weights."""
 
-import pytest
 import torch
+from loops import loop_over
 
 from linformer_cli.model.mixers import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.skeleton import build_skeleton, expected_weights
 
-every_network = pytest.mark.parametrize(
-    "changes", [{}, {"embedding": "paper", "context": "hashed", "head": "mixture", "classes": 3}]
-)
-every_mixer = pytest.mark.parametrize("attention", MIXERS)
+every_network = loop_over("changes", [{}, {"embedding": "paper", "context": "hashed", "head": "mixture", "classes": 3}])
+every_mixer = loop_over("attention", MIXERS)
 
 
 @every_mixer

@@ -458,9 +458,7 @@ def test_unknown_and_unsound_operations_are_refused(open_program, build_tiny_mod
         (CHANGES["palette"], "look_around", 1, 8),
     ],
 )
-def test_integers_without_meaning_are_refused(
-    open_program, build_tiny_model, monkeypatch, changes, name, place, value
-) -> None:
+def test_integers_without_meaning_are_refused(open_program, build_tiny_model, monkeypatch, changes, name, place, value):
     encode = program_file._encode_operation
 
     def change(operation: Operation) -> bytes:

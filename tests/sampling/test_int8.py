@@ -9,8 +9,8 @@ import torch
 from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from numpy.typing import NDArray
-from sampling.cases import CHANGES, draw_tokens, open_runner
-from sampling.test_native_mechanisms import VARIANTS, every_variant
+from sampling.cases import CHANGES, LAYER_PARTS, draw_tokens, open_runner
+from sampling.test_native_mechanisms import VARIANTS, every_model, every_variant
 from torch import Tensor
 
 from linformer_cli.checkpoint import load_weights, read_checkpoint
@@ -133,9 +133,10 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelMod
     """Provides tiny models of a mechanism's variant, with odd widths and a sequence of 60 positions."""
 
     def build_variant(variant: str, **changes: object) -> PixelModel:
-        attention, options = VARIANTS[variant]
+        attention, options = VARIANTS.get(variant, ("linear", {}))
         image = ImageShape(height=6, width=10, levels=16)
-        model = build_tiny_model(attention=attention, attention_options=options, image=image, **changes)
+        changes = {"attention": attention, "attention_options": options} | LAYER_PARTS.get(variant, {}) | changes
+        model = build_tiny_model(image=image, **changes)
         reason = NativeEngine.refusal(model, torch.int8)
         if reason is not None:
             pytest.skip(reason)
@@ -152,7 +153,7 @@ def step_through(model: PixelModel, batch: int, threads: int = 1) -> Tensor:
 
 
 @every_other
-@every_variant
+@every_model
 def test_every_instruction_set_computes_the_same_bits(build, instruction_set, variant, monkeypatch) -> None:
     model = build(variant)
     found = step_through(model, 3)

@@ -86,9 +86,7 @@ def test_the_image_matches_stepping(build_tiny_model, draw_both, changes: dict[s
 
 @loop_over("window", [2, 3, 16, 100])
 @loop_over("known", [1, 2, 23, 60])
-def test_the_image_matches_stepping_for_any_window_and_start(
-    build_tiny_model, draw_both, window: int, known: int
-) -> None:
+def test_the_image_matches_stepping_for_any_window_and_start(build_tiny_model, draw_both, window, known) -> None:
     model = sharpen(build_tiny_model(context="hashed", classes=3))
     ahead, stepwise = draw_both(model, window, 5, known)
     assert 0 < ahead.look_aheads < model.config.image.positions - known and not stepwise.look_aheads

@@ -1,4 +1,4 @@
-"""Tests the native engine's step for every mechanism: from any state, in any batch, and with look-ahead."""
+"""Tests the native engine's step for every mechanism and part of a layer: from any state, in any batch, ahead."""
 
 import importlib
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 from attention.inputs import mark_variants
 from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
-from sampling.cases import draw_tokens
+from sampling.cases import LAYER_PARTS, draw_tokens
 from tolerances import assert_agree
 
 from linformer_cli.attention.base import fork_state
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 TOLERANCE = 1e-4
 # This is more than the number of cache rows that `average_rows` (ops/parts/cache.h) takes at once.
-POSITIONS = 70
+POSITIONS, DRAWN = 70, 60
 # The variants are the contract cases of every mechanism, and the baselines with their default options.
 VARIANTS = {
     key: (case.attention, {option: value for option, value in case.options.items() if value is not None})
@@ -45,6 +45,9 @@ WITHOUT_LOOKING_AHEAD = ("lstm", "lstm-odd-width")
 every_variant = pytest.mark.parametrize(
     "variant", mark_variants({key: key for key in VARIANTS}, lambda key: VARIANTS[key][0])
 )
+every_model = pytest.mark.parametrize(
+    "variant", [*mark_variants({key: key for key in VARIANTS}, lambda key: VARIANTS[key][0]), *LAYER_PARTS]
+)
 
 
 @pytest.fixture
@@ -52,17 +55,16 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelMod
     """Provides tiny models of a variant, with rows of 10 pixels and with parameters that all differ."""
 
     def build_variant(variant: str, **changes: object) -> PixelModel:
-        attention, options = VARIANTS[variant]
+        attention, options = VARIANTS.get(variant, ("linear", {}))
         image = ImageShape(height=POSITIONS // 10, width=10, levels=16)
         # Each head has one vector of 16 lanes and a remainder.
-        changes = {"attention": attention, "attention_options": options, "image": image, "head_width": 20, **changes}
-        model = build_tiny_model(**changes)
+        shared = {"attention": attention, "attention_options": options, "image": image, "head_width": 20}
+        model = build_tiny_model(**shared | LAYER_PARTS.get(variant, {}) | changes)
         generator = torch.Generator().manual_seed(12)
         with torch.no_grad():
-            for block in model.blocks:
-                for parameter in block.parameters():
-                    if parameter.dim() == 1:
-                        parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+            for name, parameter in model.blocks.named_parameters():
+                if parameter.dim() == 1 or "convolution" in name or "norm_weight" in name:
+                    parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
         assert NativeEngine.refusal(model) is None
         return model
 
@@ -70,7 +72,7 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelMod
 
 
 @pytest.mark.smoke
-@every_variant
+@every_model
 @pytest.mark.parametrize(
     ("known", "batch"),
     [(0, 1), (29, 3)] + [pytest.param(*slow, marks=pytest.mark.slow) for slow in ((0, 3), (1, 1), (1, 3), (29, 1))],
@@ -98,28 +100,29 @@ def test_heads_may_have_any_width(build, variant: str, head_width: int) -> None:
         assert_agree(native.step(token), parameters, TOLERANCE)
 
 
-@every_variant
+@every_model
 def test_looking_ahead_draws_the_same_image(build, variant: str) -> None:
     model = build(variant)
     with torch.no_grad():
         model.head.projection.weight *= 6  # makes many guesses right, but not all
     passes = 0
     for index in range(3):
-        values = []
+        values, last = [], []
         for look_ahead in (True, False):
             engine = NativeEngine(model, 1, look_ahead=look_ahead)
             parameters = engine.step(model.start_tokens(1)).clone()
-            values.append(engine.draw_values(parameters, UniformStreams(3, [index]), Filters(), POSITIONS))
+            values.append(engine.draw_values(parameters, UniformStreams(3, [index]), Filters(), DRAWN))
             passes += engine.look_aheads
-        assert torch.equal(*values)
+            last.append(engine.step(torch.tensor([3])).clone())
+        assert torch.equal(*values) and torch.equal(*last)
         assert len(torch.unique(values[0])) > 1
     if variant in WITHOUT_LOOKING_AHEAD:
         assert passes == 0
     else:
-        assert 0 < passes < 3 * (POSITIONS - 1), "no guess was right"
+        assert 0 < passes < 3 * (DRAWN - 1), "no guess was right"
 
 
-@every_variant
+@every_model
 def test_outputs_have_the_same_bits_in_any_batch(build, variant: str) -> None:
     model = build(variant)
     tokens, outputs = draw_tokens(model, 7, POSITIONS), []
@@ -131,7 +134,7 @@ def test_outputs_have_the_same_bits_in_any_batch(build, variant: str) -> None:
         assert torch.equal(output, outputs[0][: len(output)])
 
 
-@every_variant
+@every_model
 def test_given_values_are_read_once_for_adjacent_images(build, variant: str) -> None:
     """Two sequences are continued by three images each, with the bits of images that read them themselves."""
     model = build(variant)
@@ -145,7 +148,7 @@ def test_given_values_are_read_once_for_adjacent_images(build, variant: str) -> 
         assert torch.equal(reader.step(token), stepper.step(token))
 
 
-@every_variant
+@every_model
 def test_a_restarted_engine_has_forgotten_its_last_images(build, variant: str) -> None:
     """The test also compares the size of the state with what the engine and the model report."""
     model = build(variant)
@@ -160,7 +163,7 @@ def test_a_restarted_engine_has_forgotten_its_last_images(build, variant: str) -
     assert native.state_bytes <= 1.05 * model.state_bytes(2)
 
 
-@every_variant
+@every_model
 def test_nan_stays_nan(build, variant: str) -> None:
     """If NaN were lost, a damaged model would draw plausible values."""
     model = build(variant)
@@ -172,3 +175,13 @@ def test_nan_stays_nan(build, variant: str) -> None:
         for token in draw_tokens(model, batch)[:, :3].unbind(dim=1):
             output = native.step(token)
         assert bool(torch.isnan(output).any(dim=1).all())
+
+
+@pytest.mark.parametrize("part", ["convolution.weight", "norm_weight", "input.weight"])
+def test_nan_in_a_part_of_a_layer_stays_nan(build, part: str) -> None:
+    model = build("all parts")
+    with torch.no_grad():
+        model.get_parameter(f"blocks.0.attention.{part}").fill_(torch.nan)
+    native = NativeEngine(model, 2)
+    for token in draw_tokens(model, 2)[:, :3].unbind(dim=1):
+        assert bool(torch.isnan(native.step(token)).all())

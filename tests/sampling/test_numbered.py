@@ -45,9 +45,7 @@ def test_a_written_image_is_reused_and_can_be_read_again(tmp_path, channels, col
         ({"new": 1}, "with new None, not 1"),
     ],
 )
-def test_an_image_sampled_with_other_settings_is_neither_reused_nor_replaced(
-    tmp_path, raises_one_line, change, said
-) -> None:
+def test_an_image_sampled_with_other_settings_is_neither_reused_nor_replaced(tmp_path, raises_one_line, change, said):
     begin(tmp_path).write(0, images()[0])
     with raises_one_line(UsageError, "00000.png", said, "choose another folder"):
         begin(tmp_path, **change).holds(0)

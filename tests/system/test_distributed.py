@@ -132,9 +132,7 @@ def test_only_lost_connections_are_reported_as_a_lost_process(monkeypatch, raise
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["train", "--steps", "no"], 2)])
-def test_a_process_of_a_team_ends_immediately_and_a_single_process_ends_normally(
-    monkeypatch, capsys, arguments, code
-) -> None:
+def test_a_process_of_a_team_ends_immediately_and_a_single_process_ends_normally(monkeypatch, capsys, arguments, code):
     ended: list[int] = []
 
     def leave(number: int) -> None:

@@ -263,9 +263,7 @@ def test_elapsed_time_excludes_the_time_between_stop_and_resume(configure, tmp_p
     assert sorted(elapsed) == elapsed
 
 
-def test_the_speed_of_a_resumed_run_counts_only_the_steps_since_it_was_resumed(
-    configure, tmp_path, monkeypatch
-) -> None:
+def test_the_speed_of_a_resumed_run_counts_only_the_steps_since_it_was_resumed(configure, tmp_path, monkeypatch):
     config = configure(sample_every=0, evaluate_every=100, accumulation=2)
     monkeypatch.setattr(loop_module, "time", Clock(0.0))
     whole = train(begin(config, tmp_path / "whole"))
@@ -331,9 +329,7 @@ def test_the_average_is_saved_and_evaluated(configure, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_weights_from_another_model_are_validated_before_the_first_step(
-    configure, tmp_path, build_tiny_model, ema
-) -> None:
+def test_weights_from_another_model_are_validated_before_the_first_step(configure, tmp_path, build_tiny_model, ema):
     source = build_tiny_model(3, attention="softmax", layers=1)
     trainer = begin(configure(ema=ema), tmp_path, source=source)
     watcher = train(trainer)
@@ -345,9 +341,7 @@ def test_weights_from_another_model_are_validated_before_the_first_step(
     assert first["images"] == "0"
 
 
-def test_a_run_stopped_before_its_first_validation_is_validated_when_resumed(
-    configure, tmp_path, build_tiny_model
-) -> None:
+def test_a_run_stopped_before_its_first_validation_is_validated_when_resumed(configure, tmp_path, build_tiny_model):
     config = configure()
     trainer = begin(config, tmp_path, source=build_tiny_model(3, attention="softmax", layers=1))
     stopped = Watcher(StopRequest(int(signal.SIGINT)))

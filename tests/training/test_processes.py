@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,9 +95,7 @@ def test_parameters_without_a_gradient_are_found(attention: str, build_tiny_mode
         assert idle or attention != "flash"
 
 
-def test_a_batch_smaller_than_the_team_is_refused(
-    raises_one_line: Callable[..., AbstractContextManager[object]],
-) -> None:
+def test_a_batch_smaller_than_the_team_is_refused(raises_one_line) -> None:
     with raises_one_line(UsageError, "a batch of 3 images", "4 processes", "--batch"):
         share_batch(Team(0, 4), 3)
 
@@ -180,9 +177,7 @@ def test_a_stop_reaches_both_processes_and_the_run_is_saved_once(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_images_missing_after_a_kill_are_drawn_later_and_equal_those_of_one_process(
-    tmp_path: Path, tiny_checkpoint: Path
-) -> None:
+def test_images_missing_after_a_kill_are_drawn_later_and_equal_those_of_one_process(tmp_path, tiny_checkpoint) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     run_alone("sample", tiny_checkpoint, *SAMPLE, "--out", tmp_path / "alone.png", "--files", alone)
     arguments = ["sample", tiny_checkpoint, *SAMPLE, "--out", tmp_path / "shared.png", "--files", shared]

@@ -56,9 +56,7 @@ def test_a_resumed_run_does_not_map_the_files_that_it_will_replace(configure, tm
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-def test_metrics_saved_by_a_spreadsheet_are_read_and_other_tables_are_refused(
-    configure, tmp_path, raises_one_line
-) -> None:
+def test_metrics_saved_by_a_spreadsheet_are_read_and_other_tables_are_refused(configure, tmp_path, raises_one_line):
     trainer = begin(configure(), tmp_path / "run")
     train(trainer)
     file = trainer.folder.metrics_file
@@ -336,9 +334,7 @@ def test_a_stop_saves_the_run_and_prints_how_to_resume(configure, tmp_path, rais
 
 
 @pytest.mark.parametrize("work", ["evaluation", "grid"])
-def test_a_stop_does_not_wait_for_an_evaluation_or_a_grid(
-    configure, uninterrupted, tmp_path, monkeypatch, work
-) -> None:
+def test_a_stop_does_not_wait_for_an_evaluation_or_a_grid(configure, uninterrupted, tmp_path, monkeypatch, work):
     """The unfinished work is dropped and the run is saved. --resume repeats the work with the same results."""
     whole, _ = uninterrupted({}, "fp32")
     trainer, watcher = begin(configure(), tmp_path / "run"), Watcher()
@@ -480,9 +476,7 @@ def test_images_of_another_size_are_refused(configure, tmp_path, raises_one_line
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
-def test_running_out_of_memory_while_resuming_is_not_blamed_on_the_saved_state(
-    configure, tmp_path, monkeypatch, kind
-) -> None:
+def test_running_out_of_memory_while_resuming_is_not_blamed_on_the_saved_state(configure, tmp_path, monkeypatch, kind):
     train(begin(configure(), tmp_path / "run"))
 
     def run_out(*_: object) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention.measures import measure_saved_bytes
 from loops import loop_over
-from tolerances import FLOAT64, assert_agree
+from tolerances import FLOAT64, all_finite, assert_agree, assert_all_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import state_tensors
@@ -68,10 +68,8 @@ def test_outputs_and_gradients_match_the_recurrence(sums: Sums, chunk: int, carr
     for y, s in results:
         weighted = (y * y.detach().cos()).sum() + (s * s.detach().sin()).sum()
         gradients.append(torch.autograd.grad(weighted, leaves, materialize_grads=True))
-    for found, expected in zip(*results, strict=True):
-        assert_agree(found, expected, FLOAT64)
-    for found, expected in zip(*gradients, strict=True):
-        assert_agree(found, expected, FLOAT64)
+    assert_all_agree(*results, FLOAT64)
+    assert_all_agree(*gradients, FLOAT64)
 
 
 @every_sum
@@ -84,8 +82,7 @@ def test_a_decay_that_underflows_gives_no_nan(sums: Sums, drop: float) -> None:
     expected, expected_s = by_recurrence(*leaves)
     assert_agree(y, expected, FLOAT64)
     assert_agree(s, expected_s, FLOAT64)
-    for gradient in torch.autograd.grad(y.sum() + s.sum(), leaves):
-        assert bool(torch.isfinite(gradient).all())
+    assert all_finite(torch.autograd.grad(y.sum() + s.sum(), leaves))
 
 
 def test_images_may_share_their_decays() -> None:
@@ -136,11 +133,9 @@ def test_passing_factors_equals_multiplying_the_features_by_them(chunk: int) -> 
     assert_agree(wide[0][0, 1, 7], torch.outer(factors[7], q[0, 1, 7]).flatten(), FLOAT64)
     found = decayed_causal_sums(*leaves, chunk, factors)
     expected = by_recurrence(*wide, *leaves[2:])
-    for ours, theirs in zip(found, expected, strict=True):
-        assert_agree(ours, theirs, FLOAT64)
+    assert_all_agree(found, expected, FLOAT64)
     gradients = (torch.autograd.grad((y * y.detach().cos()).sum(), leaves) for y, _ in (found, expected))
-    for ours, theirs in zip(*gradients, strict=True):
-        assert_agree(ours, theirs, FLOAT64)
+    assert_all_agree(*gradients, FLOAT64)
 
 
 def test_almost_closed_gates_lose_no_precision() -> None:

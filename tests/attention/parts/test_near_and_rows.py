@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from attention.measures import measure_saved_bytes
-from tolerances import FLOAT64, assert_agree
+from tolerances import FLOAT64, all_finite, assert_agree, assert_all_agree
 from torch import Tensor
 
 from linformer_cli.attention.parts import near_and_rows
@@ -61,16 +61,13 @@ def gradients(run: Callable[[], Tensor], inputs: list[Tensor]) -> tuple[Tensor, 
 
 @every_pattern
 @pytest.mark.parametrize("group_scores", [1, 2000, 5000, 2**20])
-def test_groups_of_any_size_match_the_definition(
-    pattern: Pattern, group_scores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_of_any_size_match_the_definition(pattern: Pattern, group_scores: int, monkeypatch) -> None:
     monkeypatch.setattr(near_and_rows, "GROUP_SCORES", group_scores)
     inputs = draw(pattern)
     assert_agree(attend(inputs, pattern), define(*inputs, pattern), FLOAT64)
     found = gradients(lambda: attend(inputs, pattern), inputs)
     expected = gradients(lambda: define(*inputs, pattern), inputs)
-    for gradient, other in zip(found, expected, strict=True):
-        assert_agree(gradient, other, FLOAT64)
+    assert_all_agree(found, expected, FLOAT64)
 
 
 def test_the_tested_sizes_give_one_and_several_groups() -> None:
@@ -103,8 +100,7 @@ def test_large_scores_give_finite_results(pattern: Pattern, monkeypatch: pytest.
         for part in (inputs[1], inputs[3]):
             part[:, :, 1::2] *= 1e4
     assert_agree(attend(inputs, pattern), define(*inputs, pattern), 1e-5)
-    for gradient in gradients(lambda: attend(inputs, pattern), inputs):
-        assert bool(torch.isfinite(gradient).all())
+    assert all_finite(gradients(lambda: attend(inputs, pattern), inputs))
 
 
 def test_autocast_does_not_change_the_backward_pass() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attention.measures import measure_saved_bytes
 from loops import loop_over
-from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
+from tolerances import FLOAT32_DRIFT, FLOAT64, assert_all_agree
 from torch import Tensor
 
 from linformer_cli.attention.parts.running_averages import NOTHING, read_running_averages
@@ -49,11 +49,9 @@ def weigh(outputs: tuple[Tensor, ...]) -> Tensor:
 def test_outputs_state_and_gradients_match_the_definition(length: int, chunk: int, carry: bool) -> None:
     parts = draw(length, carry)
     found, expected = read_running_averages(*parts, chunk), define(*parts)
-    for one, other in zip(found, expected, strict=True):
-        assert_agree(one, other, FLOAT64)
+    assert_all_agree(found, expected, FLOAT64)
     gradients = torch.autograd.grad(weigh(found), parts), torch.autograd.grad(weigh(expected), parts)
-    for one, other in zip(*gradients, strict=True):
-        assert_agree(one, other, FLOAT64)
+    assert_all_agree(*gradients, FLOAT64)
 
 
 @pytest.mark.parametrize("order", ["rising", "falling", "jump"])
@@ -64,11 +62,9 @@ def test_distant_scores_do_not_overflow(order: str) -> None:
     parts[1] = (scores.flip(0) if order == "falling" else scores)[:, None].expand_as(parts[1]).clone()
     parts = [part.requires_grad_() for part in parts]
     found, expected = read_running_averages(*parts, 16), define(*(part.double() for part in parts))
-    for one, other in zip(found, expected, strict=True):
-        assert_agree(one, other, FLOAT32_DRIFT)
+    assert_all_agree(found, expected, FLOAT32_DRIFT)
     gradients = torch.autograd.grad(weigh(found), parts), torch.autograd.grad(weigh(expected), parts)
-    for one, other in zip(*gradients, strict=True):
-        assert_agree(one, other, FLOAT32_DRIFT)
+    assert_all_agree(*gradients, FLOAT32_DRIFT)
 
 
 def test_saved_bytes_grow_linearly_and_stay_small() -> None:
