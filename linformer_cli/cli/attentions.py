@@ -1,6 +1,5 @@
 """`lintx attentions`: the table of mechanisms, or one mechanism in detail."""
 
-import functools
 import inspect
 import types
 import typing
@@ -14,6 +13,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.report.tables import Column, TableStyle
 
 from . import options
+from .config_options import count, option, with_fields
 from .output import info, print_facts, print_json, print_records
 
 if TYPE_CHECKING:
@@ -36,24 +36,15 @@ _DETAIL_COLUMNS = (
 )
 
 
-_size = functools.partial(typer.Option, min=1, max=options.LARGEST_COUNT)
-
-
+@with_fields
 def attentions(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A mechanism to show in detail.")] = None,
-    positions: Annotated[
-        int | None, _size("--positions", help="Number of positions T for state bytes. Default: 784.")
-    ] = None,
-    heads: Annotated[int | None, _size("--heads", help="Number of heads for state bytes. Default: 8.")] = None,
-    head_width: Annotated[
-        int | None, _size("--head-width", help="Width of a head for state bytes. Default: 32.")
-    ] = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint", help="Take positions, heads and head width from a checkpoint.", metavar="CHECKPOINT"
-        ),
-    ] = None,
+    positions: int | None = count(None, "Number of positions T for state bytes. Default: 784."),
+    heads: int | None = count(None, "Number of heads for state bytes. Default: 8."),
+    head_width: int | None = count(None, "Width of a head for state bytes. Default: 32."),
+    checkpoint: str | None = option(
+        None, "Take positions, heads and head width from a checkpoint.", metavar="CHECKPOINT"
+    ),
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:

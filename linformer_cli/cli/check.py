@@ -1,13 +1,10 @@
 """`lintx check`: how closely the parallel and the step form of a model agree."""
 
-from typing import Annotated
-
-import typer
-
 from linformer_cli.errors import DisagreementError
 from linformer_cli.report.tables import Column
 
 from . import options
+from .config_options import option, with_fields
 from .output import info, print_json, print_records
 from .session import open_session
 
@@ -21,12 +18,11 @@ _COLUMNS = (
 )
 
 
+@with_fields
 def check(
     checkpoint: options.CheckpointArgument = None,
-    images: Annotated[int, typer.Option("-n", "--count", min=1, max=_MOST_IMAGES, help="Number of images.")] = 2,
-    positions: Annotated[
-        int | None, typer.Option("--positions", min=2, help="Number of positions. Default: all.")
-    ] = None,
+    images: int = option(2, "Number of images.", "-n", "--count", min=1, max=_MOST_IMAGES),
+    positions: int | None = option(None, "Number of positions. Default: all.", min=2),
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
     json: options.Json = False,

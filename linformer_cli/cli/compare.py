@@ -15,7 +15,7 @@ from linformer_cli.system.memory import is_out_of_memory
 from linformer_cli.system.signals import StopRequest, catch_signals
 
 from . import options
-from .config_options import Fields, option, with_fields
+from .config_options import Fields, count, option, with_fields
 from .display import TrainingDisplay
 from .output import info, print_json, print_records, write_plot
 from .session import load_training_images
@@ -50,11 +50,9 @@ class CompareOptions:
     window_length: options.WindowLength = None
     preset: str | None = option(None, "The network; default mnist-small, or bytes-small for bytes.")
     config: Path | None = option(None, "TOML file with [model], [data], [train] for all runs.", metavar="FILE")
-    evaluate_images: int | None = option(
-        None, "Number of validation images; default 2000.", min=1, max=options.LARGEST_COUNT
-    )
-    batch: int = option(64, "Images sampled at once when sampling is timed.", min=1, max=options.LARGEST_COUNT)
-    repeats: int = option(3, "Timed repeats after one warm-up; 0 measures no speeds.", min=0, max=options.LARGEST_COUNT)
+    evaluate_images: int | None = count(None, "Number of validation images; default 2000.")
+    batch: int = count(64, "Images sampled at once when sampling is timed.")
+    repeats: int = count(3, "Timed repeats after one warm-up; 0 measures no speeds.", min=0)
     train: bool = option(True, "Train and time, or only show existing results.")
     retime: bool = option(False, "Discard earlier times and measure them again.", "--retime")
     style: options.Style = "table"

@@ -2,8 +2,8 @@
 
 A parameter `Annotated[dict[str, Any], Fields(TrainConfig, "Training")]` stands for the fields of a configuration. Typer
 sees one option for each field, with the field's type, bounds, default and description. The command receives a
-dictionary of the values that were given. A parameter of a dataclass stands for the fields of the dataclass, each an
-`option`, annotated as for Typer, or such a group again. The command receives an instance.
+dictionary of the values that were given. A parameter of a dataclass stands for the fields of the dataclass. The command
+receives an instance. Other parameters and fields are an `option`, or annotated as for Typer.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from linformer_cli.config import Duration
 from linformer_cli.documents import Config
 from linformer_cli.presets import DEFAULT_PRESET, PRESETS, preset_defaults
 
-from .options import parse_duration, parse_pairs
+from .options import LARGEST_COUNT, parse_duration, parse_pairs
 
 # The key under which a field of a dataclass keeps its option.
 _OPTION = "option"
@@ -59,11 +59,16 @@ class Fields:
 
 
 def option(default: Any, help: str, *flags: str, **settings: Any) -> Any:
-    """A field of a dataclass that is an option with this default and help. `settings` are those of `typer.Option`.
+    """An option with this default and help, as a field of a dataclass or as a parameter of a command.
 
-    Without `flags`, `--name` stands for the field `name`, or `--name/--no-name` for a bool.
+    `settings` are those of `typer.Option`. Without `flags`, the option `name` is `--name`, or `--name/--no-name` for a
+    bool.
     """
     return dataclasses.field(default=default, metadata={_OPTION: typer.Option(*flags, help=help, **settings)})
+
+
+# An option that is a number of things.
+count = functools.partial(option, min=1, max=LARGEST_COUNT)
 
 
 def with_fields(command: Callable[..., None]) -> Callable[..., None]:
@@ -87,14 +92,11 @@ def _expand(name: str, annotation: Any, default: Any) -> list[inspect.Parameter]
         return group.build_parameters()
     if dataclasses.is_dataclass(annotation):
         fields = dataclasses.fields(annotation)
-        return [parameter for field in fields for parameter in _expand(field.name, _annotate(field), field.default)]
-    default = inspect.Parameter.empty if default is dataclasses.MISSING else default
+        return [parameter for field in fields for parameter in _expand(field.name, field.type, field)]
+    if isinstance(default, dataclasses.Field):
+        annotation = Annotated[annotation, default.metadata[_OPTION]] if _OPTION in default.metadata else annotation
+        default = inspect.Parameter.empty if default.default is dataclasses.MISSING else default.default
     return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)]
-
-
-def _annotate(field: "dataclasses.Field[Any]") -> Any:
-    """Return the type of a field, annotated for Typer."""
-    return Annotated[field.type, field.metadata[_OPTION]] if _OPTION in field.metadata else field.type
 
 
 def _take(name: str, annotation: Any, values: dict[str, Any]) -> Any:

@@ -1,29 +1,23 @@
 """`lintx demo`: a page that runs a model in the browser."""
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.files import require_writable, write_folder
 
 from . import options
+from .config_options import option, with_fields
 from .output import info
 
 
+@with_fields
 def demo(
     checkpoint: options.CheckpointArgument = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the page. 0 is a free one.")] = 0,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
-    build: Annotated[
-        Path | None,
-        typer.Option(
-            "--build",
-            help="Write the files of the page to this new folder, for any web host, and stop.",
-            metavar="FOLDER",
-        ),
-    ] = None,
+    port: int = option(0, "Port of the page. 0 is a free one.", min=0, max=65535),
+    browser: bool = option(True, "Open the page in the browser."),
+    build: Path | None = option(
+        None, "Write the files of the page to this new folder, for any web host, and stop.", metavar="FOLDER"
+    ),
     quiet: options.Quiet = False,
 ) -> None:
     """Show a model in the browser.

@@ -12,24 +12,23 @@ from linformer_cli.files import require_writable, write_file
 from linformer_cli.system.device import product_dtype, torch_dtype
 
 from . import options
+from .config_options import option, with_fields
 from .output import info, print_json
 
 Format = Literal["fp32", "bf16", "int8"]
 
 
+@with_fields
 def export(
     checkpoint: Annotated[
         str, typer.Argument(metavar="CHECKPOINT", help="A run, a checkpoint folder or a shipped name.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to create, or a file that ends in .lintx.")],
-    dtype: Annotated[
-        Format | None,
-        typer.Option(
-            "--dtype",
-            help="Format of the weights. bf16 halves the size. int8 divides it by four and is for programs only; an "
-            "int8 program draws the same images on every processor. Default: fp32 for a folder, int8 for a program.",
-        ),
-    ] = None,
+    dtype: Format | None = option(
+        None,
+        "Format of the weights. bf16 halves the size. int8 divides it by four and is for programs only; an "
+        "int8 program draws the same images on every processor. Default: fp32 for a folder, int8 for a program.",
+    ),
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:

@@ -14,39 +14,26 @@ from linformer_cli.metrics import load_runs
 from linformer_cli.units import Words
 
 from . import options
+from .config_options import count, option, with_fields
 from .output import info, print_json, write_plot
 
 DEFAULT_PLOT = Path("plot.png")
 
 
+@with_fields
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Write the curves to a .png or .svg file. Default: plot.png, unless --samples or --json is given.",
-            metavar="FILE",
-        ),
-    ] = None,
-    samples: Annotated[
-        Path | None,
-        typer.Option(
-            "--samples",
-            help="Write the sample grids drawn during training to a .png file, one strip for each run.",
-            metavar="FILE",
-        ),
-    ] = None,
-    grids: Annotated[
-        int | None,
-        typer.Option(
-            "--grids",
-            min=1,
-            max=options.LARGEST_COUNT,
-            help="Maximum number of grids in a strip, evenly spaced over training; default 8.",
-        ),
-    ] = None,
+    out: Path | None = option(
+        None,
+        "Write the curves to a .png or .svg file. Default: plot.png, unless --samples or --json is given.",
+        "--out",
+        "-o",
+        metavar="FILE",
+    ),
+    samples: Path | None = option(
+        None, "Write the sample grids drawn during training to a .png file, one strip for each run.", metavar="FILE"
+    ),
+    grids: int | None = count(None, "Maximum number of grids in a strip, evenly spaced over training; default 8."),
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
