@@ -331,6 +331,11 @@ def fork_state(state: State, copies: int = 1) -> State:
     return _map_states(repeat, state, common=Tensor.clone)
 
 
+def select_images(state: State, images: Tensor) -> State:
+    """The state of the images with these numbers int64 [n] of `state`, in this order."""
+    return _map_states(lambda x: x.index_select(0, images), state)
+
+
 def fork_into(tensor: Tensor, rows: Tensor) -> None:
     """Copy `rows` [n, ...] into `tensor` [B, ...], each to B / n adjacent images, as `fork_state` repeats them."""
     tensor.unflatten(0, (len(rows), -1)).copy_(rows.unsqueeze(1))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from linformer_cli.config import Fit
+from linformer_cli.config import PARTICLES, Fit
 from linformer_cli.data import Framing
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.units import WINDOWS
@@ -20,12 +20,19 @@ from .output import info, print_json, warn, warn_smaller_batch
 from .session import DrawingOptions, Session
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from linformer_cli.data.pictures import Picture
     from linformer_cli.sampling.complete import Completion
     from linformer_cli.sampling.decode import Sampler
 
+# The native engine has memory for so many.
+_MOST_PARTICLES = 2**16
 # All completions of an image are in one row of the result, so the number is limited.
 _MOST_COMPLETIONS = 100_000
+# With a smaller effective sample size, a completion rests on few particles.
+_FEW = 2
 # A kept part with so many times the bits/dim of validation images is unlike them.
 _UNLIKE = 3
 
@@ -37,13 +44,36 @@ class CompleteOptions:
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files of any size and format.")]
     checkpoint: options.CheckpointOption = None
     keep: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--keep",
-            help="The part to keep: top:0.5 (fraction), top:50%, top:14rows (or top:14), top:392px.",
+            help="The part to keep: top:0.5 (fraction), top:50%, top:14rows (or top:14), top:392px, the same with "
+            "left, right and bottom, or box:ROW,COLUMN,HEIGHT,WIDTH. Default: all that is not erased, masked or "
+            "transparent, or else top:0.5.",
             metavar="PART",
         ),
-    ] = "top:0.5"
+    ] = None
+    erase: Annotated[
+        str | None, typer.Option("--erase", help="A part to draw anew, such as box:8,8,12,12.", metavar="PART")
+    ] = None
+    mask: Annotated[
+        Path | None,
+        typer.Option(
+            "--mask",
+            help="A picture of the size of the images, or of the model's: what is white is kept.",
+            metavar="FILE",
+        ),
+    ] = None
+    particles: Annotated[
+        int,
+        typer.Option(
+            "--particles",
+            min=1,
+            max=_MOST_PARTICLES,
+            help="Images that are drawn for each completion, unless the first rows are kept. More take longer and "
+            "follow the kept part better.",
+        ),
+    ] = PARTICLES
     class_name: Annotated[
         str | None, typer.Option("--class", help="The class of the images, for a model with classes.")
     ] = None
@@ -81,35 +111,42 @@ class CompleteOptions:
 def complete(asked: CompleteOptions) -> None:
     """Complete your own images.
 
-    Keeps the top of each image and draws the rest with the model, several times. The result has a row for each image:
-    given | completions | original. Bits/dim tell how likely the model finds the kept part, each completion, and the
-    rest of the original; a lower figure means more likely. Images are rotated according to their EXIF data, and
-    read as the training images were. Drawings are matched to the training images (see --frame).
+    Keeps a part of each image, by default the top, and draws the rest with the model, several times. The result has a
+    row for each image: given | completions | original. Bits/dim tell how likely the model finds the kept part, each
+    completion, and the rest of the original; a lower figure means more likely. Images are rotated according to their
+    EXIF data, and read as the training images were. Drawings are matched to the training images (see --frame).
 
     Examples:
 
     - `lintx complete digit.png --keep top:0.5 -n 3 -o completed.png`
     - `lintx complete photo-of-a-digit.jpg --keep top:0.6`
     - `lintx complete scans/*.jpg --invert --fit pad --keep top:10rows`
+    - `lintx complete digit.png --erase box:9,9,10,10 --particles 256`
     """
     _check_outputs(asked)
 
-    from linformer_cli.data.pictures import open_picture
-    from linformer_cli.sampling.complete import parse_keep
+    from linformer_cli.data.parts import choose_pixels
+    from linformer_cli.data.pictures import open_picture, read_mask
 
     if len(asked.images) == 1:  # of several images, those that cannot be opened are skipped later
         with open_picture(asked.images[0], str(asked.images[0])):
             pass
+    mask = None if asked.mask is None else read_mask(asked.mask)
     session = asked.drawing.open(asked.checkpoint)
     if session.words is WINDOWS:
         path = session.checkpoint.name
         raise UsageError(f"'{path}' draws bytes, not images; to continue a text: lintx sample {path} --prompt TEXT")
-    known = parse_keep(asked.keep, session.model.config.image)
+    given = [name for name in (asked.keep, asked.erase, asked.mask) if name is not None]
+    keep = asked.keep if given else "top:0.5"
+    kept = None
+    if keep is not None or asked.erase is not None:
+        kept = choose_pixels(keep, asked.erase, session.model.config.image)
     label = session.choose_class(asked.class_name, "images")
     sampler = asked.drawing.build_sampler(session, label is not None)
     settings = {**session.record, "seed": sampler.seed, "batch": asked.count, **vars(sampler.filters)}
-    settings |= {"keep": asked.keep, "invert": asked.invert, "class": label}
-    work = _complete_all(_Task(asked, session, sampler, known, label), asked.images)
+    settings |= {"keep": keep, "erase": asked.erase, "mask": asked.mask, "particles": asked.particles}
+    settings |= {"invert": asked.invert, "class": label}
+    work = _complete_all(_Task(asked, session, sampler, kept, mask, not given, label), asked.images)
     if work.done:
         record = {**settings, "images": [picture.path for picture, _ in work.done]}
         _write_pictures(asked, session, work.done, record)
@@ -131,29 +168,35 @@ def _check_outputs(asked: CompleteOptions) -> None:
     options.require_output("--gif", asked.gif, ".gif")
     options.require_distinct(asked.out, asked.gif)
     outputs = {os.path.realpath(file) for file in (asked.out, asked.gif) if file is not None}
-    if given := [path for path in asked.images if os.path.realpath(path) in outputs]:
-        raise UsageError(f"'{given[0]}' is one of the images and would be replaced; choose another output file")
+    inputs = [*asked.images, *([asked.mask] if asked.mask is not None else [])]
+    if given := [path for path in inputs if os.path.realpath(path) in outputs]:
+        kind = "the mask" if given[0] == asked.mask else "one of the images"
+        raise UsageError(f"'{given[0]}' is {kind} and would be replaced; choose another output file")
 
 
 @dataclass(frozen=True)
 class _Task:
-    """The work to do on each image."""
+    """The work to do on each image. `kept` bool [H, W] and `mask` are None for all; `erases` what is transparent."""
 
     asked: CompleteOptions
     session: Session
     sampler: "Sampler"
-    known: int
+    kept: "NDArray[np.bool_] | None"
+    mask: "NDArray[np.uint8] | None"
+    erases: bool
     label: int | None
 
     def complete(self, path: Path) -> "Iterator[tuple[Picture, Completion]]":
         """Each drawing in the image at `path`, or the image, with its completions. Prints notes on stderr."""
+        import torch
+
         from linformer_cli.data.pictures import border_brightness, load_picture
         from linformer_cli.data.sequence import images_to_values
         from linformer_cli.sampling.complete import complete_values
 
         asked, shape, data = self.asked, self.session.model.config.image, self.session.checkpoint.info.data
         framing = asked.frame == "auto" and asked.fit is None and not asked.invert
-        first = load_picture(path, self.session.look, asked.fit, asked.invert, framing)
+        first = load_picture(path, self.session.look, asked.fit, asked.invert, framing, self.mask, self.erases)
         is_grey = shape.channels == 1 and not shape.palette
         for picture in (first, *first.others):
             for note in picture.notes:
@@ -164,8 +207,19 @@ class _Task:
                 grounds = f"a {colours[0]} background, but the model was trained on a {colours[1]} one"
                 info(f"hint: {path} has {grounds}; {remedy}")
             values = images_to_values(picture.image[None], shape)[0]
-            done = complete_values(self.sampler, values, self.known, asked.count, self.label, warn_smaller_batch)
+            kept = torch.from_numpy(self._choose(picture)).flatten().repeat_interleave(shape.channels)
+            done = complete_values(
+                self.sampler, values, kept, asked.count, self.label, warn_smaller_batch, asked.particles
+            )
             yield picture, done
+
+    def _choose(self, picture: "Picture") -> "NDArray[np.bool_]":
+        """The pixels [H, W] that are kept of a picture."""
+        if picture.kept is None or self.kept is None or self.erases:
+            kept = self.kept if picture.kept is None else picture.kept
+            assert kept is not None, "without a mask, there is a default part"
+            return kept
+        return picture.kept & self.kept
 
 
 @dataclass(frozen=True)
@@ -208,7 +262,8 @@ def _write_pictures(
     write_file(asked.out, encode_png(stack_rows([_render(session, *pair, asked.scale) for pair in done]), record))
     info(f"wrote {asked.out}")
     if asked.gif is not None:
-        shown = frame_rows(image.height, done[0][1].known // image.values_per_row)
+        first = min(int(completion.kept.int().argmin()) for _, completion in done)
+        shown = frame_rows(image.height, first // image.values_per_row)
         frames = [stack_rows([_render(session, *pair, asked.scale, rows) for pair in done]) for rows in shown]
         write_file(asked.gif, encode_gif(frames, record))
         info(f"wrote {asked.gif}")
@@ -223,12 +278,12 @@ def _render(
     from linformer_cli.report.grids import render_completion
 
     shape = session.model.config.image
+    kept = completion.kept.view(shape.height, shape.width, shape.channels).numpy()
     completed = paint(values_to_images(completion.values, shape), shape)
     if shown_rows is not None:
-        completed = hide_rows(completed, shown_rows)
+        completed = hide_rows(completed, shown_rows, kept[..., 0])
     original = paint(picture.image[None], shape)[0]
-    known = completion.known * original.size // shape.positions
-    return render_completion(original, known, completed, scale, picture.unframed)
+    return render_completion(original, kept, completed, scale, picture.unframed)
 
 
 def _show_bits(picture: "Picture", completion: "Completion", usual: float | None) -> None:
@@ -239,6 +294,10 @@ def _show_bits(picture: "Picture", completion: "Completion", usual: float | None
         f"{picture.path}: bits/dim kept {shown}, completions {sum(completed) / len(completed):.3f} on average, "
         f"rest of the original {completion.original_rest_bits_per_dim:.3f}"
     )
+    for number, image in enumerate(completion.particles, 1):
+        info(f"{picture.path}: {number}: kept part {image.bits:.1f} bits, effective sample size {image.fewest:.1f}")
+    if any(image.fewest < _FEW for image in completion.particles):
+        info(f"hint: {picture.path}: completions with an effective sample size near 1 may not fit; try --particles 512")
     if usual is not None and kept > _UNLIKE * usual:
         info(f"{picture.path}: the kept part is unlike the training images, whose bits/dim are {usual:.3f}")
 
@@ -248,9 +307,11 @@ def _describe(picture: "Picture", completion: "Completion") -> dict[str, object]
     kept = completion.kept_bits_per_dim
     return {
         "image": picture.path,
-        "known_values": completion.known,
+        "known_values": int(completion.kept.sum()),
         "kept_bits_per_dim": None if math.isnan(kept) else kept,
         "completed_bits_per_dim": completion.completed_bits_per_dim,
         "original_rest_bits_per_dim": completion.original_rest_bits_per_dim,
+        "kept_bits": [image.bits for image in completion.particles],
+        "effective_sample_size": [image.fewest for image in completion.particles],
         "notes": picture.notes,
     }

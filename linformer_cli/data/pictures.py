@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from linformer_cli.config import Fit
+from linformer_cli.config import Fit, ImageShape
 from linformer_cli.errors import DataError
 from linformer_cli.files import is_special
 
 from .arrays import arrange_picture, open_array
 from .framing import frame_picture
-from .look import Look, Pixels
+from .look import Look, Pixels, scale_numbers
 
 HEIC_ENDINGS = (".heic", ".heif")
 # The formats whose frames are pictures of the same thing. Those of others are previews, layers or sizes.
@@ -31,7 +31,7 @@ class Picture:
     """An image for a model, uint8 [H, W, C]. `notes` tell the user about changes that may be unexpected.
 
     If the picture was framed, `unframed` is the whole picture, reduced to the same size, and `others` are further
-    drawings in it.
+    drawings in it. `kept` bool [H, W] are the pixels that a mask or opacity keeps, None without these.
     """
 
     path: Path
@@ -39,6 +39,7 @@ class Picture:
     notes: tuple[str, ...]
     unframed: NDArray[np.uint8] | None = None
     others: "tuple[Picture, ...]" = ()
+    kept: NDArray[np.bool_] | None = None
 
 
 def list_endings() -> set[str]:
@@ -118,20 +119,44 @@ def _read_pixels(opened: Image.Image) -> Pixels:
     return np.asarray(picture.convert("RGB"))
 
 
+def read_mask(file: Path) -> NDArray[np.uint8]:
+    """A mask uint8 [h, w] from the first frame of a picture: white is kept. Raises what `read_frames` raises."""
+    pixels = next(read_frames(file))
+    assert pixels is not None, "the first frame is used"
+    if pixels.dtype != np.uint8:
+        pixels = scale_numbers(pixels, None)
+    return np.asarray(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).convert("L"))
+
+
 def load_picture(
-    path: str | Path, look: Look, fit: Fit | None = None, invert: bool = False, framing: bool = False
+    path: str | Path,
+    look: Look,
+    fit: Fit | None = None,
+    invert: bool = False,
+    framing: bool = False,
+    mask: NDArray[np.uint8] | None = None,
+    erases: bool = False,
 ) -> Picture:
     """Read the first frame of an image file as the look says. Any format that Pillow reads is accepted.
 
     `fit` replaces that of the look. With `framing`, a picture of another size that shows a drawing is brought into the
-    frame of the look, if there is one; `fit` and `invert` are then not used. Raises `DataError` for a file that is
-    missing, broken or too large to open safely.
+    frame of the look, if there is one; `fit` and `invert` are then not used.
+
+    A `mask` uint8 [h, w] of the picture's size or the images' size says what is kept: white. Without a mask and if
+    `erases`, opaque parts are kept unless the look itself keeps opacity. What does not have the images' size prevents
+    framing. Raises `DataError` for a file that is missing, broken or too large to open safely, and for a mask of
+    another size.
     """
     path, shape = Path(path), look.shape
     with open_picture(path, str(path)) as opened:
         frames, pixels = getattr(opened, "n_frames", 1), _read_pixels(opened)
     notes = [f"has {frames} frames; only the first is used"] if frames > 1 else []
     picture = look.convert(pixels)
+    if mask is None and erases and not look.keeps_opacity and pixels.shape[2] == 4 and pixels[..., 3].min() < 128:
+        mask = pixels[..., 3]
+        notes.append("transparent pixels are drawn, the others are kept")
+    kept = None if mask is None else _fit_mask(mask, picture.size, look, fit)
+    framing = framing and (mask is None or mask.shape == (shape.height, shape.width))
     if invert and (shape.palette or look.keeps_opacity):  # numbers of colours and opacity have no negative
         colours = np.array(picture)
         colours[..., :3] = 255 - colours[..., :3]
@@ -140,7 +165,8 @@ def load_picture(
         if framing and look.frame is not None:
             whole = look.finish(picture, "pad")
             framed = [
-                Picture(path, image, (*notes, note), whole) for image, note in frame_picture(picture, look.frame, shape)
+                Picture(path, image, (*notes, note), whole, kept=kept)
+                for image, note in frame_picture(picture, look.frame, shape)
             ]
             if framed:
                 return dataclasses.replace(framed[0], others=tuple(framed[1:]))
@@ -151,7 +177,24 @@ def load_picture(
             f"({fit or look.fit})"
         )
     image = look.finish(picture, fit)
-    return Picture(path, 255 - image if invert else image, tuple(notes))
+    return Picture(path, 255 - image if invert else image, tuple(notes), kept=kept)
+
+
+def _fit_mask(mask: NDArray[np.uint8], size: tuple[int, int], look: Look, fit: Fit | None) -> NDArray[np.bool_]:
+    """The pixels bool [H, W] that a mask uint8 [h, w] keeps, brought to the images' size as its picture is.
+
+    `size` is the width and height of the picture. Raises `DataError` if the mask has another size, or keeps everything.
+    """
+    shape = ImageShape(height=look.shape.height, width=look.shape.width)
+    sizes = {size[::-1], (shape.height, shape.width)}
+    if mask.shape not in sizes:
+        allowed = " or ".join(f"{width} x {height}" for height, width in sorted(sizes))
+        raise DataError(f"a mask for this picture has {allowed} pixels, found {mask.shape[1]} x {mask.shape[0]}")
+    grey = dataclasses.replace(look, shape=shape, ground="#ffffff")
+    kept: NDArray[np.bool_] = grey.finish(Image.fromarray(mask), fit)[..., 0] > 127
+    if kept.all():
+        raise DataError("the mask keeps the whole picture: nothing is left to complete")
+    return kept
 
 
 def border_brightness(image: NDArray[np.uint8]) -> float:

@@ -140,6 +140,20 @@ inline void guide(const Distribution& distribution, const float* free, double* l
         logs[n] = others[n] + distribution.guidance * (logs[n] - others[n]);
 }
 
+// The logarithm of the probability of a value, with guidance but before the other filters. With guidance, `free` are
+// the parameters of the image without a class.
+inline double find_log(const Distribution& distribution, const float* parameters, const float* free, int64_t value) {
+    double numbers[MOST_LEVELS];
+    const bool shares = distribution.mixtures && !free;
+    if (shares) find_mixture_shares(distribution, parameters, numbers);
+    else find_logs(distribution, parameters, numbers);
+    if (free) guide(distribution, free, numbers);
+    const double own = shares ? logarithm(std::max(numbers[value], TINY)) : numbers[value];
+    const double most = shares ? 0 : *std::max_element(numbers, numbers + distribution.levels);
+    if (!shares) exponentiate(distribution.levels, numbers, 1);
+    return own - most - logarithm(std::accumulate(numbers, numbers + distribution.levels, 0.0));
+}
+
 // Moves the likeliest of `count` values to the front of `order` until their shares, or their number if `counts`, reach
 // `limit`, and returns how many these are. Of equally likely values, the smaller ones are first. If shares are NaN, the
 // result is still at most `count`.

@@ -121,6 +121,62 @@ int64_t draw_one(lintx_runner& runner) {
     return 0;
 }
 
+// Gives every image of the particles the next value, which is known, and weighs it. Returns 0 or -1.
+int64_t take_given(lintx_runner& runner, int64_t value) {
+    std::vector<Group>& groups = runner.particles.groups;
+    const int64_t images = runner.images();
+    std::atomic<bool> damaged{false};
+    spread(runner.program.threads, static_cast<int64_t>(groups.size()), [&](int64_t n) {
+        const int64_t image = groups[n].image;
+        const float* free = runner.rows_per_image() == 2 ? runner.parameters(images + image) : nullptr;
+        if (!is_finite(runner, image) || (free && !is_finite(runner, images + image)))
+            return damaged.store(true, std::memory_order_relaxed);
+        groups[n].weight += find_log(runner.file.distribution, runner.parameters(image), free, value);
+    });
+    if (damaged.load(std::memory_order_relaxed)) return fail(DAMAGED);
+    for (int64_t image = 0; image < images; image++) runner.values_of(image)[runner.known] = value;
+    repeat(runner, runner.known + 1);
+    return 0;
+}
+
+// Draws the next value of every particle. Those of a group draw with evenly spaced random numbers, so their values
+// spread as the distribution does. Returns 0 or -1.
+int64_t draw_apart(lintx_runner& runner) {
+    Particles& particles = runner.particles;
+    const int64_t images = runner.images();
+    if (particles.measure_size() < 0.5 * static_cast<double>(particles.count))
+        particles.resample(runner.particle_uniform(particles.count));
+    const std::vector<Group> before = particles.groups;
+    std::vector<std::vector<Drawn>> drawn(before.size());
+    std::vector<int64_t> first{0};
+    for (const Group& group : before) first.push_back(first.back() + group.copies);
+    std::atomic<bool> damaged{false};
+    spread(runner.program.threads, static_cast<int64_t>(before.size()), [&](int64_t n) {
+        const int64_t image = before[n].image;
+        const float* free = runner.rows_per_image() == 2 ? runner.parameters(images + image) : nullptr;
+        if (!is_finite(runner, image) || (free && !is_finite(runner, images + image)))
+            return damaged.store(true, std::memory_order_relaxed);
+        drawn[n] = draw_copies(runner.file.distribution, runner.parameters(image), free, before[n].copies,
+                               runner.particle_uniform(first[n]));
+    });
+    if (damaged.load(std::memory_order_relaxed)) return fail(DAMAGED);
+    const std::vector<int64_t> ancestors = particles.part(drawn);
+    if (lintx_fork(&runner, static_cast<int64_t>(ancestors.size()), ancestors.data())) return -1;
+    size_t next = 0;
+    for (const std::vector<Drawn>& values : drawn)
+        for (const Drawn& one : values) runner.values_of(particles.groups[next++].image)[runner.known] = one.value;
+    runner.drawn++;
+    repeat(runner, runner.known + 1);
+    return 0;
+}
+
+// Draws or takes the next value of every particle. Returns 0 or -1.
+int64_t advance_particles(lintx_runner& runner) {
+    predict(runner);
+    const int64_t given = runner.particles.given[static_cast<size_t>(runner.known)];
+    return given < 0 ? draw_apart(runner) : take_given(runner, given);
+}
+
 // Draws the next values of a single image, up to number `end`. All positions of a window are computed as if the guesses
 // were right. With its random number, each position yields one value. This value is right if all earlier guesses are
 // right, so the first value is always right. With guidance, the image has two rows of the batch. Returns 0 or -1.
@@ -263,7 +319,29 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
     runner->first = 1;
     runner->read = runner->known = runner->drawn = runner->guessed = runner->look_aheads = 0;
     runner->ahead = file.window;
+    runner->particles.count = 0;
     return 0;
+}
+
+int64_t lintx_keep(lintx_runner* runner, int64_t particles, const int64_t* given) {
+    if (runner->images() != 1) return fail("given values are kept around one image, which becomes the particles");
+    if (particles < 1 || particles * runner->rows_per_image() > runner->capacity)
+        return fail("the runner was opened for fewer images");
+    for (int64_t n = 0; n < runner->count(); n++)
+        if (given[n] < -1 || given[n] >= runner->file.levels)
+            return fail(Text("values are 0 to ") << runner->file.levels - 1 << ", or -1 if they are to be drawn");
+    const double count = static_cast<double>(particles);
+    runner->particles = {particles, {given, given + runner->count()}, {{0, particles, 0}}, 0, count};
+    return 0;
+}
+
+int64_t lintx_pick(const lintx_runner* runner, double* figures) {
+    const Particles& particles = runner->particles;
+    if (!particles.count) return fail("no values are kept");
+    figures[0] = particles.find_evidence() / -0.6931471805599453;
+    figures[1] = particles.measure_size();
+    figures[2] = std::min(particles.fewest, figures[1]);
+    return particles.choose(runner->particle_uniform(particles.count));
 }
 
 int64_t lintx_seed(lintx_runner* runner, uint64_t seed, const uint64_t* numbers, int64_t drawn) {
@@ -324,8 +402,13 @@ int64_t lintx_continue(lintx_runner* runner, const lintx_runner* other) {
 
 int64_t lintx_draw(lintx_runner* runner, int64_t count, int64_t steps) {
     if (make_room(*runner)) return -1;
-    const int64_t before = runner->known, end = before + std::min(count, runner->limit() - before);
+    const int64_t before = runner->known, last = runner->particles.count ? runner->count() : runner->limit();
+    const int64_t end = before + std::min(count, last - before);
     for (; steps > 0 && runner->known < end; steps--) {
+        if (runner->particles.count) {
+            if (advance_particles(*runner)) return -1;
+            continue;
+        }
         const bool ahead = runner->images() == 1 && runner->file.window > 1 && runner->known && !runner->is_predicted();
         if (ahead ? draw_ahead(*runner, end) : draw_one(*runner)) return -1;
     }

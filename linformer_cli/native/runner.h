@@ -74,6 +74,16 @@ int64_t lintx_resize(lintx_runner* runner, int64_t batch);
  * Returns 0. */
 int64_t lintx_seed(lintx_runner* runner, uint64_t seed, const uint64_t* numbers, int64_t drawn);
 
+/* Lets `lintx_draw` keep the values of `given` [values] that are not -1, wherever they are, and draw the others:
+ * sequential Monte Carlo with `particles` images. They begin as one image, so the batch has one image now, or two with
+ * guidance, and the runner was opened for `particles` times as many. Given values are weighed with guidance, but before
+ * `lintx_filter`. The random numbers are those of one image. It ends with the next `lintx_start`. Returns 0. */
+int64_t lintx_keep(lintx_runner* runner, int64_t particles, const int64_t* given);
+
+/* Returns the number of an image of the batch: one particle, chosen in proportion to its weight. `figures` [3] receives
+ * an estimate of the bits of the values given so far, the effective sample size, and the smallest one so far. */
+int64_t lintx_pick(const lintx_runner* runner, double* figures);
+
 /* Lets the runner draw more values than an image has, if the program has no bound: no operation depends on the
  * position. The runner then forgets old values. */
 void lintx_draw_without_end(lintx_runner* runner);

@@ -25,6 +25,8 @@ _SIZES = {
     "start": (_WORD, _WORD, _POINTER),
     "continue": (_POINTER,),
     "fork": (_SIZE, _POINTER),
+    "keep": (_SIZE, _POINTER),
+    "pick": (_POINTER,),
     "resize": (_SIZE,),
     "seed": (_WORD, _POINTER, _SIZE),
     "draw": (_SIZE, _SIZE),

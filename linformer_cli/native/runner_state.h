@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #endif
 
+#include "particles.h"
 #include "philox.h"
 #include "program_file.h"
 #include "runner.h"
@@ -63,6 +64,7 @@ struct RunnerState {
     int64_t known, drawn;        // values of each image, and how many of them were drawn
     int64_t guessed;             // values of a single image, with those that look-ahead has guessed
     int64_t ahead, look_aheads;  // positions in the next pass with look-ahead, and passes so far
+    Particles particles;         // of the only image, if it keeps given values
 
     int64_t batch() const { return program.batch; }
     // The number of different images: with guidance, the second half of the batch repeats the first without classes.
@@ -78,6 +80,10 @@ struct RunnerState {
     int16_t* recent(int64_t image) const { return memory<int16_t>(file.recent, image); }
     float* parameters(int64_t row) const { return memory<float>(file.output, row); }
     double uniform(int64_t image, int64_t n) const { return draw_uniform(seed, numbers[image], drawn + n); }
+    // The random number of a particle for the next value that is drawn. That of number `count` is for resampling.
+    double particle_uniform(int64_t particle) const {
+        return draw_uniform(seed, numbers[0], drawn * (particles.count + 1) + particle);
+    }
     template <class A>
     A* memory(int64_t buffer, int64_t image) const {
         return reinterpret_cast<A*>(buffers[buffer].data + image * buffers[buffer].stride);

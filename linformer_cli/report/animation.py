@@ -21,11 +21,13 @@ def frame_rows(height: int, first: int = 0) -> list[int]:
     return [first + round(index * (height - first) / count) for index in range(count)] + [height]
 
 
-def hide_rows(images: NDArray[np.uint8], shown: int) -> NDArray[np.uint8]:
-    """Return a copy of images [N, H, W, C] in which only the first `shown` rows are visible."""
+def hide_rows(images: NDArray[np.uint8], shown: int, kept: NDArray[np.bool_] | None = None) -> NDArray[np.uint8]:
+    """Return a copy of images [N, H, W, C] in which only the first `shown` rows and `kept` pixels [H, W] show."""
     hidden = images.copy()
-    hidden[:, shown:] = BACKGROUND
-    hidden[:, shown:, :, 3:] = 255
+    unseen = np.ones(images.shape[1:3], bool) if kept is None else ~kept
+    unseen[:shown] = False
+    hidden[:, unseen] = BACKGROUND
+    hidden[..., 3:][:, unseen] = 255
     return hidden
 
 

@@ -60,7 +60,7 @@ def render_grid(images: NDArray[np.uint8], columns: int | None = None, scale: in
 
 def render_completion(
     original: NDArray[np.uint8],
-    known: int,
+    kept: NDArray[np.bool_],
     completions: NDArray[np.uint8],
     scale: int | None = None,
     picture: NDArray[np.uint8] | None = None,
@@ -69,9 +69,9 @@ def render_completion(
 
     If the original is a framed `picture`, the picture comes first.
 
-    `original` is [H, W, C], `completions` is [N, H, W, C]. `known` is the number of values that the model saw, in
-    raster order with the channels innermost. The other values are drawn as a checkerboard, in each channel separately:
-    a pixel of which only the red value is known still shows that value. `render_grid` explains `scale`.
+    `original` is [H, W, C], `completions` is [N, H, W, C]. `kept` [H, W, 1 or C] are the values that the model saw. The
+    others are drawn as a checkerboard, in each channel separately: a pixel of which only the red value is known still
+    shows that value. `render_grid` explains `scale`.
 
     Raises `DataError` if the arrays do not fit together, and `UsageError` for a number out of range.
     """
@@ -82,12 +82,11 @@ def render_completion(
         if image.dtype != np.uint8 or image.shape != completions.shape[1:]:
             wanted = f"uint8 {list(completions.shape[1:])} like the completions"
             raise DataError(f"the {name} image must be {wanted}, found {image.dtype} {list(image.shape)}")
-    if not 0 <= known <= original.size:
-        raise UsageError(f"the known part of an image has 0 to {original.size} values, found {known}")
+    if kept.shape not in ((height, width, 1), original.shape):
+        raise DataError(f"the kept part must be {list(original.shape)} like the original, found {list(kept.shape)}")
     scale = _choose_scale(scale, max((count + 2 + len(framed)) * width, height))
 
-    hidden = (np.arange(original.size) >= known).reshape(original.shape)
-    hidden = _repeat_pixels(hidden, scale)
+    hidden = _repeat_pixels(~np.broadcast_to(kept, original.shape), scale)
     given = _repeat_pixels(original, scale).copy()
     given[..., 3:][hidden[..., 3:]] = 255
     hidden, given = hidden[..., :3], flatten(given)

@@ -142,7 +142,7 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["complete", "x.png", "-o", "-"], 2, "-o cannot write to stdout; give it the name of a file"),
         (["sample", "--gif", "-"], 2, "--gif cannot write to stdout"),
         (["complete"], 2, "Missing argument"),
-        (["complete", "x.png", "y.png", "--keep", "left:0.5"], 2, "only keep the top"),
+        (["complete", "x.png", "y.png", "--keep", "left:5px"], 2, "found 'left:5px'"),
         (["complete", "nosuch.png"], 1, "no image at 'nosuch.png'"),
         (["bench", "smaple"], 2, "Did you mean 'sample'?"),
         (["bench", "--repeats", "2", "sample"], 2, "No such option: --repeats"),

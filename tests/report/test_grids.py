@@ -143,12 +143,17 @@ def completion_cells(picture, count, width):
     return [array[:, column * (width + GAP) :][:, :width] for column in range(count)]
 
 
+def first(image, known):
+    """The first `known` values of an image are kept."""
+    return (np.arange(image.size) < known).reshape(image.shape)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_completion_shows_all_images_and_hides_only_the_unknown_values(channels):
     scale, side = 16, 4
     original, *completions = random_images(3, side, side, channels)
     known = 2 * side * channels + channels + 1  # with three channels, the last known value is the red of a pixel
-    picture = render_completion(original, known, np.stack(completions), scale=scale)
+    picture = render_completion(original, first(original, known), np.stack(completions), scale=scale)
     assert picture.size == (4 * side * scale + 3 * GAP, side * scale + CAPTION_HEIGHT)
     shown, *others = completion_cells(picture, 4, side * scale)
 
@@ -165,24 +170,24 @@ def test_a_completion_shows_all_images_and_hides_only_the_unknown_values(channel
 
 def test_a_hidden_part_differs_from_a_transparent_one():
     given = np.zeros((8, 64, 4), np.uint8)
-    shown = completion_cells(render_completion(given, 4 * 64, given[None], scale=1), 2, 64)
+    shown = completion_cells(render_completion(given, first(given, 4 * 64), given[None], scale=1), 2, 64)
     assert set(shown[0][:1].flat) == set(shown[1].flat) == set(TRANSPARENT_TONES)
     assert set(shown[0][1:].flat) == set(HIDDEN_TONES)
     # Of the first hidden pixel, only the red value is known.
-    red = completion_cells(render_completion(given, 4 * 64 + 1, given[None], scale=1), 1, 64)[0][1, 0]
+    red = completion_cells(render_completion(given, first(given, 4 * 64 + 1), given[None], scale=1), 1, 64)[0][1, 0]
     assert red[0] == 0 and set(red[1:]) <= set(HIDDEN_TONES)
 
 
 def test_the_hidden_part_is_a_checkerboard_of_fixed_cells():
     given = np.zeros((8, 64, 1), np.uint8)
-    shown = completion_cells(render_completion(given, 0, given[None], scale=1), 1, 64)[0]
+    shown = completion_cells(render_completion(given, first(given, 0), given[None], scale=1), 1, 64)[0]
     rows, columns = np.indices(shown.shape) // CELL
     np.testing.assert_array_equal(shown, np.array(HIDDEN_TONES)[(rows + columns) % 2])
 
 
 def test_nothing_is_hidden_if_all_values_are_known():
     given = random_images(4, 64, 3)
-    shown = completion_cells(render_completion(given, given.size, given[None], scale=1), 1, 64)[0]
+    shown = completion_cells(render_completion(given, first(given, given.size), given[None], scale=1), 1, 64)[0]
     np.testing.assert_array_equal(shown, given)
 
 
@@ -196,19 +201,19 @@ def test_captions_of_small_images_do_not_overlap():
     assert not inked[[0, -1]].any()
 
 
-@pytest.mark.parametrize("known", [-1, 17])
-def test_a_completion_refuses_an_impossible_known_part(known):
+@pytest.mark.parametrize("shape", [(4, 4), (4, 4, 3), (3, 4, 1)])
+def test_a_completion_refuses_a_kept_part_of_another_shape(shape):
     given = np.zeros((4, 4, 1), np.uint8)
-    with pytest.raises(UsageError, match=f"has 0 to 16 values, found {known}$"):
-        render_completion(given, known, given[None])
+    with pytest.raises(DataError, match=r"like the original, found \["):
+        render_completion(given, np.ones(shape, bool), given[None])
 
 
 def test_a_completion_refuses_images_of_different_shapes():
     image = np.zeros((4, 4, 1), np.uint8)
     with pytest.raises(DataError, match=r"original image must be uint8 \[4, 4, 1\].*found uint8 \[4, 5, 1\]"):
-        render_completion(np.zeros((4, 5, 1), np.uint8), 0, image[None])
+        render_completion(np.zeros((4, 5, 1), np.uint8), first(image, 0), image[None])
     with pytest.raises(DataError, match=r"unframed image must be uint8.*found float64 \[4, 4, 1\]"):
-        render_completion(image, 0, image[None], picture=np.zeros((4, 4, 1)))
+        render_completion(image, first(image, 0), image[None], picture=np.zeros((4, 4, 1)))
 
 
 def test_stacked_rows_are_left_aligned_and_all_become_rgb_if_one_is():

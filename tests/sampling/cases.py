@@ -11,6 +11,7 @@ from linformer_cli.native.program import Builder, Program
 from linformer_cli.native.program_file import Images
 from linformer_cli.native.runner import Runner
 from linformer_cli.sampling.choose import Filters
+from linformer_cli.sampling.complete import Completion, complete_values
 from linformer_cli.sampling.decode import SampledBatch, Sampler
 
 # Seven colours, the first of them transparent and the last half transparent.
@@ -100,3 +101,8 @@ def open_runner(builder: Builder, output: int, batch: int, positions: int = 1) -
     recent = builder.state(1, dtype=torch.int16)
     parts = tuple(builder.buffers), tuple(builder.operations)
     return Runner.of(Program(builder.products, 1, *parts, recent, -1, output, ()), Images(1, 1, positions, 2, 0), batch)
+
+
+def complete_top(sampler: Sampler, original: torch.Tensor, known: int, *settings: Any, **named: Any) -> Completion:
+    """Complete `original` int64 [T] from its first `known` values; `complete_values` explains the settings."""
+    return complete_values(sampler, original, torch.arange(len(original)) < known, *settings, **named)

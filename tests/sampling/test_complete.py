@@ -5,97 +5,14 @@ import math
 import pytest
 import torch
 from loops import loop_over
-from sampling.cases import sample_values
+from sampling.cases import complete_top, sample_values
 
-from linformer_cli.config import ImageShape
-from linformer_cli.errors import LintxError, UsageError
+from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.complete import complete_values, parse_keep
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE, ReferenceEngine
 from linformer_cli.sampling.engines.native import NativeEngine
-
-GREY = ImageShape(height=28, width=28)
-COLOUR = ImageShape(height=32, width=20, channels=3)
-
-
-# parse_keep
-
-
-@loop_over(
-    ("text", "shape", "known"),
-    [
-        ("top:0.5", GREY, 392),
-        ("top:50%", GREY, 392),
-        ("top:12.5%", GREY, 98),
-        ("top:14rows", GREY, 392),
-        ("top:1row", GREY, 28),
-        ("top:14", GREY, 392),
-        ("top:1", GREY, 28),
-        ("top:392px", GREY, 392),
-        ("top:1px", GREY, 1),
-        (" TOP:14Rows ", GREY, 392),
-        ("top:0", GREY, 0),
-        ("top:0.0", GREY, 0),
-        ("top:0%", GREY, 0),
-        ("top:783px", GREY, 783),
-        ("top:27rows", GREY, 756),
-        ("top:0.3", ImageShape(height=1, width=7), 2),
-        # A pixel is kept with all its channels.
-        ("top:0.5", COLOUR, 960),
-        ("top:16rows", COLOUR, 960),
-        ("top:5px", COLOUR, 15),
-        ("top:0.003", COLOUR, 6),
-    ],
-)
-def test_keep_is_converted_to_a_number_of_values(text: str, shape: ImageShape, known: int) -> None:
-    assert parse_keep(text, shape) == known
-
-
-@loop_over(
-    "text",
-    [
-        "",
-        "top",
-        "top:",
-        ":0.5",
-        "0.5",
-        "half",
-        "14rows",
-        "middle:0.5",
-        "top:half",
-        "top:rows",
-        "top:%",
-        "top:14lines",
-        "top:1.5",
-        "top:101%",
-        "top:-1",
-        "top:-0.5",
-        "top:nan",
-        "top:inf",
-        "top:1e400px",
-        "top:0.5:0.5",
-        "top:1.5rows",
-        "top:0.5px",
-    ],
-)
-def test_the_error_for_an_invalid_keep_gives_examples(raises_one_line, text: str) -> None:
-    with raises_one_line(UsageError, "--keep", "top:0.5", "top:14rows", f"found '{text}'"):
-        parse_keep(text, GREY)
-
-
-@pytest.mark.parametrize("side", ["left", "right", "bottom"])
-def test_only_the_top_can_be_kept(raises_one_line, side: str) -> None:
-    with raises_one_line(UsageError, f"--keep {side}:0.5", "row by row", "top"):
-        parse_keep(f"{side}:0.5", GREY)
-
-
-@loop_over("text", ["top:1.0", "top:100%", "top:28rows", "top:28", "top:784px", "top:9999rows"])
-def test_keeping_the_whole_image_is_refused(raises_one_line, text: str) -> None:
-    with raises_one_line(UsageError, f"--keep {text}", "nothing is left"):
-        parse_keep(text, GREY)
-
 
 # complete_values
 
@@ -113,8 +30,8 @@ def original() -> torch.Tensor:
 @loop_over("known", [1, 24, 63])
 def test_the_known_part_is_unchanged_and_the_rest_is_drawn(model, original, known) -> None:
     before = original.clone()
-    completion = complete_values(Sampler(model, 2), original, known, 4)
-    assert completion.known == known
+    completion = complete_top(Sampler(model, 2), original, known, 4)
+    assert int(completion.kept.sum()) == known
     assert completion.values.shape == (4, 64)
     assert completion.values.dtype == torch.int64
     assert (completion.values[:, :known] == original[:known]).all()
@@ -137,7 +54,7 @@ def complete_by_steps(model: PixelModel, original: torch.Tensor, known: int, cou
 
 @loop_over("known", [0, 1, 24, 63])
 def test_reading_the_known_values_in_one_pass_equals_stepping(model, original, known) -> None:
-    completion = complete_values(Sampler(model, 2), original, known, 5)
+    completion = complete_top(Sampler(model, 2), original, known, 5)
     assert torch.equal(completion.values[:, known:], complete_by_steps(model, original, known, 5, seed=2))
 
 
@@ -151,7 +68,7 @@ def test_the_known_values_are_read_once_for_all_completions(build_tiny_model, or
         return attend(self, tokens, state)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PixelModel, "attend", watched)
-    complete_values(Sampler(model, engine="reference"), original, 24, 5)
+    complete_top(Sampler(model, engine="reference"), original, 24, 5)
     assert shapes[0] == (1, 25)
 
 
@@ -163,7 +80,7 @@ def test_int8_completions_are_the_same_with_every_instruction_set(
 ) -> None:
     model = build_tiny_model(attention=attention, classes=3, optional_class=True)
     sampler = Sampler(model, 2, Filters(guidance=guidance), NATIVE, torch.int8)
-    completion = complete_values(sampler, original, 24, count, label=1)
+    completion = complete_top(sampler, original, 24, count, label=1)
     monkeypatch.undo()
     starts = sampler.start_tokens(count, torch.full((count,), 1))
     engine = NativeEngine(model, len(starts), products=torch.int8)
@@ -174,7 +91,7 @@ def test_int8_completions_are_the_same_with_every_instruction_set(
 
 
 def test_completing_without_known_values_equals_sampling(model, original) -> None:
-    completion = complete_values(Sampler(model, 3), original, 0, 5)
+    completion = complete_top(Sampler(model, 3), original, 0, 5)
     assert torch.equal(completion.values, sample_values(model, range(5), seed=3).values.long())
     assert math.isnan(completion.kept_bits_per_dim)
     assert len(completion.completed_bits_per_dim) == 5
@@ -182,7 +99,7 @@ def test_completing_without_known_values_equals_sampling(model, original) -> Non
 
 def test_completion_i_depends_only_on_seed_and_i(model, original) -> None:
     many, few, other = (
-        complete_values(Sampler(model, seed), original, 24, count).values for count, seed in ((6, 2), (2, 2), (6, 3))
+        complete_top(Sampler(model, seed), original, 24, count).values for count, seed in ((6, 2), (2, 2), (6, 3))
     )
     assert torch.equal(many[:2], few)
     assert not torch.equal(many, other)
@@ -191,18 +108,18 @@ def test_completion_i_depends_only_on_seed_and_i(model, original) -> None:
 def test_completions_do_not_depend_on_the_hidden_part_of_the_original(model, original) -> None:
     changed = original.clone()
     changed[24:] = 15 - changed[24:]
-    ours, theirs = (complete_values(Sampler(model, 2), image, 24, 3) for image in (original, changed))
+    ours, theirs = (complete_top(Sampler(model, 2), image, 24, 3) for image in (original, changed))
     assert torch.equal(ours.values, theirs.values)
     assert ours.kept_bits_per_dim == pytest.approx(theirs.kept_bits_per_dim, rel=1e-12)
     assert ours.original_rest_bits_per_dim != theirs.original_rest_bits_per_dim
     changed = original.clone()
     changed[23] = (changed[23] + 8) % 16
-    assert not torch.equal(complete_values(Sampler(model, 2), changed, 24, 3).values[:, 24:], ours.values[:, 24:])
+    assert not torch.equal(complete_top(Sampler(model, 2), changed, 24, 3).values[:, 24:], ours.values[:, 24:])
 
 
 def test_the_bits_of_each_part_match_the_parallel_likelihood(model, original) -> None:
     known, count = 24, 3
-    completion = complete_values(Sampler(model, 2), original, known, count)
+    completion = complete_top(Sampler(model, 2), original, known, count)
 
     def bits(values: torch.Tensor, start: int, stop: int) -> float:
         logs = model.head.log_probabilities(model.attend(model.shift_values(values.unsqueeze(0)))[0]).detach()[0]
@@ -217,7 +134,7 @@ def test_the_bits_of_each_part_match_the_parallel_likelihood(model, original) ->
 
 
 def test_filters_apply_to_completions(model, original) -> None:
-    greedy = complete_values(Sampler(model, 2, Filters(top_k=1)), original, 24, 3).values
+    greedy = complete_top(Sampler(model, 2, Filters(top_k=1)), original, 24, 3).values
     assert len(torch.unique(greedy, dim=0)) == 1
     logs = model.head.log_probabilities(model.attend(model.shift_values(greedy[:1]))[0])[0].detach()
     assert torch.equal(logs.argmax(dim=-1)[24:], greedy[0, 24:])
@@ -227,14 +144,14 @@ def test_a_model_that_predicts_nan_is_refused(build_tiny_model, original, raises
     model = build_tiny_model()
     model.head.projection.bias.data[3] = math.nan
     with raises_one_line(LintxError, "not a finite number", "damaged"):
-        complete_values(Sampler(model), original, 24, 2)
+        complete_top(Sampler(model), original, 24, 2)
 
 
 @pytest.mark.parametrize("known", [0, 40])
 def test_the_batch_of_completions_is_halved_if_memory_runs_out(build_tiny_model, monkeypatch, known) -> None:
     model = build_tiny_model(dtype=torch.float64)
     original = sample_values(model, range(1), seed=9).values[0].long()
-    expected = complete_values(Sampler(model, 2), original, known, 5)
+    expected = complete_top(Sampler(model, 2), original, known, 5)
     step, halved = model.step, []
 
     def limited(tokens: torch.Tensor, state: object) -> object:
@@ -243,7 +160,7 @@ def test_the_batch_of_completions_is_halved_if_memory_runs_out(build_tiny_model,
         return step(tokens, state)  # type: ignore[arg-type]
 
     monkeypatch.setattr(model, "step", limited)
-    found = complete_values(Sampler(model, 2), original, known, 5, on_halve=halved.append)
+    found = complete_top(Sampler(model, 2), original, known, 5, on_halve=halved.append)
     assert halved == [2]
     assert torch.equal(found.values, expected.values)
     assert found.completed_bits_per_dim == pytest.approx(expected.completed_bits_per_dim, abs=1e-12)
@@ -259,7 +176,7 @@ def test_a_completion_has_the_given_class(build_tiny_model) -> None:
     original, known = torch.arange(64) % 16, 24
     seen = []
     for label in range(3):
-        done = complete_values(Sampler(model, 6), original, known, 2, label=label)
+        done = complete_top(Sampler(model, 6), original, known, 2, label=label)
         state = model.init_state(2)
         start = model.start_tokens(2, torch.tensor([label, label]))
         for token in (start, *original[:known].unsqueeze(1).expand(-1, 2)):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
-from sampling.cases import CHANGES, draw_tokens, sample_values
+from sampling.cases import CHANGES, complete_top, draw_tokens, sample_values
 from tolerances import assert_agree
 
 from linformer_cli.attention.base import fork_state
@@ -22,7 +22,6 @@ from linformer_cli.evaluation.bits import measure_nats, stepped_nats
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native import library
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.complete import complete_values
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import ENGINES, EngineCache, ReferenceEngine, build_engine, choose_engine
 from linformer_cli.sampling.engines.native import NativeEngine
@@ -378,7 +377,7 @@ def test_batches_of_one_size_share_an_engine(build_tiny_model, monkeypatch, name
     assert [len(part.values) for part in parts] == [4, 4, 3] and built == [4, 3]
     sampler = Sampler(model, engine=name)
     for _ in range(3):
-        complete_values(sampler, torch.arange(64) % 16, 24, 2)
+        complete_top(sampler, torch.arange(64) % 16, 24, 2)
     assert built == [4, 3, 2]
 
 

@@ -8,14 +8,13 @@ import pytest
 import torch
 from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
-from sampling.cases import sample_values
+from sampling.cases import complete_top, sample_values
 from torch import Tensor
 
 from linformer_cli.config import CLASS_GUIDANCE, ImageShape
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams, choose_guidance, guide
-from linformer_cli.sampling.complete import complete_values
 from linformer_cli.sampling.decode import Sampler
 
 LABELS = [2, 0, 1]
@@ -70,14 +69,14 @@ def test_values_have_the_guided_distribution(model: PixelModel, weight: float, f
 def test_completions_have_the_guided_distribution(model: PixelModel, known: int) -> None:
     original = torch.arange(32) % 16
     for label in range(2):
-        done = complete_values(Sampler(model, 5, Filters(guidance=3)), original, known, 3, label)
+        done = complete_top(Sampler(model, 5, Filters(guidance=3)), original, known, 3, label)
         expected = draw_in_parallel(model, 3, Filters(), original[:known].tolist(), [label] * 3)
         assert torch.equal(done.values, expected)
-        plain = complete_values(Sampler(model, 5), original, known, 3, label)
+        plain = complete_top(Sampler(model, 5), original, known, 3, label)
         assert not torch.equal(done.values, plain.values)
         assert done.kept_bits_per_dim == pytest.approx(plain.kept_bits_per_dim, nan_ok=True)
     with pytest.raises(UsageError, match="choose a class"):
-        complete_values(Sampler(model, filters=Filters(guidance=3)), original, known, 3)
+        complete_top(Sampler(model, filters=Filters(guidance=3)), original, known, 3)
 
 
 def test_weight_0_draws_without_the_class(model: PixelModel) -> None:
@@ -97,7 +96,7 @@ def test_the_native_engine_draws_the_same_images(build_tiny_model, head: str) ->
     assert torch.equal(draw(model, 2.0, engine="native"), draw(model, 2.0))
     original = torch.arange(64) % 16
     completed = [
-        complete_values(Sampler(model, 5, Filters(guidance=2), engine=engine), original, 24, 3, label=1)
+        complete_top(Sampler(model, 5, Filters(guidance=2), engine=engine), original, 24, 3, label=1)
         for engine in ("native", "reference")
     ]
     assert torch.equal(completed[0].values, completed[1].values)

@@ -9,10 +9,11 @@ from torch import Tensor
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams, draw_filtered
+from linformer_cli.sampling.particles import DAMAGED as DAMAGED
+from linformer_cli.sampling.particles import KeptImage, draw_particles
 from linformer_cli.system.signals import Check, never_stop
 
 _CHECK_EVERY = 64
-DAMAGED = "the model's prediction is not a finite number: its weights are damaged"
 
 
 class Engine(ABC):
@@ -80,6 +81,13 @@ class Engine(ABC):
     def step(self, tokens_t: Tensor) -> Tensor:
         """Read the next token int64 [B] and return head parameters [B, P]. The next step may overwrite the result."""
 
+    @abstractmethod
+    def fork(self, ancestors: Tensor) -> None:
+        """Let row i continue where row ancestors[i] is, for int64 ancestors in any order and number up to `batch`.
+
+        Until `start`, the next steps take and return as many rows as there are ancestors.
+        """
+
     def draw(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
         """Draw values int64 [B] from the result of `step`, after `filters`, with uniforms float64 [B].
 
@@ -118,6 +126,16 @@ class Engine(ABC):
             if number < count - 1:
                 parameters = self.step(drawn.repeat(filters.rows_per_image))
         return values.T.contiguous()
+
+    def keep_values(
+        self, starts: Tensor, given: Tensor, streams: UniformStreams, filters: Filters, before_step: Check = never_stop
+    ) -> KeptImage:
+        """Draw an image that keeps the values of `given` int64 [T] that are not -1, with `batch` rows of particles.
+
+        `starts` is the start token of the image, or two with guidance, and `streams` has one stream. Given values are
+        weighed with guidance, but before the other filters. Call it after `start`. `draw_values` explains the errors.
+        """
+        return draw_particles(self, starts, given, streams, filters, before_step)
 
     @property
     def look_aheads(self) -> int:

@@ -105,12 +105,18 @@ class CudaEngine(Engine):
         own = (self._embedding.recent, self._embedding.position, self._embedding.label, *self.states)
         return list({id(part): part for part in state_tensors(own)}.values())
 
+    def fork(self, ancestors: Tensor) -> None:
+        images = functional.pad(ancestors, (0, self.batch - len(ancestors))).to(self.model.device)
+        for part in self.tensors():
+            if part.dim():  # all images share the position
+                part.copy_(part.index_select(0, images))
+
     @torch.no_grad()
     def step(self, tokens_t: Tensor) -> Tensor:
         self._count_step()
-        self._tokens.copy_(tokens_t)
+        self._tokens[: len(tokens_t)] = tokens_t
         self._graphs.run("step", self.take_step)
-        return self._parameters
+        return self._parameters[: len(tokens_t)]
 
     @torch.no_grad()
     def draw_values(

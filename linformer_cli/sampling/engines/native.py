@@ -1,6 +1,7 @@
 """The CPU engine: the program of a step (`native/program.py`), run by C++ (`native/runner.h`)."""
 
 import time
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from linformer_cli.native.library import NoLibrary, load_library
 from linformer_cli.native.program import Kind, NoProgram
 from linformer_cli.native.runner import Runner
 from linformer_cli.sampling.choose import Filters, UniformStreams
+from linformer_cli.sampling.particles import KeptImage
 from linformer_cli.system.signals import Check, never_stop
 
 from .base import Engine
@@ -118,10 +120,7 @@ class NativeEngine(Engine):
         return self._output
 
     def fork(self, ancestors: Tensor) -> None:
-        """Let image i continue where image ancestors[i] is, for int64 ancestors in any order and number up to `batch`.
-
-        Between draws with guidance, the images are those with their class; the others follow them.
-        """
+        """Do what `Engine.fork` does. Between draws with guidance, `ancestors` are those with their class."""
         self.runner.call("fork", len(ancestors), ancestors.contiguous())
 
     @torch.no_grad()
@@ -134,22 +133,47 @@ class NativeEngine(Engine):
         before_step: Check = never_stop,
     ) -> Tensor:
         """Do what `Engine.draw_values` does. `before_step` is called before every few steps."""
-        self._filter(filters)
-        self.runner.call("seed", streams.seed, np.array(streams.indices, np.uint64), streams.taken)
         if parameters.data_ptr() != self._output.data_ptr():
             self._output[: len(parameters)] = parameters
         values = torch.empty(len(parameters) // filters.rows_per_image, count, dtype=torch.uint8)
+        done = 0
+        self._seed(streams, filters)
+        for drawn in self._draw(count, before_step):
+            known = self.runner.call("known")
+            values[:, done : done + drawn] = self._values[: len(values), known - drawn : known]
+            done += drawn
+        streams.skip(count)
+        return values
+
+    @torch.no_grad()
+    def keep_values(
+        self, starts: Tensor, given: Tensor, streams: UniformStreams, filters: Filters, before_step: Check = never_stop
+    ) -> KeptImage:
+        """Do what `Engine.keep_values` does. `before_step` is called before every few steps."""
+        self.runner.call("resize", len(starts))
+        self.step(starts)
+        self._seed(streams, filters)
+        self.runner.call("keep", self.batch // len(starts), given.contiguous())
+        for _ in self._draw(len(given), before_step):
+            pass
+        figures = np.empty(3)
+        image = self.runner.call("pick", figures)
+        return KeptImage(self._values[image, : len(given)].clone(), *figures.tolist())
+
+    def _seed(self, streams: UniformStreams, filters: Filters) -> None:
+        self._filter(filters)
+        self.runner.call("seed", streams.seed, np.array(streams.indices, np.uint64), streams.taken)
+
+    def _draw(self, count: int, before_step: Check) -> Iterator[int]:
+        """Draw the next `count` values of every image in parts, and yield the number of values in each part."""
         done, steps = 0, 1
         while done < count:
             before_step()
             began = time.perf_counter()
             drawn = self.runner.call("draw", count - done, steps)
-            known = self.runner.call("known")
-            values[:, done : done + drawn] = self._values[: len(values), known - drawn : known]
             done += drawn
+            yield drawn
             steps = min(2 * steps, _STEPS) if time.perf_counter() - began < _SECONDS else (steps + 1) // 2
-        streams.skip(count)
-        return values
 
     def draw(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
         self._filter(filters)

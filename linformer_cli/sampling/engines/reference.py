@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.base import fork_state, measure_state_bytes
+from linformer_cli.attention.base import fork_state, measure_state_bytes, select_images
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 
 from .base import Engine
@@ -28,6 +28,10 @@ class ReferenceEngine(Engine):
         else:
             self._state = fork_state(state, self.batch // len(state.embedding.recent))
         self._state_bytes = measure_state_bytes(self._state)
+
+    def fork(self, ancestors: Tensor) -> None:
+        assert self._state is not None
+        self._state = select_images(self._state, ancestors.to(self.model.device))
 
     @torch.no_grad()
     def step(self, tokens_t: Tensor) -> Tensor:
