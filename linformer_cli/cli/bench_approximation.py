@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from linformer_cli.config import LARGEST_SIZE
 
 from . import options
-from .config_options import with_fields
+from .config_options import option, with_fields
 from .output import print_json, print_records, write_plot
 
 
@@ -17,35 +15,21 @@ from .output import print_json, print_records, write_plot
 class ApproximationOptions:
     """The options of the command."""
 
-    features: Annotated[
-        str, typer.Option("--features", help="Numbers of features m, separated by commas.", metavar="LIST")
-    ] = "16,32,64,128,256"
-    norms: Annotated[
-        str,
-        typer.Option(
-            "--norms", help="Lengths of queries and keys in units of sqrt(K), separated by commas.", metavar="LIST"
-        ),
-    ] = "0.25,0.5,1,2"
-    maps: Annotated[
-        str,
-        typer.Option("--maps", help="Feature maps, separated by commas: positive, hyperbolic, trig.", metavar="LIST"),
-    ] = "positive,hyperbolic,trig"
-    draws: Annotated[
-        int,
-        typer.Option(
-            "--draws", min=1, max=options.LARGEST_COUNT, help="Number of draws of random inputs and directions."
-        ),
-    ] = 20
-    positions: Annotated[int, typer.Option("--positions", min=2, max=LARGEST_SIZE, help="Sequence length T.")] = 128
-    head_width: Annotated[int, typer.Option("--head-width", min=2, max=LARGEST_SIZE, help="Width K of a head.")] = 32
+    features: str = option("16,32,64,128,256", "Numbers of features m, separated by commas.", metavar="LIST")
+    norms: str = option(
+        "0.25,0.5,1,2", "Lengths of queries and keys in units of sqrt(K), separated by commas.", metavar="LIST"
+    )
+    maps: str = option(
+        "positive,hyperbolic,trig", "Feature maps, separated by commas: positive, hyperbolic, trig.", metavar="LIST"
+    )
+    draws: int = option(20, "Number of draws of random inputs and directions.", min=1, max=options.LARGEST_COUNT)
+    positions: int = option(128, "Sequence length T.", min=2, max=LARGEST_SIZE)
+    head_width: int = option(32, "Width K of a head.", min=2, max=LARGEST_SIZE)
     seed: options.Seed = 0
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Also plot medians and quartiles to a .png or .svg file.")
-    ] = None
-    error: Annotated[
-        Literal["output", "bounded-output", "kernel", "small-kernel"],
-        typer.Option("--error", help="The error that the table and the plot show."),
-    ] = "output"
+    plot: Path | None = option(None, "Also plot medians and quartiles to a .png or .svg file.")
+    error: Literal["output", "bounded-output", "kernel", "small-kernel"] = option(
+        "output", "The error that the table and the plot show."
+    )
     style: options.Style = "table"
     json: options.Json = False
 

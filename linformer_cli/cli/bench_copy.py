@@ -3,15 +3,13 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from linformer_cli.config import LARGEST_SIZE
 from linformer_cli.report.tables import TableStyle
 
 from . import options
-from .config_options import with_fields
+from .config_options import option, with_fields
 from .output import info, print_json, print_records, write_plot
 
 if TYPE_CHECKING:
@@ -27,45 +25,24 @@ _ENDINGS = {"budget": "the budget was spent", "interrupted": "interrupted", "fai
 class CopyOptions:
     """The options of the command."""
 
-    names: Annotated[
-        str,
-        typer.Option(
-            "--attention",
-            help="Mechanisms, separated by commas, such as lsh, lsh:rounds=4, NAME=lsh:rounds=4 (tables show NAME) or "
-            "lstm.",
-            metavar="LIST",
-        ),
-    ] = "softmax,linear,lsh:rounds=4"
-    budget: Annotated[
-        str, typer.Option("--budget", help="Total time. If it is below 1h, the default length and width are smaller.")
-    ] = "10m"
-    updates: Annotated[
-        int, typer.Option("--updates", min=1, max=options.LARGEST_COUNT, help="Number of updates of each model.")
-    ] = 10_000
-    length: Annotated[
-        int | None,
-        typer.Option(
-            "--length",
-            min=1,
-            max=LARGEST_SIZE,
-            help="Length of the sequences; default 128, or 32 if --budget is below 1h.",
-        ),
-    ] = None
-    width: Annotated[
-        int | None,
-        typer.Option(
-            "--width",
-            min=1,
-            max=_LARGEST_WIDTH,
-            help="Width of the models; default 256, or 128 if --budget is below 1h.",
-        ),
-    ] = None
-    every: Annotated[
-        int, typer.Option("--every", min=1, max=options.LARGEST_COUNT, help="Updates averaged per point of the curve.")
-    ] = 25
+    names: str = option(
+        "softmax,linear,lsh:rounds=4",
+        "Mechanisms, separated by commas, such as lsh, lsh:rounds=4, NAME=lsh:rounds=4 (tables show NAME) or lstm.",
+        "--attention",
+        metavar="LIST",
+    )
+    budget: str = option("10m", "Total time. If it is below 1h, the default length and width are smaller.")
+    updates: int = option(10_000, "Number of updates of each model.", min=1, max=options.LARGEST_COUNT)
+    length: int | None = option(
+        None, "Length of the sequences; default 128, or 32 if --budget is below 1h.", min=1, max=LARGEST_SIZE
+    )
+    width: int | None = option(
+        None, "Width of the models; default 256, or 128 if --budget is below 1h.", min=1, max=_LARGEST_WIDTH
+    )
+    every: int = option(25, "Updates averaged per point of the curve.", min=1, max=options.LARGEST_COUNT)
     seed: options.Seed = 0
     device: options.Device = "auto"
-    plot: Annotated[Path | None, typer.Option("--plot", help="Write the curves to a .png or .svg file.")] = None
+    plot: Path | None = option(None, "Write the curves to a .png or .svg file.")
     style: options.Style = "table"
     json: options.Json = False
 

@@ -2,16 +2,14 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.report.tables import list_columns
 from linformer_cli.units import WINDOWS, format_percent
 
 from . import options
-from .config_options import with_fields
+from .config_options import option, with_fields
 from .display import Bar
 from .output import info, print_json, print_tables, warn_smaller_batch
 from .session import Session, load_images_to_fit, open_session
@@ -30,18 +28,12 @@ class QualityOptions:
     """The options of the command."""
 
     checkpoint: options.CheckpointArgument = None
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="Data set with labels. Default: the model's training data set.", metavar="NAME"),
-    ] = None
+    data: str | None = option(None, "Data set with labels. Default: the model's training data set.", metavar="NAME")
     data_dir: options.DataDir = None
-    count: Annotated[
-        int,
-        typer.Option(
-            "-n", "--count", min=1, max=100_000, help="Number of samples, divided equally among the model's classes."
-        ),
-    ] = 1000
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images drawn at once.")] = 64
+    count: int = option(
+        1000, "Number of samples, divided equally among the model's classes.", "-n", "--count", min=1, max=100_000
+    )
+    batch: int = option(64, "Images drawn at once.", min=1)
     guidance: options.Guidance = 1.0
     temperature: options.Temperature = 1.0
     top_k: options.TopK = None
@@ -49,10 +41,7 @@ class QualityOptions:
     seed: options.Seed = 0
     precision: options.SamplingPrecision = "auto"
     engine: options.Engine = "auto"
-    image: Annotated[
-        Path | None,
-        typer.Option("--image", help="Also draw samples to a .png file, each above its nearest training image."),
-    ] = None
+    image: Path | None = option(None, "Also draw samples to a .png file, each above its nearest training image.")
     style: options.Style = "table"
     json: options.Json = False
 

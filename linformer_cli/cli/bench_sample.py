@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from linformer_cli.errors import UsageError
 
 from . import options
-from .config_options import with_fields
+from .config_options import option, with_fields
 from .output import info
 
 if TYPE_CHECKING:
@@ -28,41 +26,24 @@ class SampleOptions:
     checkpoint: options.CheckpointOption = None
     names: options.BenchVariants = None
     presets: options.Presets = None
-    image_sizes: Annotated[
-        str | None,
-        typer.Option(
-            "--image-size",
-            help="Side lengths of square images, separated by commas, at which to time --preset networks.",
-            metavar="LIST",
-        ),
-    ] = None
+    image_sizes: str | None = option(
+        None,
+        "Side lengths of square images, separated by commas, at which to time --preset networks.",
+        "--image-size",
+        metavar="LIST",
+    )
     batch: options.Batches = "1,64"
-    engine: Annotated[
-        str,
-        typer.Option("--engine", help="Engines, separated by commas: auto, native, cuda, reference.", metavar="LIST"),
-    ] = "auto"
-    look_ahead: Annotated[
-        bool,
-        typer.Option(
-            "--look-ahead/--no-look-ahead",
-            help="Let the native engine compute several values of a single image at once (trained models only).",
-        ),
-    ] = True
+    engine: str = option("auto", "Engines, separated by commas: auto, native, cuda, reference.", metavar="LIST")
+    look_ahead: bool = option(
+        True, "Let the native engine compute several values of a single image at once (trained models only)."
+    )
     repeats: options.Repeats = 3
-    rerun: Annotated[
-        bool,
-        typer.Option("--rerun/--no-rerun", help="Also time softmax without a cache, extrapolated from 4 positions."),
-    ] = True
+    rerun: bool = option(True, "Also time softmax without a cache, extrapolated from 4 positions.")
     limit: options.RowLimit = "60s"
-    memory: Annotated[
-        bool, typer.Option("--memory/--no-memory", help="Also measure the peak memory of each row, in a fresh process.")
-    ] = True
+    memory: bool = option(True, "Also measure the peak memory of each row, in a fresh process.")
     runs: options.Runs = None
     plot: options.SpeedPlot = None
-    bits_plot: Annotated[
-        Path | None,
-        typer.Option("--bits-plot", help="Also plot bits/dim of --runs against images/s to a .png or .svg file."),
-    ] = None
+    bits_plot: Path | None = option(None, "Also plot bits/dim of --runs against images/s to a .png or .svg file.")
     device: options.Device = "auto"
     precision: options.SamplingPrecision = "auto"
     style: options.Style = "table"

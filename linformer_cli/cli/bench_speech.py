@@ -3,7 +3,7 @@
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -12,7 +12,7 @@ from linformer_cli.files import require_writable
 from linformer_cli.report.tables import TableStyle
 
 from . import options
-from .config_options import with_fields
+from .config_options import option, with_fields
 from .output import info, print_json, print_records, warn, write_plot
 
 if TYPE_CHECKING:
@@ -27,71 +27,43 @@ _FOR_TRANSCRIBING = ("names", "out", "transcribe", "plot", "json")
 class SpeechOptions:
     """The options of the command."""
 
-    names: Annotated[
-        str | None,
-        typer.Option(
-            "--attention",
-            help="Encoders, separated by commas: bi-lstm, or a mechanism such as linear, lsh:rounds=1 or "
-            "NAME=lsh:rounds=1 (tables show NAME). Default: those of the paper. With --transcribe: the encoder to use; "
-            "default: the one with the lowest error rate.",
-            metavar="LIST",
-        ),
-    ] = None
-    data: Annotated[
-        str,
-        typer.Option(
-            "--data",
-            help="fsdd (spoken digits, in the data folder) or speech:DIR, a folder with WAV files and transcripts.tsv "
-            "(file, speaker, symbols).",
-        ),
-    ] = "fsdd"
+    names: str | None = option(
+        None,
+        "Encoders, separated by commas: bi-lstm, or a mechanism such as linear, lsh:rounds=1 or "
+        "NAME=lsh:rounds=1 (tables show NAME). Default: those of the paper. With --transcribe: the encoder to use; "
+        "default: the one with the lowest error rate.",
+        "--attention",
+        metavar="LIST",
+    )
+    data: str = option(
+        "fsdd",
+        "fsdd (spoken digits, in the data folder) or speech:DIR, a folder with WAV files and transcripts.tsv "
+        "(file, speaker, symbols).",
+    )
     data_dir: options.DataDir = None
-    budget: Annotated[str, typer.Option("--budget", help="Time for the whole benchmark.")] = "20m"
-    preset: Annotated[
-        Literal["small", "paper"], typer.Option("--preset", help="Size of the encoders; paper is for a GPU.")
-    ] = "small"
-    seeds: Annotated[
-        int, typer.Option("--seeds", min=1, max=100, help="Trainings of each encoder; each holds out other speakers.")
-    ] = 3
-    epochs: Annotated[
-        int | None,
-        typer.Option(
-            "--epochs",
-            min=1,
-            max=options.LARGEST_COUNT,
-            help="Epochs of each training. Default: as many as the budget allows.",
-        ),
-    ] = None
-    strings: Annotated[
-        int, typer.Option("--strings", min=1, max=options.LARGEST_COUNT, help="Strings of digits in an epoch.")
-    ] = 128
-    lengths: Annotated[
-        str,
-        typer.Option(
-            "--lengths",
-            help="Lengths, in frames of 10 ms, at which training steps are timed, separated by commas; or none.",
-            metavar="LIST",
-        ),
-    ] = "400,800,1600,3200,6400"
-    out: Annotated[
-        Path, typer.Option("--out", help="Folder for speech.json, speech.md, the figures and the trained encoders.")
-    ] = Path("bench-speech")
-    transcribe: Annotated[
-        Path | None,
-        typer.Option(
-            "--transcribe",
-            help="Measure nothing. Print the symbols of this WAV file with their times, using an encoder in --out.",
-            metavar="FILE",
-        ),
-    ] = None
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot",
-            help="Write the curves to a .png or .svg file. With --transcribe: the spectrogram with the symbols; "
-            "default: FILE.png in --out.",
-        ),
-    ] = None
+    budget: str = option("20m", "Time for the whole benchmark.")
+    preset: Literal["small", "paper"] = option("small", "Size of the encoders; paper is for a GPU.")
+    seeds: int = option(3, "Trainings of each encoder; each holds out other speakers.", min=1, max=100)
+    epochs: int | None = option(
+        None, "Epochs of each training. Default: as many as the budget allows.", min=1, max=options.LARGEST_COUNT
+    )
+    strings: int = option(128, "Strings of digits in an epoch.", min=1, max=options.LARGEST_COUNT)
+    lengths: str = option(
+        "400,800,1600,3200,6400",
+        "Lengths, in frames of 10 ms, at which training steps are timed, separated by commas; or none.",
+        metavar="LIST",
+    )
+    out: Path = option(Path("bench-speech"), "Folder for speech.json, speech.md, the figures and the trained encoders.")
+    transcribe: Path | None = option(
+        None,
+        "Measure nothing. Print the symbols of this WAV file with their times, using an encoder in --out.",
+        metavar="FILE",
+    )
+    plot: Path | None = option(
+        None,
+        "Write the curves to a .png or .svg file. With --transcribe: the spectrogram with the symbols; "
+        "default: FILE.png in --out.",
+    )
     device: options.Device = "auto"
     style: options.Style = "table"
     json: options.Json = False
@@ -190,10 +162,10 @@ def _print(report: "SpeechReport", style: TableStyle) -> None:
 
 def _refuse_unused(context: typer.Context) -> None:
     """Raise `UsageError` if an option that does not apply to --transcribe is on the command line."""
-    for option in context.command.params:
-        source = context.get_parameter_source(option.name or "")
-        if option.name not in _FOR_TRANSCRIBING and source is not None and source.name == "COMMANDLINE":
-            flag = option.opts[0]
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name not in _FOR_TRANSCRIBING and source is not None and source.name == "COMMANDLINE":
+            flag = parameter.opts[0]
             raise UsageError(f"{flag} is for measuring, and --transcribe measures nothing; drop {flag}")
 
 
