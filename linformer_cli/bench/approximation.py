@@ -11,7 +11,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -31,8 +31,16 @@ SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")
 SMALL_SHARE = 0.25
 VALUE_WIDTH = 32
 
-# The mean squared errors `output`, `bounded_output`, `kernel` and `small_kernel` of a draw.
-_Errors = tuple[float, float, float, float]
+ErrorName = Literal["output", "bounded-output", "kernel", "small-kernel"]
+# What a plot calls the errors. Their fields in a row have underscores.
+_LABELS: dict[ErrorName, str] = {
+    "output": "output",
+    "bounded-output": "output, bounded",
+    "kernel": "kernel exp(x . y)",
+    "small-kernel": "kernel exp(x . y), smallest quarter",
+}
+# The mean squared errors of a draw, in the order of `_LABELS`.
+_Errors = list[float]
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class Approximation:
 
     @property
     def directions(self) -> Annotated[str, Shown("directions", names=True)]:
-        return _name_directions(self.orthogonal)
+        return "orthogonal" if self.orthogonal else "independent"
 
 
 def measure_approximation(
@@ -136,8 +144,7 @@ def measure_approximation(
     ]
 
 
-@dataclass(frozen=True)
-class _Exact:
+class _Exact(NamedTuple):
     """The inputs q, k and v [1, 1, T, width], exp(x . y) of all pairs [T, T], and softmax attention's output [T, V]."""
 
     q: Tensor
@@ -162,9 +169,7 @@ def _attend_exactly(draws: Draws, draw: int, norm: float) -> _Exact:
 
 def _build_attention(feature_map: str, orthogonal: bool, features: int, draws: Draws) -> PerformerAttention:
     """Build performer attention in float64. Its directions are drawn later. The global random state does not change."""
-    shape = AttentionShape(
-        heads=1, key_width=draws.head_width, value_width=VALUE_WIDTH, positions=draws.positions, row=draws.positions
-    )
+    shape = AttentionShape(1, draws.head_width, VALUE_WIDTH, draws.positions, draws.positions)
     options: dict[str, OptionValue] = {"feature_map": feature_map, "features": features}
     options |= {"orthogonal": orthogonal, "redraw_every": 1}
     with torch.random.fork_rng(devices=[]):
@@ -179,20 +184,19 @@ def _average(kernel: Tensor, v: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _measure_draw(attention: PerformerAttention, seed: int, draw: int, exact: _Exact) -> _Errors:
-    """Return the mean squared errors `output`, `bounded_output`, `kernel` and `small_kernel`."""
+    """Return the errors of one draw."""
     attention.on_training_step(draw, seed)
     kernel = attention.kernel(exact.q, exact.k)[0, 0]
     bounded, _ = attention.attend(exact.q, exact.k, exact.v)
     past = torch.ones_like(kernel, dtype=torch.bool).tril()
     squares, sizes = (kernel - exact.kernel).square()[past], exact.kernel[past]
-    tensors = (
+    errors = (
         (_average(kernel, exact.v[0, 0]) - exact.output).square(),
         (bounded[0, 0] - exact.output).square(),
         squares,
         squares[sizes <= float(np.quantile(sizes.numpy(), SMALL_SHARE))],  # torch's limit is 2^24 numbers
     )
-    output, bounded_output, all_pairs, small_pairs = (float(tensor.mean()) for tensor in tensors)
-    return output, bounded_output, all_pairs, small_pairs
+    return [float(error.mean()) for error in errors]
 
 
 def summarise(values: Sequence[float]) -> Spread:
@@ -200,26 +204,18 @@ def summarise(values: Sequence[float]) -> Spread:
     return Spread(statistics.fmean(values), *np.quantile(values, (0.25, 0.5, 0.75)).tolist())
 
 
-ErrorName = Literal["output", "bounded-output", "kernel", "small-kernel"]
-# The field of each error in a row, and what a plot calls it.
-_ERRORS: dict[ErrorName, tuple[str, str]] = {
-    "output": ("output", "output"),
-    "bounded-output": ("bounded_output", "output, bounded"),
-    "kernel": ("kernel", "kernel exp(x . y)"),
-    "small-kernel": ("small_kernel", "kernel exp(x . y), smallest quarter"),
-}
+def _name_field(error: ErrorName) -> str:
+    return error.replace("-", "_")
+
+
 _SETTINGS = list_columns(Approximation, "norm features feature_map directions")
-_SPREAD = tuple(field.name for field in fields(Spread))
-CSV_COLUMNS = (
-    *_SETTINGS,
-    Column("draws"),
-    *(Column(f"{key}.{part}") for key, _ in _ERRORS.values() for part in _SPREAD),
-)
+_FIGURES = [f"{_name_field(error)}.{part.name}" for error in _LABELS for part in fields(Spread)]
+CSV_COLUMNS = (*_SETTINGS, Column("draws"), *map(Column, _FIGURES))
 
 
 def list_error_columns(error: ErrorName) -> tuple[Column, ...]:
     """Return the columns of a table that shows one of the errors."""
-    key, _ = _ERRORS[error]
+    key = _name_field(error)
     mean = Column(f"{key}.mean", f"error of {error}", format=".2e")
     return (*_SETTINGS, mean, Column(key, "quartiles", format="{0.first_quartile:.2e} - {0.third_quartile:.2e}".format))
 
@@ -231,23 +227,20 @@ def sort_rows(rows: Sequence[Approximation]) -> list[Approximation]:
 
 def render_approximation(rows: Sequence[Approximation], error: ErrorName, kind: PlotFormat) -> bytes:
     """Plot medians and quartiles against features, with a panel per norm and dashes for independent directions."""
-    key, label = _ERRORS[error]
+    key = _name_field(error)
     maps = list(dict.fromkeys(row.feature_map for row in rows))
     panels = []
     for norm in dict.fromkeys(row.norm for row in rows):
-        curves: dict[tuple[str, bool], list[tuple[float, ...]]] = {}
+        curves: dict[tuple[str, str], list[tuple[float, ...]]] = {}
         for row in sorted(rows, key=lambda row: row.features):
             if row.norm == norm:
+                spread: Spread = getattr(row, key)
                 # The median, because the mean of a heavy-tailed error can lie above the quartiles.
-                point = (row.features, *(getattr(getattr(row, key), part) for part in ("median", *_SPREAD[1::2])))
-                curves.setdefault((row.feature_map, row.orthogonal), []).append(point)
+                point = (row.features, spread.median, spread.first_quartile, spread.third_quartile)
+                curves.setdefault((row.feature_map, row.directions), []).append(point)
         lines = [
-            Curve.through(f"{name}, {_name_directions(orthogonal)}", points, (maps.index(name), 0 if orthogonal else 1))
-            for (name, orthogonal), points in curves.items()
+            Curve.through(f"{name}, {directions}", points, (maps.index(name), int(directions == "independent")))
+            for (name, directions), points in curves.items()
         ]
         panels.append(Panel(f"norm {norm:g} sqrt(K)", lines))
-    return render_plot(panels, "features m", f"mean squared error of the {label}", kind)
-
-
-def _name_directions(orthogonal: bool) -> str:
-    return "orthogonal" if orthogonal else "independent"
+    return render_plot(panels, "features m", f"mean squared error of the {_LABELS[error]}", kind)

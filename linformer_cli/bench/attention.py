@@ -1,7 +1,7 @@
 """`lintx bench attention`: how time and memory of a forward and backward pass grow with T."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from linformer_cli.errors import UsageError
@@ -13,16 +13,8 @@ from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.units import format_bytes, format_duration
 
 from .growth import Exponents, Point, describe_exponents, extrapolate
-from .measure.attention_pass import (
-    LEAST_TRAFFIC,
-    WARM_UP_POSITIONS,
-    Inputs,
-    PassSetup,
-    build_checked_model,
-    build_pass,
-    build_warm_pass,
-    count_least_bytes,
-)
+from .measure import attention_pass
+from .measure.attention_pass import Inputs, PassSetup, build_checked_model, build_pass
 from .measure.ceilings import Ceilings
 from .measure.peak_memory import PassFailed, PeakMemory, measure_peak
 from .rounds import BenchReport, Measurement, measure_groups
@@ -58,15 +50,7 @@ class AttentionSettings:
         return self.batch or max(1, self.pass_positions // positions)
 
     def setup(self, variant: Variant, length: int) -> PassSetup:
-        return PassSetup(
-            variant.attention,
-            variant.options,
-            self.heads,
-            self.head_width,
-            length,
-            self.choose_batch(length),
-            self.device,
-        )
+        return PassSetup(variant, self.heads, self.head_width, length, self.choose_batch(length), self.device)
 
 
 @dataclass(frozen=True)
@@ -81,7 +65,7 @@ class AttentionConditions:
     memory: str
     warm_up_passes: int = 1
     interleaved: bool = True
-    copy_share: str = LEAST_TRAFFIC
+    copy_share: str = attention_pass.LEAST_TRAFFIC
 
 
 @dataclass(frozen=True)
@@ -126,17 +110,18 @@ def prepare(
     """Return groups of measurements by length, shortest length first. Measurements of a group are interleaved."""
     groups: list[list[AttentionMeasurement]] = []
     for length in sorted(set(positions)):
-        inputs = Inputs()
+        inputs, shared = Inputs(), (settings.repeats, ceilings, check, settings.limit_seconds)
         shorter = groups[-1] if groups else [None] * len(variants)
         groups.append(
             [
-                AttentionMeasurement(settings, variant, length, inputs, before, ceilings, check)
+                AttentionMeasurement(*shared, settings.setup(variant, length), inputs, before)
                 for variant, before in zip(variants, shorter, strict=True)
             ]
         )
     return groups
 
 
+@dataclass(eq=False)
 class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
     """The measurement of a mechanism at one length.
 
@@ -145,25 +130,16 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
     memory. Mechanisms at the same length share their `inputs`.
     """
 
-    def __init__(
-        self,
-        settings: AttentionSettings,
-        variant: Variant,
-        length: int,
-        inputs: Inputs,
-        shorter: "AttentionMeasurement | None",
-        ceilings: Ceilings,
-        check: Check,
-    ) -> None:
-        super().__init__(settings.repeats, ceilings, check)
-        self.memory: PeakMemory | None = None
-        self._settings, self._name, self._setup = settings, variant.label, settings.setup(variant, length)
-        self._inputs, self._shorter = inputs, shorter
+    limit_seconds: float
+    setup: PassSetup
+    inputs: Inputs
+    shorter: "AttentionMeasurement | None"
+    memory: PeakMemory | None = field(default=None, init=False)
 
     def require_agreement(self) -> None:
         """Raise `DisagreementError` if the mechanism's forms disagree. If it refuses these sizes, it is left out."""
         try:
-            require_agreement(build_checked_model(self._setup))
+            require_agreement(build_checked_model(self.setup))
         except UsageError as error:
             self.end(str(error))
 
@@ -172,25 +148,23 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
             self._require_fit()
             self.check()
             self.memory = self.measure_apart(self._measure_memory)
-        work = build_pass(self._setup, self._inputs)
+        work = build_pass(self.setup, self.inputs)
         work()
         return work
 
     def time_sample(self, work: Callable[[], None]) -> float:
         self.check()
-        return time_work(work, self._setup.device)
+        return time_work(work, self.setup.device)
 
     @cached_property
     def _least_bytes(self) -> int:
-        return count_least_bytes(self._setup)
+        return attention_pass.count_least_bytes(self.setup)
 
     def row(self) -> AttentionRow:
-        setup, batch = self._setup, self._setup.batch
+        setup, batch = self.setup, self.setup.batch
         peak = None if self.memory is None else self.memory.bytes
         row = AttentionRow(
-            name=self._name,
-            attention=setup.attention,
-            attention_options=setup.options,
+            **setup.variant.described,
             device=setup.device,
             batch=batch,
             heads=setup.heads,
@@ -204,20 +178,21 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
             return row
         timing = Timing(self.samples)
         first, third = timing.quartiles
-        share = timing.rate(self._least_bytes / 1e9) / self.ceilings.copy.gigabytes_per_second
-        quartiles = first / batch, third / batch
         return replace(
-            row, seconds_per_sequence=timing.median / batch, seconds_per_sequence_quartiles=quartiles, copy_share=share
+            row,
+            seconds_per_sequence=timing.median / batch,
+            seconds_per_sequence_quartiles=(first / batch, third / batch),
+            copy_share=timing.rate(self._least_bytes / 1e9) / self.ceilings.copy.gigabytes_per_second,
         )
 
     def _require_fit(self) -> None:
         """Raise `PassFailed` if the growth so far predicts that the passes need too much time or memory."""
-        if self._shorter is None:
+        if self.shorter is None:
             return
-        if self._shorter.left_out is not None:
-            raise PassFailed(self._shorter.left_out)
-        setup, limit = self._setup, self._settings.limit_seconds
-        times, sizes = self._shorter.list_points()
+        if self.shorter.left_out is not None:
+            raise PassFailed(self.shorter.left_out)
+        setup, limit = self.setup, self.limit_seconds
+        times, sizes = self.shorter.list_points()
         seconds, memory = extrapolate(times, setup.positions), extrapolate(sizes, setup.positions)
         if seconds is not None and (total := seconds * setup.batch * self._count_passes()) > limit:
             raise PassFailed(f"would take about {format_duration(total)}; the limit is {format_duration(limit)}")
@@ -227,8 +202,8 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
 
     def list_points(self) -> tuple[list[Point], list[Point]]:
         """Return seconds per sequence and bytes per sequence, at all shorter lengths and at this one."""
-        times, sizes = self._shorter.list_points() if self._shorter else ([], [])
-        length, batch = self._setup.positions, self._setup.batch
+        times, sizes = self.shorter.list_points() if self.shorter else ([], [])
+        length, batch = self.setup.positions, self.setup.batch
         if self.samples:
             times.append((length, Timing(self.samples).median / batch))
         if self.memory is not None and self.memory.bytes is not None:
@@ -237,10 +212,10 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
 
     def _measure_memory(self) -> PeakMemory:
         """Measure the memory of one pass. Raises `PassFailed` if the repeats would exceed the limit."""
-        limit = self._settings.limit_seconds
+        limit = self.limit_seconds
         for _ in range(_ATTEMPTS):
             try:
-                memory = measure_peak(build_warm_pass, self._setup, limit)
+                memory = measure_peak(attention_pass.build_warm_pass, self.setup, limit)
             except UsageError as error:
                 raise PassFailed(str(error)) from None
             if memory.seconds * self._count_passes() <= limit:
@@ -251,13 +226,13 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
         )
 
     def _count_passes(self) -> int:
-        return self._settings.repeats + _EXTRA_PASSES
+        return self.repeats + _EXTRA_PASSES
 
 
 def _describe_memory(device: str) -> str:
     if device == "cpu":
         return (
             "growth of the peak resident memory of a fresh process over one pass, inputs included, after a warm-up at "
-            f"up to {WARM_UP_POSITIONS} positions"
+            f"up to {attention_pass.WARM_UP_POSITIONS} positions"
         )
     return "torch's peak of allocated bytes over one pass, inputs included" if device != "mps" else "not measured"

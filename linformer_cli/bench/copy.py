@@ -161,9 +161,7 @@ class CopyRun:
         return CopyRow(
             task=self._settings.title,
             reduced=self._settings.reduced,
-            name=self.variant.label,
-            attention=self.variant.attention,
-            attention_options=self.variant.options,
+            **self.variant.described,
             device=self._settings.device,
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             failed=self.failed,
@@ -192,7 +190,7 @@ def run_copy_task(
     began = time.monotonic()
     stop = stop or StopRequest()
     for variant in variants:
-        setup = PassSetup(variant.attention, variant.options, HEADS, settings.width // HEADS, settings.length)
+        setup = PassSetup(variant, HEADS, settings.width // HEADS, settings.length)
         require_agreement(build_checked_model(setup))
     runs = [CopyRun(variant, settings, ceilings) for variant in variants]
 

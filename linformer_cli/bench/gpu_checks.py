@@ -13,7 +13,7 @@ from linformer_cli.attention.linear import LinearAttention, LinearOptions
 from linformer_cli.config import ModelConfig
 from linformer_cli.evaluation.agreement import AgreementRow, build_row, follow, relative_error
 from linformer_cli.model.mixers import MIXERS
-from linformer_cli.model.variants import parse_variants
+from linformer_cli.model.variants import parse_variant, parse_variants
 from linformer_cli.native.library import reference_only
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import AUTO, REFERENCE, ReferenceEngine, build_engine, choose_engine
@@ -67,7 +67,9 @@ def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]
 def check_mechanisms(device: str) -> Iterator[AgreementRow]:
     """Compare the parallel and the step form of every mechanism in float32."""
     for name in MIXERS:
-        model = build_checked_model(PassSetup(name, {}, heads=2, head_width=16, positions=144)).to(device)
+        model = build_checked_model(PassSetup(parse_variant(name, True), heads=2, head_width=16, positions=144)).to(
+            device
+        )
         values = torch.arange(2 * model.config.image.positions, device=device).view(2, -1) * 7 % 16
         tokens = model.shift_values(values)
         error = relative_error(follow(model, tokens), model.attend(tokens)[0])

@@ -20,20 +20,26 @@ Work = TypeVar("Work")
 Found = TypeVar("Found")
 
 
+@dataclass(eq=False)
 class Measurement(ABC, Generic[AnyRow, Work]):
     """One row of a benchmark.
 
     Building a measurement is cheap. `make_ready` prepares its work. There are `repeats` rounds, and each round times
-    the work once. Rows with equal `network` are compared with each other. `check` is called between steps and may
-    raise to stop.
+    the work once. `check` is called between steps and may raise to stop.
     """
 
-    def __init__(self, repeats: int, ceilings: Ceilings, check: Check, network: object = None) -> None:
-        self.repeats, self.ceilings, self.check, self.network = repeats, ceilings, check, network
-        self.work: Work | None = None
-        self.samples: list[float] = []
-        self.left_out: str | None = None
-        self._over = False
+    repeats: int
+    ceilings: Ceilings
+    check: Check
+    work: Work | None = field(default=None, init=False)
+    samples: list[float] = field(default_factory=list, init=False)
+    left_out: str | None = field(default=None, init=False)
+    _over: bool = field(default=False, init=False)
+
+    @property
+    def network(self) -> object:
+        """Rows with equal networks are compared with each other."""
+        return None
 
     @property
     def begun(self) -> bool:

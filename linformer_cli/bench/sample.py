@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from linformer_cli.config import ImageShape
+from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.evaluation.agreement import CHECKED_POSITIONS
 from linformer_cli.model.variants import SOFTMAX
 from linformer_cli.sampling.engines import AUTO, ENGINES, REFERENCE, choose_engine
@@ -19,27 +19,10 @@ from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.units import format_bytes, format_duration
 
+from .measure import costs, sampling_work
 from .measure.ceilings import Ceilings
-from .measure.costs import (
-    WHAT_IS_COUNTED,
-    count_product_flops,
-    count_rerun_positions,
-    count_state_bytes,
-    list_products,
-    state_traffic_bytes,
-)
 from .measure.peak_memory import PassFailed, measure_peak
-from .measure.sampling_work import (
-    MEMORY_METHOD,
-    MIDDLE_WARM_UP_STEPS,
-    RERUN,
-    SHARES,
-    MiddleSteps,
-    RerunPrefixes,
-    SamplingSetup,
-    SamplingWork,
-    build_last_steps,
-)
+from .measure.sampling_work import RERUN, MiddleSteps, RerunPrefixes, SamplingSetup, SamplingWork
 from .models import CHECKED_LAYERS, BenchModel, TrainedRun, group_by_preset
 from .published import find_published
 from .rounds import BenchReport, Measurement, measure_groups
@@ -102,7 +85,7 @@ class SamplingConditions:
     warm_up_steps: int = WARM_UP_STEPS
     interleaved: bool = True
     checked: str = f"the first {CHECKED_POSITIONS} positions; {CHECKED_LAYERS} layers of untrained models"
-    product_share: str = WHAT_IS_COUNTED
+    product_share: str = costs.WHAT_IS_COUNTED
     copy_share: str = (
         "the rate of reading and writing the state in a step, as a share of the rate of memory copies; see "
         "docs/guide/benchmark.md"
@@ -111,16 +94,8 @@ class SamplingConditions:
 
 def describe_network(timed: BenchModel) -> NetworkFacts:
     model, config = timed.model, timed.model.config
-    return NetworkFacts(
-        timed.name,
-        timed.preset,
-        config.image,
-        config.layers,
-        config.heads,
-        config.width,
-        model.parameter_count(),
-        count_product_flops(model),
-    )
+    sizes = config.image, config.layers, config.heads, config.width
+    return NetworkFacts(timed.name, timed.preset, *sizes, model.parameter_count(), costs.count_product_flops(model))
 
 
 def run_sampling_bench(
@@ -136,7 +111,7 @@ def run_sampling_bench(
     conditions = SamplingConditions(
         settings.repeats,
         settings.limit_seconds,
-        MEMORY_METHOD if settings.memory else None,
+        sampling_work.MEMORY_METHOD if settings.memory else None,
         [describe_network(timed) for timed in models],
         measure_peak_memory(str(models[0].model.device)) if models else 0,
     )
@@ -149,7 +124,7 @@ def prepare(
     """Return groups of measurements by preset and batch size. Measurements of a group are interleaved."""
     return [
         [
-            SamplingMeasurement(timed, engine, batch, settings, ceilings, check)
+            SamplingMeasurement(settings.repeats, ceilings, check, settings, timed, batch, engine)
             for timed in group
             for engine in _list_engines(timed, settings)
         ]
@@ -167,29 +142,29 @@ def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
     return list(dict.fromkeys(engines))
 
 
+@dataclass(eq=False)
 class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
     """A model sampled by one engine at one batch size."""
 
-    def __init__(
-        self,
-        timed: BenchModel,
-        engine: str,
-        batch: int,
-        settings: SamplingSettings,
-        ceilings: Ceilings,
-        check: Check = never_stop,
-    ) -> None:
-        super().__init__(settings.repeats, ceilings, check, timed.network)
-        self._timed, self._model, self._engine = timed, timed.model, engine
-        self._batch, self._settings = batch, settings
-        self._products = settings.formats.get(engine)
-        self._precision = timed.precision if self._products is None else "int8"
-        self._look_ahead = settings.look_ahead and timed.trained
-        self._state_bytes = 0 if engine == RERUN else count_state_bytes(timed.model, batch, self._products)
+    settings: SamplingSettings
+    timed: BenchModel
+    batch: int
+    engine: str
+
+    def __post_init__(self) -> None:
+        self._model, self._products = self.timed.model, self.settings.formats.get(self.engine)
+        self._precision = self.timed.precision if self._products is None else "int8"
+        self._look_ahead = self.settings.look_ahead and self.timed.trained
+        rerun = self.engine == RERUN
+        self._state_bytes = 0 if rerun else costs.count_state_bytes(self._model, self.batch, self._products)
         self._peak_memory_bytes: int | None = None
 
+    @property
+    def network(self) -> ModelConfig:
+        return self.timed.network
+
     def prepare(self) -> SamplingWork:
-        return self._plan_rerun() if self._engine == RERUN else self._plan_steps()
+        return self._plan_rerun() if self.engine == RERUN else self._plan_steps()
 
     def time_sample(self, work: SamplingWork) -> float:
         needed, free = self._state_bytes, measure_free_memory(str(self._model.device))
@@ -201,63 +176,59 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         """Keep the work: it takes no memory between rounds, and `row` still reads it."""
 
     def finish(self) -> None:
-        if self._settings.memory:
-            self.measure_memory(self._settings.limit_seconds or _MEMORY_LIMIT_SECONDS)
+        if self.settings.memory:
+            self.measure_memory(self.settings.limit_seconds or _MEMORY_LIMIT_SECONDS)
 
     def measure_memory(self, limit_seconds: float) -> None:
         """Measure the peak memory of a row with samples. If this fails or nothing counts it, it stays None."""
-        model = self._model
-        if not self.samples or model.device.type == "mps":
+        config, device = self._model.config, str(self._model.device)
+        if not self.samples or device == "mps":
             return
-        setup = SamplingSetup(
-            model.config, self._batch, self._engine, self._precision, str(model.device), self._look_ahead
-        )
+        setup = SamplingSetup(config, self.batch, self.engine, self._precision, device, self._look_ahead)
         with contextlib.suppress(PassFailed):
-            peak = self.measure_apart(lambda: measure_peak(build_last_steps, setup, limit_seconds))
+            peak = self.measure_apart(lambda: measure_peak(sampling_work.build_last_steps, setup, limit_seconds))
             self._peak_memory_bytes = None if peak.bytes is None else max(peak.bytes, self._state_bytes)
 
     def row(self) -> SamplingRow:
         config = self._model.config
         row = SamplingRow(
-            engine=self._engine,
+            engine=self.engine,
             look_ahead=isinstance(self.work, WholeImages) and self.work.looked_ahead,
             precision=self._precision,
-            batch=self._batch,
+            batch=self.batch,
             state_bytes=self._state_bytes,
-            state_bytes_per_image=self._state_bytes // self._batch,
+            state_bytes_per_image=self._state_bytes // self.batch,
             peak_memory_bytes=self._peak_memory_bytes,
             reduced=self.reduced,
-            published=find_published(self._timed.preset, config.attention, config.attention_options, self._engine),
-            **self._timed.describe(self._settings.runs),
+            published=find_published(self.timed.preset, config.attention, config.attention_options, self.engine),
+            **self.timed.describe(self.settings.runs),
             **self.outcome,
         )
         return self._with_shares(self._with_speed(row))
 
     def _plan_steps(self) -> SamplingWork:
         """Plan whole images, or as many steps around the middle as the limit allows."""
-        model, batch, check, limit = self._model, self._batch, self.check, self._settings.limit_seconds
-        if (refusal := ENGINES[self._engine].refusal(model, self._products)) is not None:
-            raise PassFailed(f"{self._engine}: {refusal}")
-        positions = model.config.image.positions
-        shortest = MIDDLE_WARM_UP_STEPS + _PROBED_STEPS
-        if limit is not None and positions > shortest:
-            probe = MiddleSteps(model, batch, self._engine, _PROBED_STEPS, check, self._products)
-            steps = int(limit / self._settings.repeats / (self.time_sample(probe) / _PROBED_STEPS))
+        model, batch, check, limit = self._model, self.batch, self.check, self.settings.limit_seconds
+        if (refusal := ENGINES[self.engine].refusal(model, self._products)) is not None:
+            raise PassFailed(f"{self.engine}: {refusal}")
+        positions, warm_up = model.config.image.positions, sampling_work.MIDDLE_WARM_UP_STEPS
+        if limit is not None and positions > warm_up + _PROBED_STEPS:
+            probe = MiddleSteps(model, batch, self.engine, _PROBED_STEPS, check, self._products)
+            steps = int(limit / self.settings.repeats / (self.time_sample(probe) / _PROBED_STEPS))
             # If blocks step over pixels, the steps of a pixel cost different amounts, so whole pixels are timed.
-            stride = model.embedding.stride
-            steps = max(steps // stride, 1) * stride
+            steps = max(steps // model.embedding.stride, 1) * model.embedding.stride
             # The steps of the warm-up come before the timed ones, after at least one token.
-            if steps < positions - MIDDLE_WARM_UP_STEPS:
-                return MiddleSteps(model, batch, self._engine, steps, check, self._products)
-        return WholeImages(model, batch, self._engine, self._look_ahead, check, self._products)
+            if steps < positions - warm_up:
+                return MiddleSteps(model, batch, self.engine, steps, check, self._products)
+        return WholeImages(model, batch, self.engine, self._look_ahead, check, self._products)
 
     def _plan_rerun(self) -> SamplingWork:
-        work, limit = RerunPrefixes(self._model, self._batch, self.check), self._settings.limit_seconds
+        work, limit = RerunPrefixes(self._model, self.batch, self.check), self.settings.limit_seconds
         if limit is not None:
             # The time of the shortest prefix is scaled in proportion to length. Longer prefixes may take even longer.
             first = time_work(lambda: work.read(1), str(self._model.device))
-            seconds = first * sum(SHARES) / SHARES[0] * self._settings.repeats
-            if seconds > self._settings.rerun_patience * limit:
+            seconds = first * sum(sampling_work.SHARES) / sampling_work.SHARES[0] * self.settings.repeats
+            if seconds > self.settings.rerun_patience * limit:
                 raise PassFailed(f"would take about {format_duration(seconds)}; the limit is {format_duration(limit)}")
         return work
 
@@ -266,7 +237,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         work, positions = self.work, row.positions
         if work is None or not self.samples:
             return row
-        timing, images = Timing(self.samples), self._batch * work.steps / positions
+        timing, images = Timing(self.samples), self.batch * work.steps / positions
         rate, quartiles, seconds = timing.rate(images), timing.rate_quartiles(images), timing.median / images
         if work.steps < positions:
             return replace(row, extrapolated=Extrapolated(rate, quartiles, seconds, work.steps, positions))
@@ -277,17 +248,17 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         speed, model = row.speed, self._model
         if speed is None:
             return row
-        batch, positions, rerun = self._batch, row.positions, self._engine == RERUN
+        batch, positions, rerun = self.batch, row.positions, self.engine == RERUN
         rows = batch * max(1, positions // 2) if rerun else batch
-        products = self.ceilings.both_products(list_products(model), rows)
+        products = self.ceilings.both_products(costs.list_products(model), rows)
         if row.look_ahead:  # with look-ahead, it is unknown how often weights and state were read
             return row
-        read = count_rerun_positions(positions) if rerun else positions
-        rate = speed * read * count_product_flops(model) / 1e9
+        read = costs.count_rerun_positions(positions) if rerun else positions
+        rate = speed * read * costs.count_product_flops(model) / 1e9
         row = replace(row, product_gigaflops=rate)
         if row.precision in products:  # the highest rates are measured with torch, which has no int8
             row = replace(row, product_share=rate / products[row.precision].gigaflops)
-        traffic = None if rerun else state_traffic_bytes(model, batch, self._products)
+        traffic = None if rerun else costs.state_traffic_bytes(model, batch, self._products)
         if traffic is None:
             return row
         moved = speed / batch * positions * traffic / 1e9

@@ -162,10 +162,8 @@ class SpeechBench(BudgetBench[SpeechReport]):
         figures: dict[str, Any] = {}
         seeds = [found for one in trainees if (found := one.result()) is not None]
         if seeds:
-            rates, timing = (
-                [seed.error_rate for seed in seeds],
-                Timing([one for each in trainees for one in each.seconds]),
-            )
+            rates = [seed.error_rate for seed in seeds]
+            timing = Timing([one for each in trainees for one in each.seconds])
             beams = [seed.beam_error_rate for seed in seeds if seed.beam_error_rate is not None]
             figures = {
                 "epochs": min(len(seed.points) for seed in seeds),
@@ -178,9 +176,7 @@ class SpeechBench(BudgetBench[SpeechReport]):
             }
         return SpeechRow(
             title=self._corpus.title,
-            name=variant.label,
-            attention=variant.attention,
-            attention_options=variant.options,
+            **variant.described,
             device=self._settings.device,
             parameters=trainees[0].parameters,
             times_softmax=None if softmax is None else compare_epochs(trainees, softmax),
@@ -217,8 +213,8 @@ class SpeechBench(BudgetBench[SpeechReport]):
         try:
             for index, data in enumerate(self._data):
                 epoch = data.draw_epoch(number)
-                self._epoch_frames.append(epoch.frames)
-                self._epoch_utterances = epoch.utterances
+                self._epoch_frames.append(sum(int(batch.lengths.sum()) for batch in epoch))
+                self._epoch_utterances = sum(len(batch.lengths) for batch in epoch)
                 for trainees in self._trainees.values():
                     self._stop.raise_if_set()
                     if trainees[index].failed is None:
@@ -247,13 +243,9 @@ class SpeechBench(BudgetBench[SpeechReport]):
         ceilings, check = Ceilings(settings.device), self._stop.raise_if_set
         for length in sorted(set(settings.lengths), key=lambda length: abs(length - TABLE_FRAMES)):
             batch = max(settings.lengths) // length  # as many frames as the longest utterance
-            setups = [
-                StepSetup(one.attention, one.options, self._encoder, symbols, length, batch, settings.device)
-                for one in self._variants
-            ]
+            setups = [StepSetup(one, self._encoder, symbols, length, batch, settings.device) for one in self._variants]
             self._lengths[f"{length:,} frames"] = [
-                LengthMeasurement(variant.label, setup, frames, ceilings, check)
-                for variant, setup in zip(self._variants, setups, strict=True)
+                LengthMeasurement(1, ceilings, check, setup, frames) for setup in setups
             ]
         return {title: list(turns_of(group)) for title, group in self._lengths.items()}
 

@@ -2,8 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -21,7 +20,6 @@ from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.training.learner import Learner, Step
 from linformer_cli.training.loop import Trainer
 
-from .measure.ceilings import Ceilings
 from .measure.peak_memory import PassFailed, measure_peak
 from .rounds import Measurement
 from .speech_report import LengthRow, SeedResult, SpeechPoint
@@ -29,15 +27,6 @@ from .speech_report import LengthRow, SeedResult, SpeechPoint
 # Digits have about one symbol in this many frames.
 _FRAMES_PER_SYMBOL = 16
 _MEMORY_LIMIT_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """The batches of an epoch, and how many there are."""
-
-    batches: Sequence[Batch]
-    frames: int
-    utterances: int
 
 
 class FoldData:
@@ -48,12 +37,17 @@ class FoldData:
         validation = group_by_length(fold.draw_validation(self._stack), 4 * batch_frames)
         self.validation = [batch.to(device) for batch in make_batches(validation)]
 
-    def draw_epoch(self, epoch: int) -> Epoch:
+    def draw_epoch(self, epoch: int) -> list[Batch]:
         """Return the batches of an epoch, counted from 0, in an order that depends on seed and epoch."""
-        utterances = self.fold.draw_training(epoch, self._stack)
-        groups = group_by_length(utterances, self._frames)
-        batches = [batch.to(self._device) for batch in make_batches(groups, self.fold.seed * 1_000_003 + epoch)]
-        return Epoch(batches, sum(one.frames for one in utterances), len(utterances))
+        groups = group_by_length(self.fold.draw_training(epoch, self._stack), self._frames)
+        return [batch.to(self._device) for batch in make_batches(groups, self.fold.seed * 1_000_003 + epoch)]
+
+
+def build_task(variant: Variant, settings: EncoderSettings, symbols: int, seed: int, device: str) -> CtcTask:
+    """Return the training of a new encoder."""
+    with seeded(seed):
+        encoder = build_encoder(variant.attention, variant.options, settings, symbols)
+    return CtcTask(encoder.to(device), CtcSettings(), seed, device)
 
 
 class Trainee:
@@ -66,16 +60,12 @@ class Trainee:
         self.points: list[SpeechPoint] = []
         self._errors: list[Errors] = []
         self._beam_errors: Errors | None = None
-        self._alphabet = data.fold.corpus.alphabet
-        seed = data.fold.seed
-        with seeded(seed):
-            encoder = build_encoder(variant.attention, variant.options, settings, len(self._alphabet))
-        self.parameters = sum(parameter.numel() for parameter in encoder.parameters())
-        self.encoder, self._device = encoder.to(device), device
-        self._trainer = Trainer(CtcTask(self.encoder, CtcSettings(), seed, device))
+        self._trainer = Trainer(build_task(variant, settings, len(data.fold.corpus.alphabet), data.fold.seed, device))
+        self.encoder = self._trainer.task.model
+        self.parameters = sum(parameter.numel() for parameter in self.encoder.parameters())
         self._steps = self._trainer.steps()
 
-    def train(self, epoch: Epoch, progress: Callable[[float], float], check: Check) -> None:
+    def train(self, batches: Sequence[Batch], progress: Callable[[float], float], check: Check) -> None:
         """Train for one epoch and validate. Only the training is timed.
 
         `progress` returns the share of all training that is done when a share of this epoch is done. `check` is called
@@ -84,14 +74,14 @@ class Trainee:
         steps: list[Step] = []
 
         def work() -> None:
-            for _ in epoch.batches:
+            for _ in batches:
                 check()
                 steps.append(next(self._steps))
 
-        self._trainer.task.begin_epoch(epoch.batches, self._trainer.progress.step, progress)
+        self._trainer.task.begin_epoch(batches, self._trainer.progress.step, progress)
         with seeded(self.data.fold.seed * 1_000_003 + len(self.points)):  # dropout depends only on seed and epoch
             try:
-                seconds = time_work(work, self._device)
+                seconds = time_work(work, self._trainer.task.device)
             except TrainingError as error:
                 self.failed = str(error)
                 return
@@ -123,18 +113,9 @@ class Trainee:
         """Return the model for transcribing, or None before the first epoch."""
         if not self._errors:
             return None
-        corpus = self.data.fold.corpus
-        return Recogniser(
-            self.variant.label,
-            self.variant.attention,
-            self.variant.options,
-            self.encoder,
-            self._alphabet,
-            corpus.rate,
-            corpus.title,
-            tuple(self.data.fold.held_out),
-            self._errors[-1].rate,
-        )
+        variant, corpus, errors = self.variant, self.data.fold.corpus, self._errors[-1]
+        data = corpus.alphabet, corpus.rate, corpus.title, tuple(self.data.fold.held_out)
+        return Recogniser(variant.label, variant.attention, variant.options, self.encoder, *data, errors.rate)
 
 
 def compare_epochs(trainees: Sequence[Trainee], others: Sequence[Trainee]) -> float | None:
@@ -151,8 +132,7 @@ def compare_epochs(trainees: Sequence[Trainee], others: Sequence[Trainee]) -> fl
 class StepSetup:
     """A training step on `batch` utterances of `frames` frames."""
 
-    attention: str
-    options: dict[str, Any]
+    variant: Variant
     settings: EncoderSettings
     symbols: int
     frames: int
@@ -160,21 +140,24 @@ class StepSetup:
     device: str
 
 
+@dataclass(eq=False)
 class LengthMeasurement(Measurement[LengthRow, Learner[CtcTask]]):
     """Training steps of one mechanism at one length. `epoch_frames` is the number of frames of an epoch."""
 
-    def __init__(self, label: str, setup: StepSetup, epoch_frames: int, ceilings: Ceilings, check: Check) -> None:
-        super().__init__(1, ceilings, check, setup.frames)
-        self._label, self._setup, self._epoch_frames = label, setup, epoch_frames
-        self._batch = draw_batch(setup)
-        self._peak_bytes: int | None = None
+    setup: StepSetup
+    epoch_frames: int
+    peak_bytes: int | None = field(default=None, init=False)
+
+    @property
+    def network(self) -> int:
+        return self.setup.frames
 
     def prepare(self) -> Learner[CtcTask]:
         self.check()
-        if self._peak_bytes is None:
-            peak = self.measure_apart(lambda: measure_peak(build_step, self._setup, _MEMORY_LIMIT_SECONDS))
-            self._peak_bytes = peak.bytes
-        learner = build_learner(self._setup, self._batch)
+        if self.peak_bytes is None:
+            peak = self.measure_apart(lambda: measure_peak(build_step, self.setup, _MEMORY_LIMIT_SECONDS))
+            self.peak_bytes = peak.bytes
+        learner = build_learner(self.setup, draw_batch(self.setup))
         try:
             learner.train_step()
         except TrainingError as error:
@@ -183,27 +166,23 @@ class LengthMeasurement(Measurement[LengthRow, Learner[CtcTask]]):
 
     def time_sample(self, work: Learner[CtcTask]) -> float:
         self.check()
-        return time_work(work.train_step, self._setup.device)
+        return time_work(work.train_step, self.setup.device)
 
     def row(self) -> LengthRow:
-        setup = self._setup
+        setup = self.setup
         row = LengthRow(
-            name=self._label,
-            attention=setup.attention,
-            attention_options=setup.options,
+            **setup.variant.described,
             device=setup.device,
             batch=setup.batch,
             positions=setup.frames,
-            peak_memory_bytes=self._peak_bytes,
+            peak_memory_bytes=self.peak_bytes,
             **self.outcome,
         )
         if not self.samples:
             return row
-        timing, steps = Timing(self.samples), self._epoch_frames / (setup.batch * setup.frames)
-        low, high = timing.quartiles
-        return replace(
-            row, seconds_per_epoch=steps * timing.median, seconds_per_epoch_quartiles=(steps * low, steps * high)
-        )
+        steps = self.epoch_frames / (setup.batch * setup.frames)
+        timing = Timing([steps * seconds for seconds in self.samples])
+        return replace(row, seconds_per_epoch=timing.median, seconds_per_epoch_quartiles=timing.quartiles)
 
 
 def build_step(setup: StepSetup) -> Callable[[], object]:
@@ -216,9 +195,7 @@ def build_step(setup: StepSetup) -> Callable[[], object]:
 
 def build_learner(setup: StepSetup, batch: Batch) -> Learner[CtcTask]:
     """Return an untrained encoder that learns from `batch` again and again."""
-    with seeded(0):
-        encoder = build_encoder(setup.attention, setup.options, setup.settings, setup.symbols)
-    task = CtcTask(encoder.to(setup.device), CtcSettings(), 0, setup.device)
+    task = build_task(setup.variant, setup.settings, setup.symbols, 0, setup.device)
     task.begin_epoch([batch])
     return Learner(task)
 

@@ -35,8 +35,9 @@ class TrainingSettings:
     """The settings of the benchmark.
 
     `engines` are pairs of an engine and the precision of its matrix products, `fp32` or `bf16`. Weights are always
-    float32. `limit_seconds` is the time limit for all repeats of a row. A row that would take longer gets fewer
-    repeats. If a single step takes longer, the row is left out.
+    float32. Rows of `auto` say what it uses: `native` with compiled kernels, `parallel` without. `limit_seconds` is the
+    time limit for all repeats of a row. A row that would take longer gets fewer repeats. If a single step takes longer,
+    the row is left out.
     """
 
     batches: Sequence[int]
@@ -80,7 +81,7 @@ def prepare(
     """Return groups of measurements by preset and batch size. Measurements of a group are interleaved."""
     return [
         [
-            TrainingMeasurement(timed, engine, batch, settings, ceilings, check)
+            TrainingMeasurement(settings.repeats, ceilings, check, settings, timed, batch, engine)
             for timed in group
             for engine in settings.engines
         ]
@@ -89,57 +90,55 @@ def prepare(
     ]
 
 
+@dataclass(eq=False)
 class TrainingMeasurement(Measurement[TrainingRow, Trainer[PixelTask]]):
-    """Training steps of a model with one of `settings.engines`, on random images, with the settings of its preset.
+    """Training steps of a model on random images, with the settings of its preset. `engine` includes the precision.
 
     The trainer is kept between rounds, because a new trainer would have to warm up again. Its gradients and averages
     therefore occupy memory between rounds.
     """
 
-    def __init__(
-        self,
-        timed: BenchModel,
-        engine: tuple[str, str],
-        batch: int,
-        settings: TrainingSettings,
-        ceilings: Ceilings,
-        check: Check = never_stop,
-    ) -> None:
-        super().__init__(settings.repeats, ceilings, check, timed.network)
-        self._timed, self._batch, self._settings = timed, batch, settings
-        self._plain, self._precision = engine[0] == REFERENCE, engine[1]
-        self._device = str(timed.model.device)
+    settings: TrainingSettings
+    timed: BenchModel
+    batch: int
+    engine: tuple[str, str]
+
+    @property
+    def network(self) -> ModelConfig:
+        return self.timed.network
 
     def prepare(self) -> Trainer[PixelTask]:
-        config, preset = self._timed.model.config, self._timed.preset
-        trainer = build_trainer(config, preset, self._batch, self._device, self._precision)
-        seconds, limit = self._time_step(trainer), self._settings.limit_seconds
+        model = self.timed.model
+        trainer = build_trainer(model.config, self.timed.preset, self.batch, str(model.device), self.engine[1])
+        seconds, limit = self._time_step(trainer), self.settings.limit_seconds
         if limit is not None and seconds > limit:
             raise PassFailed(f"one step took {format_duration(seconds)}")
         return trainer
 
     def time_sample(self, work: Trainer[PixelTask]) -> float:
         # The limit applies only to the repeats. `bench paper` takes more rounds than repeats, within its own budget.
-        limit = self._settings.limit_seconds
+        limit = self.settings.limit_seconds
         if limit is not None and self.reduced and sum(self.samples) + self.samples[-1] > limit:
             raise PassFailed("the limit is reached")
         return self._time_step(work)
 
     def row(self) -> TrainingRow:
-        model, batch = self._timed.model, self._batch
+        model, batch, (engine, precision) = self.timed.model, self.batch, self.engine
+        if engine == AUTO:
+            engine = NATIVE if model.is_compiled(torch_dtype(precision)) else "parallel"
         row = TrainingRow(
-            engine=self._name_engine(),
-            precision=self._precision,
+            engine=engine,
+            precision=precision,
             batch=batch,
             reduced=self.reduced,
-            **self._timed.describe(self._settings.runs),
+            **self.timed.describe(self.settings.runs),
             **self.outcome,
         )
         if not self.samples:
             return row
         timing, values = Timing(self.samples), batch * row.positions
         rate = timing.rate(values) * TRAINING_FACTOR * count_product_flops(model) / 1e9
-        ceiling = self.ceilings.both_products(list_products(model), values)[self._precision]
+        ceiling = self.ceilings.both_products(list_products(model), values)[precision]
         return replace(
             row,
             images_per_second=timing.rate(batch),
@@ -151,14 +150,8 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer[PixelTask]]):
 
     def _time_step(self, trainer: Trainer[PixelTask]) -> float:
         self.check()
-        with reference_only() if self._plain else contextlib.nullcontext():
-            return time_work(trainer.train_step, self._device)
-
-    def _name_engine(self) -> str:
-        """Return `reference`, or what `auto` uses: `native` with compiled kernels, `parallel` without."""
-        if self._plain:
-            return REFERENCE
-        return NATIVE if self._timed.model.is_compiled(torch_dtype(self._precision)) else "parallel"
+        with reference_only() if self.engine[0] == REFERENCE else contextlib.nullcontext():
+            return time_work(trainer.train_step, trainer.task.device)
 
 
 def build_trainer(

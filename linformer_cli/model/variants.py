@@ -25,6 +25,11 @@ class Variant:
     attention: str
     options: dict[str, Any]
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """The fields of a row about the mechanism."""
+        return {"name": self.label, "attention": self.attention, "attention_options": self.options}
+
 
 def list_variants(baselines: bool = False) -> list[Variant]:
     """List every mechanism of the catalogue with its defaults. With `baselines`, the LSTM is included."""

@@ -34,12 +34,12 @@ class Machine:
         self.built = 0
 
     def growth(self, setup: PassSetup) -> float:
-        return float(setup.batch * (setup.positions / 1000) ** EXPONENTS[setup.attention])
+        return float(setup.batch * (setup.positions / 1000) ** EXPONENTS[setup.variant.attention])
 
     def memory(self, build: object, setup: PassSetup, limit_seconds: float) -> PeakMemory:
-        self.measured.append((setup.attention, setup.positions))
-        if (setup.attention, setup.positions) in self.failing:
-            raise self.failing[setup.attention, setup.positions]
+        self.measured.append((setup.variant.attention, setup.positions))
+        if (setup.variant.attention, setup.positions) in self.failing:
+            raise self.failing[setup.variant.attention, setup.positions]
         return PeakMemory(int(MIB * self.growth(setup)), 0.1 * self.growth(setup))
 
     def build(self, setup: PassSetup, inputs: dict) -> Any:
@@ -104,7 +104,7 @@ def test_a_row_keeps_every_sample(machine) -> None:
     assert (row.peak_memory_bytes, row.repeats, row.heads, row.head_width) == (4 * MIB, 3, 2, 8)
     assert [row.times_softmax for row in report.rows] == pytest.approx([1, 2, 1, 1])
     # The mechanisms take turns at each length, after one warm-up each.
-    assert [setup.attention for setup in machine.passes] == ["linear", "softmax"] * 4 * 2
+    assert [setup.variant.attention for setup in machine.passes] == ["linear", "softmax"] * 4 * 2
 
 
 def test_passes_that_would_take_too_long_are_not_tried(machine) -> None:
@@ -146,7 +146,7 @@ def test_a_mechanism_that_refuses_the_sizes_is_left_out(machine, monkeypatch) ->
     right = attention.build_checked_model
 
     def build(setup: PassSetup) -> PixelModel:
-        if setup.attention == "linear":
+        if setup.variant.attention == "linear":
             raise UsageError("one head only")
         return right(setup)
 
@@ -167,7 +167,7 @@ def test_a_mechanism_is_not_left_out_because_of_one_slow_measurement(machine, mo
 
     def memory(build: object, setup: PassSetup, limit_seconds: float) -> PeakMemory:
         found = machine.memory(build, setup, limit_seconds)
-        if (setup.attention, setup.positions) in slow:
+        if (setup.variant.attention, setup.positions) in slow:
             slow.clear()
             return PeakMemory(found.bytes, 50.0)
         return found
@@ -212,7 +212,7 @@ def test_a_measurement_continues_after_its_memory_was_freed(machine) -> None:
             measurement.release()
             assert len(measurement.samples) == 2 * rounds
         assert machine.built == 2 * rounds
-    assert [setup.attention for setup in machine.passes] == ["linear", "softmax"] * 3 * 2
+    assert [setup.variant.attention for setup in machine.passes] == ["linear", "softmax"] * 3 * 2
     assert machine.measured == [("linear", 1000), ("softmax", 1000)]
 
 

@@ -19,11 +19,12 @@ from linformer_cli.bench.measure.attention_pass import (
 )
 from linformer_cli.bench.measure.peak_memory import measure_peak
 from linformer_cli.model.mixers import MIXERS
+from linformer_cli.model.variants import Variant
 
 
 def setup(positions: int, **changes) -> PassSetup:
-    values = {"attention": "linear", "options": {"chunk": 16}, "heads": 2, "head_width": 8, "positions": positions}
-    return PassSetup(**{**values, **changes})
+    name, options = changes.pop("attention", "linear"), changes.pop("options", {"chunk": 16})
+    return PassSetup(Variant(name, name, options), **{"heads": 2, "head_width": 8, "positions": positions, **changes})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is exact only on Linux")

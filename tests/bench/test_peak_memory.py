@@ -18,6 +18,7 @@ import torch
 from linformer_cli.bench.measure import peak_memory
 from linformer_cli.bench.measure.attention_pass import PassSetup
 from linformer_cli.bench.measure.peak_memory import PassFailed, measure_peak, run_fresh
+from linformer_cli.model.variants import parse_variant
 from linformer_cli.system import timing
 from linformer_cli.system.memory import measure_free_memory
 
@@ -216,7 +217,7 @@ def test_on_a_gpu_torchs_counters_are_used(monkeypatch, raises_one_line) -> None
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: order.append("reset"))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(bytes_in_use))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5000)
-    setup = PassSetup("linear", {}, heads=2, head_width=8, positions=32, device="cuda:0")
+    setup = PassSetup(parse_variant("linear"), heads=2, head_width=8, positions=32, device="cuda:0")
     found = measure_peak(lambda given: lambda: order.append("pass"), setup, 1)
     assert found.bytes == 4000 and found.seconds >= 0
     assert order == ["synchronize", "reset", "synchronize", "pass", "synchronize"]

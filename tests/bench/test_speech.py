@@ -98,11 +98,11 @@ def test_a_step_has_the_same_frames_at_every_length(corpus: Corpus, monkeypatch:
     """The benchmark begins with the lengths next to the one in the table."""
     setups: list[StepSetup] = []
 
-    def build(label: str, setup: StepSetup, *given: Any) -> LengthMeasurement:
+    def build(repeats: int, ceilings: Ceilings, check: Any, setup: StepSetup, frames: int) -> LengthMeasurement:
         setups.append(setup)
         if len(setups) == 3:
             raise Interrupted("enough", 2)
-        return LengthMeasurement(label, setup, *given)
+        return LengthMeasurement(repeats, ceilings, check, setup, frames)
 
     monkeypatch.setattr(speech, "LengthMeasurement", build)
     assert run(corpus, ["softmax"], seeds=1, epochs=1, lengths=(300, 2_400, 600)).ended == "interrupted"
@@ -160,8 +160,8 @@ def test_ctrl_c_while_the_memory_is_measured_leaves_no_row_out(monkeypatch: pyte
         raise PassFailed("failed: KeyboardInterrupt: ")
 
     monkeypatch.setattr(speech_training, "measure_peak", interrupt)
-    setup = StepSetup("linear", {}, TINY, 3, 60, 1, "cpu")
-    measurement = LengthMeasurement("linear", setup, 1_000, Ceilings("cpu"), stop.raise_if_set)
+    setup = StepSetup(Variant("linear", "linear", {}), TINY, 3, 60, 1, "cpu")
+    measurement = LengthMeasurement(1, Ceilings("cpu"), stop.raise_if_set, setup, 1_000)
     with pytest.raises(Interrupted):
         measurement.prepare()
     assert measurement.left_out is None

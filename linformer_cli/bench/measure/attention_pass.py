@@ -1,16 +1,17 @@
 """One forward and backward pass of a mechanism alone: the work that `lintx bench attention` measures."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 import torch
 
 from linformer_cli.attention.base import Attention, AttentionShape
-from linformer_cli.config import ImageShape, ModelConfig, OptionValue
+from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.documents import parse_config
 from linformer_cli.model.mixers import build_attention
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.model.variants import Variant
 from linformer_cli.system.device import seeded
 
 LEAST_TRAFFIC = (
@@ -28,10 +29,9 @@ _CHECKED_IMAGE = ImageShape(height=12, width=12, levels=16)
 
 @dataclass(frozen=True)
 class PassSetup:
-    """A mechanism at one length: `batch` sequences of `positions` in float32. `options` are plain values."""
+    """A mechanism at one length: `batch` sequences of `positions` in float32."""
 
-    attention: str
-    options: Mapping[str, OptionValue]
+    variant: Variant
     heads: int
     head_width: int
     positions: int
@@ -100,7 +100,7 @@ def _build(setup: PassSetup) -> Attention:
     width, row = setup.head_width, max(1, round(setup.positions**0.5))
     shape = AttentionShape(setup.heads, width, width, setup.positions, row)
     with seeded(0):
-        return build_attention(setup.attention, dict(setup.options), shape).to(setup.device).train()
+        return build_attention(setup.variant.attention, setup.variant.options, shape).to(setup.device).train()
 
 
 def build_checked_model(setup: PassSetup) -> PixelModel:
@@ -109,8 +109,8 @@ def build_checked_model(setup: PassSetup) -> PixelModel:
     Raises `UsageError` for sizes that a model cannot have.
     """
     sizes = {
-        "attention": setup.attention,
-        "attention_options": dict(setup.options),
+        "attention": setup.variant.attention,
+        "attention_options": setup.variant.options,
         "layers": 1,
         "heads": setup.heads,
         "head_width": setup.head_width,
