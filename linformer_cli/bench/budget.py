@@ -9,10 +9,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from linformer_cli.errors import Interrupted
+from linformer_cli.files import write_file
+from linformer_cli.report.plots import PLOT_FORMATS, PlotFormat
+from linformer_cli.report.tables import to_json
+from linformer_cli.system.environment import describe_environment, describe_machine
 from linformer_cli.system.signals import StopRequest
+from linformer_cli.units import format_duration
 
 # The first round also prepares the work and estimates its time, so it takes about this many times as long as the
 # others.
@@ -128,14 +134,49 @@ class Schedule:
         return max(1.0, part.share / shares * (self._ends - self._clock() - promised))
 
 
-class Savable(Protocol):
-    """A report that is only saved if it has figures, so that an empty one does not replace an earlier one."""
+@dataclass(frozen=True, kw_only=True)
+class BudgetReport(ABC):
+    """Everything measured so far.
+
+    `reduced` lists sizes smaller than the paper's, and measurements left out for lack of time.
+    """
+
+    budget_seconds: float
+    elapsed_seconds: float
+    reduced: Sequence[str]
+    environment: Mapping[str, Any] = field(default_factory=describe_environment)
 
     @property
-    def has_figures(self) -> bool: ...
+    @abstractmethod
+    def has_figures(self) -> bool:
+        """Whether anything was measured. An empty report is not saved, so that it does not replace an earlier one."""
+
+    @property
+    def origin(self) -> str:
+        """Where and how long everything was measured."""
+        took, budget = format_duration(self.elapsed_seconds), format_duration(self.budget_seconds)
+        return f"{describe_machine(self.environment)}; measured in {took} of a budget of {budget}."
+
+    @abstractmethod
+    def render_page(self) -> str:
+        """Render the report as Markdown."""
+
+    @abstractmethod
+    def list_figures(self) -> dict[str, Callable[[PlotFormat], bytes]]:
+        """Return the functions that draw the figures with points, by the name of their files."""
+
+    def render_figures(self) -> dict[str, bytes]:
+        """Render every figure in every format. The keys of the result are file names."""
+        return {f"{name}.{kind}": draw(kind) for kind in PLOT_FORMATS for name, draw in self.list_figures().items()}
+
+    def write(self, out: Path, name: str) -> None:
+        """Write NAME.json, NAME.md and the figures. After an interruption, each file is complete or unchanged."""
+        texts = {f"{name}.json": to_json(self) + "\n", f"{name}.md": self.render_page()}
+        for file, data in {**{file: text.encode() for file, text in texts.items()}, **self.render_figures()}.items():
+            write_file(out / file, data)
 
 
-Report = TypeVar("Report", bound=Savable)
+Report = TypeVar("Report", bound=BudgetReport)
 
 
 class BudgetBench(ABC, Generic[Report]):

@@ -1,13 +1,15 @@
 """`lintx bench codec`: sizes and speeds of compressed images, beside general formats and published figures."""
 
+import gzip
 import importlib.util
 import io
 import lzma
+import math
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -21,20 +23,22 @@ from linformer_cli.codec.pack import Packed, encode_values, write_packed
 from linformer_cli.codec.predictor import identify_program
 from linformer_cli.codec.sources import ArraySource
 from linformer_cli.codec.unpack import PackedFile
-from linformer_cli.data.sequence import values_to_images
+from linformer_cli.data.sequence import images_to_values, paint, values_to_images
 from linformer_cli.errors import DisagreementError, Interrupted
+from linformer_cli.evaluation.bits import stepped_nats
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.grids import render_grid, stack_rows
 from linformer_cli.report.tables import Shown
 from linformer_cli.sampling.decode import Sampler
-from linformer_cli.sampling.engines import NATIVE
+from linformer_cli.sampling.engines import NATIVE, EngineCache
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, compare_turns
 from linformer_cli.units import format_percent
 
-from .judge import Pixels
+from .judge import Labels, Pixels
 from .published import PUBLISHED_SIZES, PublishedSize
+from .rounds import Ending
 from .rows import Quartiles
 
 
@@ -77,7 +81,7 @@ class CodecReport:
     model_bits_per_dim: float | None
     drawn_per_second: float | None
     drawn_quartiles: Quartiles | None
-    ended: Literal["finished", "interrupted"]
+    ended: Ending
     settings: CodecSettings
     environment: dict[str, Any] = field(default_factory=describe_environment)
 
@@ -112,10 +116,10 @@ class Format:
     def row(self, images: Pixels, drawn: Sequence[float] = ()) -> CodecRow:
         """Return the row of the rounds so far, compared with the seconds `drawn` for drawing an image, if any."""
         encoded, decoded = Timing(self.encoded), Timing(self.decoded)
-        shares = [
-            compare_turns(coded.rate(1), coded.samples, Timing(drawn).rate(1), drawn) if drawn else None
-            for coded in (encoded, decoded)
-        ]
+        shares: list[float | None] = [None, None]
+        if drawn:
+            speed = Timing(drawn).rate(1)
+            shares = [compare_turns(coded.rate(1), coded.samples, speed, drawn) for coded in (encoded, decoded)]
         return CodecRow(
             name=self.name,
             bytes=self.size,
@@ -156,7 +160,7 @@ def _stream_format(name: str, compress: Callable[[bytes], bytes], expand: Callab
 class _OwnFormat:
     """The model under test. `packed` describes its newest file."""
 
-    def __init__(self, model: PixelModel, labels: NDArray[np.int64] | None, settings: CodecSettings, check: Check):
+    def __init__(self, model: PixelModel, labels: Labels | None, settings: CodecSettings, check: Check):
         self._coder, self._settings, self._labels = Coder(model, check), settings, labels
         self._program = identify_program(model)
         self.packed: Packed | None = None
@@ -184,20 +188,17 @@ def list_formats() -> list[Format]:
     if importlib.util.find_spec("pillow_jxl") is not None:
         importlib.import_module("pillow_jxl")
         formats.append(_picture_format("JPEG XL, lossless", "JXL", lossless=True, effort=9))
-    return [
-        *formats,
-        _stream_format(
-            "gzip -9", lambda data: zlib.compress(data, 9, wbits=31), lambda data: zlib.decompress(data, 31)
-        ),
-        _stream_format("xz -9e", lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME), lzma.decompress),
-    ]
+    formats.append(_stream_format("gzip -9", lambda data: zlib.compress(data, 9, wbits=31), gzip.decompress))
+    strongest = 9 | lzma.PRESET_EXTREME
+    formats.append(_stream_format("xz -9e", lambda data: lzma.compress(data, preset=strongest), lzma.decompress))
+    return formats
 
 
 def run_codec_bench(
     model: PixelModel,
     name: str,
     images: Pixels,
-    labels: NDArray[np.int64] | None,
+    labels: Labels | None,
     settings: CodecSettings,
     check: Check = never_stop,
 ) -> CodecReport:
@@ -210,7 +211,7 @@ def run_codec_bench(
     first = Format("lintx", own.encode, own.decode)
     formats = [first, *list_formats()]
     sampler, drawn = Sampler(model, engine=NATIVE, products=torch.int8), list[float]()
-    ended: Literal["finished", "interrupted"] = "finished"
+    ended: Ending = "finished"
     try:
         for number in range(settings.repeats):
             for one in formats:
@@ -221,31 +222,30 @@ def run_codec_bench(
             drawn.append(sampler.sample(indices, before_step=check).seconds / len(indices))
     except Interrupted:
         ended = "interrupted"
-    rows = [_plain_row("raw pixels", images.nbytes, images)]
+
+    def add_row(format: str, size: int | None, left_out: str | None = None) -> None:
+        """Add a row without speeds."""
+        bits = None if size is None else 8 * size / images.size
+        rows.append(CodecRow(name=format, bytes=size, bits_per_dim=bits, left_out=left_out))
+
+    rows: list[CodecRow] = []
+    add_row("raw pixels", images.nbytes)
     rows += [one.row(images, drawn if one is first else ()) for one in formats if one.decoded]
     if ended == "finished":
         zstd = measure_zstd(lambda: [images.tobytes()])
-        rows.append(_plain_row("zstd -19", zstd, images, "zstd is not installed" if zstd is None else None))
+        add_row("zstd -19", zstd, "zstd is not installed" if zstd is None else None)
     if importlib.util.find_spec("pillow_jxl") is None:
-        reason = "the package pillow-jxl-plugin is not installed"
-        rows.append(_plain_row("JPEG XL, lossless", None, images, reason))
+        add_row("JPEG XL, lossless", None, "the package pillow-jxl-plugin is not installed")
     bits = own.packed.own_bits_per_dim if own.packed else None
-    speed = Timing(drawn) if drawn else None
-    return CodecReport(
-        rows,
-        PUBLISHED_SIZES.get(name, ()),
-        bits,
-        None if speed is None else speed.rate(1),
-        None if speed is None else speed.rate_quartiles(1),
-        ended,
-        settings,
-    )
+    speed, quartiles = (Timing(drawn).rate(1), Timing(drawn).rate_quartiles(1)) if drawn else (None, None)
+    return CodecReport(rows, PUBLISHED_SIZES.get(name, ()), bits, speed, quartiles, ended, settings)
 
 
-def _plain_row(name: str, size: int | None, images: Pixels, left_out: str | None = None) -> CodecRow:
-    """A row without speeds."""
-    bits = None if size is None else 8 * size / images.size
-    return CodecRow(name=name, bytes=size, bits_per_dim=bits, left_out=left_out)
+def draw_bits(model: PixelModel, images: Pixels, labels: Labels | None) -> Image.Image:
+    """Draw images [N, H, W, C] and the bits of each pixel, given the classes `labels` [N] if any."""
+    shape, given = model.config.image, None if labels is None else torch.from_numpy(labels)
+    nats = stepped_nats(EngineCache(NATIVE, model, products=torch.int8), images_to_values(images, shape), given)
+    return render_bits(paint(images, shape), nats.double().numpy().reshape(images.shape) / math.log(2))
 
 
 def render_bits(images: NDArray[np.uint8], bits: NDArray[np.float64], scale: int | None = None) -> Image.Image:

@@ -14,7 +14,7 @@ from linformer_cli.errors import TrainingError
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.variants import Variant
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
-from linformer_cli.report.tables import Column, Shown, list_columns
+from linformer_cli.report.tables import Column, Record, Shown, list_columns
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.system.timing import time_work
@@ -22,6 +22,7 @@ from linformer_cli.training.loop import Trainer
 from linformer_cli.units import format_milliseconds, format_percent
 
 from . import copy_task
+from .columns import choose_columns
 from .copy_task import BATCH, HEADS, CopySettings, CopyTask, learning_rate_at
 from .measure.attention_pass import PassSetup, build_checked_model
 from .measure.ceilings import Ceilings, CeilingsReport
@@ -260,14 +261,19 @@ def list_points(rows: Sequence[CopyRow]) -> list[dict[str, object]]:
     return [{**vars(row), **vars(point)} for row in rows for point in row.points]
 
 
-def tabulate_losses(rows: Sequence[CopyRow]) -> tuple[list[Mapping[str, object]], list[Column]]:
-    """Return records and columns with the losses of all mechanisms at the last and at evenly spaced earlier updates."""
+def list_tables(rows: Sequence[CopyRow]) -> list[tuple[Sequence[Record], Sequence[Column]]]:
+    """Return the records and columns of a table of results, and of one of losses if there are several points.
+
+    The second has the losses at the last and at evenly spaced earlier updates.
+    """
+    results = rows, choose_columns(rows, COPY_COLUMNS)
     losses = {row.name: {point.update: point.loss for point in row.points} for row in rows if row.points}
     updates = sorted({update for points in losses.values() for update in points}, reverse=True)
     shown = sorted(updates[:: max(1, -(-len(updates) // _SHOWN_POINTS))])
     records = [{"update": update, **{name: points.get(update) for name, points in losses.items()}} for update in shown]
     names = [Column(row.name, row.name, format=".4f") for row in rows]
-    return list(records), [Column("update", "loss at update", format=","), *names]
+    table = records, [Column("update", "loss at update", format=","), *names]
+    return [results, table] if len(records) > 1 else [results]
 
 
 def render_copy(rows: Sequence[CopyRow], title: str, kind: PlotFormat) -> bytes:

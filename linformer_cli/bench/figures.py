@@ -21,15 +21,11 @@ def render_speed(rows: Sequence[ModelRow], kind: PlotFormat) -> bytes:
     for preset in presets:
         curves = []
         for method, style in zip(methods, number_styles(len(methods)), strict=True):
-            points, extrapolated = [], set()
-            for row, label in zip(rows, labels, strict=True):
-                if row.preset == preset and label == method and row.speed and row.speed_quartiles:
-                    points.append((row.batch, row.speed, *row.speed_quartiles))
-                    if row.images_per_second is None:
-                        extrapolated.add(row.batch)
+            mine = [row for row, label in zip(rows, labels, strict=True) if row.preset == preset and label == method]
+            timed = sorted((row for row in mine if row.speed), key=lambda row: row.batch)
+            points = [(row.batch, row.speed or 0.0, *(row.speed_quartiles or ())) for row in timed]
             if points:
-                points.sort()
-                ringed = [index for index, (batch, *_) in enumerate(points) if batch in extrapolated]
+                ringed = [index for index, row in enumerate(timed) if row.images_per_second is None]
                 curves.append(Curve.through(method, points, style, ringed))
         panels.append(Panel(preset or ("runs" if len(presets) > 1 else ""), curves))
     partly = any(curve.ringed for panel in panels for curve in panel.curves)
@@ -49,25 +45,22 @@ def render_quality(rows: Sequence[ModelRow], kind: PlotFormat) -> bytes:
     seen, words = {row.images_seen for row in drawn}, find_words(drawn)
     labels = _label_methods(drawn)
     if len(seen) > 1:
-        labels = [
-            f"{label}, {format_count(row.images_seen or 0)} {words.items}"
-            for label, row in zip(labels, drawn, strict=True)
-        ]
+        counts = [f"{format_count(row.images_seen or 0)} {words.items}" for row in drawn]
+        labels = [f"{label}, {count}" for label, count in zip(labels, counts, strict=True)]
     methods = list(dict.fromkeys(labels))
     styles = dict(zip(methods, number_styles(len(methods)), strict=True))
-    panels = []
-    for batch in sorted({row.batch for row in drawn}):
-        curves = []
-        for row, label in zip(drawn, labels, strict=True):
-            if row.batch == batch and row.speed and row.bits_per_dim is not None:
-                bits, error = row.bits_per_dim, row.bits_per_dim_standard_error or 0.0
-                point = [row.speed], [bits], [bits - error], [bits + error]
-                curves.append(Curve(label, *point, *styles[label]))
-        panels.append(Panel(f"batch {batch}", curves, y_scale="linear", ticks_at_points=False))
+    panels: dict[int, list[Curve]] = {batch: [] for batch in sorted({row.batch for row in drawn})}
+    for row, label in zip(drawn, labels, strict=True):
+        bits, error = row.bits_per_dim or 0.0, row.bits_per_dim_standard_error or 0.0
+        point = [row.speed or 0.0], [bits], [bits - error], [bits + error]
+        panels[row.batch].append(Curve(label, *point, *styles[label]))
     data = ", ".join(sorted({row.data or "" for row in drawn}))
     after = f" after {seen.pop():,} training {words.items}" if len(seen) == 1 else ""
     title = f"validation {words.bits} on {data}{after}"
-    return render_plot(panels, f"{words.items} per second", words.bits, kind, title=title)
+    shown = [
+        Panel(f"batch {batch}", curves, y_scale="linear", ticks_at_points=False) for batch, curves in panels.items()
+    ]
+    return render_plot(shown, f"{words.items} per second", words.bits, kind, title=title)
 
 
 def trained_rows(rows: Sequence[ModelRow]) -> list[ModelRow]:

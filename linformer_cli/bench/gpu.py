@@ -6,6 +6,7 @@ sizes, sampling of many images at once, training of linear attention and softmax
 is recorded in the report and does not stop the others.
 """
 
+import contextlib
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.errors import Interrupted
 from linformer_cli.evaluation.agreement import AgreementRow
@@ -31,15 +31,7 @@ from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, time_work
 
 from . import sample, train
-from .gpu_checks import (
-    COMPARED,
-    build_linear,
-    check_attention,
-    check_engines,
-    check_mechanisms,
-    differentiate,
-    draw_inputs,
-)
+from .gpu_checks import COMPARED, build_linear, check_attention, check_engines, check_mechanisms, draw_inputs
 from .measure.ceilings import Ceilings, CeilingsReport
 from .models import Network, build_models, preset_network
 from .rounds import measure_groups
@@ -191,20 +183,18 @@ class GpuBench:
 
     def measure_sampling(self) -> None:
         """Time linear attention and softmax, each in the engine for this device and in plain torch."""
-        sizes = self._sizes
-        engines = (AUTO, REFERENCE)
+        sizes, engines = self._sizes, (AUTO, REFERENCE)
         settings = SamplingSettings(
             sizes.sampling_batches, sizes.repeats, engines, rerun=False, limit_seconds=sizes.limit_seconds
         )
-
-        def show(row: SamplingRow) -> None:
-            self._info(f"{row.precision}, {row.describe()}")
 
         for precision in ("fp32", "bf16"):
             models = build_models(parse_variants(COMPARED), sizes.networks, self._device, precision)
             for group in sample.prepare(models, settings, self._ceilings, self._check):
                 self._check()
-                rows, _ = measure_groups([group], show, self._check)
+                rows, _ = measure_groups(
+                    [group], lambda row: self._info(f"{row.precision}, {row.describe()}"), self._check
+                )
                 self.result.sampling += rows
                 self._save(self.result)
 
@@ -221,16 +211,9 @@ class GpuBench:
             drawn.append(Sampler(subject.model).sample(range(count), before_step=self._check))
 
         timing = Timing([time_work(draw, self._device) for _ in range(self._sizes.repeats)])
-        row = ManyRow(
-            subject.preset,
-            count,
-            choose_engine(AUTO, subject.model).value,
-            "bf16",
-            timing.samples,
-            timing.rate(count),
-            drawn[-1].state_bytes,
-            measure_peak_memory(self._device),
-        )
+        engine, rate = choose_engine(AUTO, subject.model).value, timing.rate(count)
+        memory = drawn[-1].state_bytes, measure_peak_memory(self._device)
+        row = ManyRow(subject.preset, count, engine, "bf16", timing.samples, rate, *memory)
         self.result.many.append(row)
         self._info(f"{count:,} images at once: {row.images_per_second:.5g} images/s")
 
@@ -253,14 +236,15 @@ class GpuBench:
         for length in self._sizes.lengths:
             inputs = draw_inputs(batch, heads, length, 32, self._device, torch.bfloat16)
             attention = build_linear("elu", 32, heads)
-            works: dict[str, Callable[[], object]] = {
-                "linear": partial(differentiate, attention, inputs),
-                "linear, plain torch": partial(_differentiate_plainly, attention, inputs),
-                "torch's softmax": partial(_differentiate_softmax, inputs),
+            softmax = partial(functional.scaled_dot_product_attention, is_causal=True)
+            works = {
+                "linear": partial(_differentiate, attention.attend, inputs),
+                "linear, plain torch": partial(_differentiate, attention.attend, inputs, plain=True),
+                "torch's softmax": partial(_differentiate, softmax, inputs),
             }
             if foreign is not None:
-                swapped = [part.transpose(1, 2).contiguous() for part in inputs]
-                works["flash-linear-attention"] = partial(_differentiate_foreign, foreign, swapped)
+                swapped = [part.transpose(1, 2).contiguous() for part in inputs]  # [B, T, H, K]
+                works["flash-linear-attention"] = partial(_differentiate, foreign, swapped)
             samples: dict[str, list[float]] = {name: [] for name in works}
             for _ in range(1 + self._sizes.repeats):
                 for name, work in works.items():
@@ -272,31 +256,22 @@ class GpuBench:
                 self._info(f"attention, {name}, T = {length:,}: {1e3 * timing.median:.4g} ms")
 
 
-def _differentiate_plainly(attention: LinearAttention, inputs: Sequence[Tensor]) -> None:
-    with reference_only():
-        differentiate(attention, inputs)
-
-
-def _differentiate_softmax(inputs: Sequence[Tensor]) -> None:
-    q, k, v = (part.detach().requires_grad_() for part in inputs)
-    y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.autograd.grad(y, [q, k, v], v.detach())
+def _differentiate(attend: Callable[..., Any], inputs: Sequence[Tensor], plain: bool = False) -> None:
+    """Run a forward and a backward pass of `attend`, which returns an output, or an output and a state."""
+    leaves = [part.detach().requires_grad_() for part in inputs]
+    with reference_only() if plain else contextlib.nullcontext():
+        found = attend(*leaves)
+        y = found[0] if isinstance(found, tuple) else found
+        torch.autograd.grad(y, leaves, leaves[2].detach())
 
 
 def find_flash_linear_attention() -> Callable[..., Any] | None:
-    """Return flash-linear-attention's chunked linear attention for [B, T, H, K], or None if it is not installed."""
+    """Return flash-linear-attention's chunked linear attention for [B, T, H, K], or None if it is not installed.
+
+    It also normalises the outputs. The feature map is computed in plain torch.
+    """
     try:
-        found: Callable[..., Any] = importlib.import_module("fla.ops.linear_attn").chunk_linear_attn
+        attend: Callable[..., Any] = importlib.import_module("fla.ops.linear_attn").chunk_linear_attn
     except (ImportError, AttributeError):
         return None
-    return found
-
-
-def _differentiate_foreign(attend: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """Run a forward and backward pass with `attend`, a library function that also normalises the outputs.
-
-    The feature map is computed in plain torch. Inputs are [B, T, H, K].
-    """
-    q, k, v = (part.detach().requires_grad_() for part in inputs)
-    y, _ = attend(functional.elu(q) + 1, functional.elu(k) + 1, v, scale=1.0, normalize=True)
-    torch.autograd.grad(y, [q, k, v], v.detach())
+    return lambda q, k, v: attend(functional.elu(q) + 1, functional.elu(k) + 1, v, scale=1.0, normalize=True)

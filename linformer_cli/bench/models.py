@@ -53,7 +53,8 @@ def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
     """
     runs = []
     for folder in folders:
-        inside = [str(path) for path in _list_runs(Path(folder))]
+        path = Path(folder)
+        inside = [] if _is_run(path) else [str(each) for each in sorted(path.glob("*")) if _is_run(each)]
         validated = [run for run in map(_read, inside or [folder]) if run is not None]
         if not validated:
             raise CheckpointError(
@@ -68,13 +69,6 @@ def find_trained(runs: Sequence[TrainedRun], model: ModelConfig) -> TrainedRun |
     wanted = _without_dropout(model)
     same = [run for run in runs if _without_dropout(run.model) == wanted]
     return min(same, key=lambda run: run.quality.bits_per_dim or math.inf, default=None)
-
-
-def _list_runs(folder: Path) -> list[Path]:
-    """List the runs with a checkpoint in `folder`. The list is empty if `folder` is a run or a checkpoint itself."""
-    if not folder.is_dir() or _is_run(folder):
-        return []
-    return [path for path in sorted(folder.iterdir()) if _is_run(path)]
 
 
 def _is_run(folder: Path) -> bool:

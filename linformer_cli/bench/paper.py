@@ -3,7 +3,7 @@
 The other benchmarks provide all measurements. This module only decides their sizes and their order.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,6 @@ from linformer_cli.model.variants import parse_variants
 from linformer_cli.probe import choose_precision
 from linformer_cli.sampling.engines import AUTO
 from linformer_cli.sampling.precision import choose_formats
-from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 
 from . import attention, sample, train
@@ -24,7 +23,7 @@ from .budget import BudgetBench, Groups, Part, Schedule
 from .copy import CopyReport, run_copy_task
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size
 from .growth import describe_exponents
-from .measure.ceilings import Ceilings, ProductCeiling
+from .measure.ceilings import Ceilings
 from .measure.costs import count_product_flops, sum_flops
 from .models import BenchModel, TrainedRun, build_models, find_trained, load_models, preset_network
 from .paper_report import PaperConditions, PaperReport, describe_gaps
@@ -124,25 +123,21 @@ class PaperBench(BudgetBench[PaperReport]):
             [row for group in groups.values() for row in rows_of(group)] for groups in self._groups.values()
         )
         ceilings = self._ceilings.describe()
-        return PaperReport(
-            self._settings.budget_seconds,
-            sampling,
-            training,
-            scaling,
-            describe_exponents(scaling),
-            self._copy,
-            ceilings,
-            self._name_networks(ceilings.products),
-            self._reduced + self._schedule.reduced + describe_gaps(sampling),
-            self._schedule.unfinished,
-            self.elapsed_seconds(),
-            self._describe_conditions(),
-            describe_environment(),
-        )
-
-    def _name_networks(self, products: Iterable[ProductCeiling]) -> list[str]:
         names = {sum_flops(timed.model): name for name, models in self._models.items() for timed in models}
-        return [names.get(product.flops // product.rows, "copy task") for product in products]
+        return PaperReport(
+            budget_seconds=self._settings.budget_seconds,
+            elapsed_seconds=self.elapsed_seconds(),
+            reduced=self._reduced + self._schedule.reduced + describe_gaps(sampling),
+            sampling=sampling,
+            training=training,
+            scaling=scaling,
+            exponents=describe_exponents(scaling),
+            copy=self._copy,
+            ceilings=ceilings,
+            ceiling_networks=[names.get(one.flops // one.rows, "copy task") for one in ceilings.products],
+            unfinished=self._schedule.unfinished,
+            settings=self._describe_conditions(),
+        )
 
     def _describe_conditions(self) -> PaperConditions:
         networks = dict(self._settings.networks)

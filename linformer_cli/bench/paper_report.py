@@ -1,25 +1,16 @@
 """The report of `bench paper`, which is written to paper.json, and its page of tables and figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from linformer_cli.config import ModelConfig
-from linformer_cli.report.plots import PLOT_FORMATS
+from linformer_cli.report.plots import PlotFormat
 from linformer_cli.report.tables import Column, Record, render_records
-from linformer_cli.system.environment import describe_machine
-from linformer_cli.units import format_duration
 
-from .columns import (
-    EXPONENT_COLUMNS,
-    QUALITY,
-    REACH_COLUMNS,
-    SAMPLING,
-    SCALING_COLUMNS,
-    TRAINING,
-    choose_columns,
-)
+from . import columns as shown
+from .budget import BudgetReport
 from .copy import COPY_COLUMNS, CopyReport, render_copy
 from .figures import render_growth, render_quality, render_speed, trained_rows
 from .growth import Exponents
@@ -48,15 +39,14 @@ class PaperConditions:
     published: Source
 
 
-@dataclass(frozen=True)
-class PaperReport:
-    """Everything measured so far.
+@dataclass(frozen=True, kw_only=True)
+class PaperReport(BudgetReport):
+    """The rows of all parts.
 
-    `ceiling_networks` names the network of each of the products in `ceilings`. `reduced` lists sizes smaller than the
-    paper's, and measurements left out for lack of time. `unfinished` lists the parts that were interrupted.
+    `ceiling_networks` names the network of each of the products in `ceilings`. `unfinished` lists the parts that were
+    interrupted.
     """
 
-    budget_seconds: float
     sampling: list[SamplingRow]
     training: list[TrainingRow]
     scaling: list[AttentionRow]
@@ -64,15 +54,49 @@ class PaperReport:
     copy: CopyReport | None
     ceilings: CeilingsReport
     ceiling_networks: list[str]
-    reduced: list[str]
     unfinished: list[str]
-    elapsed_seconds: float
     settings: PaperConditions
-    environment: Mapping[str, Any]
 
     @property
     def has_figures(self) -> bool:
         return bool(self.sampling or self.training or self.scaling or self.copy)
+
+    def render_page(self) -> str:
+        published = self.settings.published
+        lines = ["# The tables of Katharopoulos 2020 on this machine", "", self.origin]
+        if self.unfinished:
+            lines.append(f"Not finished: {', '.join(self.unfinished)}.")
+        lines += _table("Sampling", self.sampling, shown.SAMPLING.file)
+        if self.sampling:
+            lines += ["", f"Published figures: {published.source}. Their hardware: {_list(published.hardware)}."]
+            lines += ["Published bits/dim leave out the first value of an image; ours count every value."]
+        lines += _table("Training", self.training, shown.TRAINING.file)
+        lines += _table("Time and memory against T", self.scaling, shown.SCALING_COLUMNS)
+        lines += _table("Exponents", self.exponents, shown.EXPONENT_COLUMNS)
+        lines += _table("Reach", self.exponents, shown.REACH_COLUMNS)
+        if self.copy:
+            title = self.copy.settings.task
+            lines += _table(title[0].upper() + title[1:], self.copy.rows, COPY_COLUMNS)
+        named = zip(self.ceilings.products, self.ceiling_networks, strict=True)
+        ceilings = [{**vars(product), "network": network} for product, network in named]
+        lines += _table("The ceilings of this machine", ceilings, _CEILING_COLUMNS)
+        speed = self.ceilings.copy.gigabytes_per_second
+        lines += ["", f"Memory copies reach {speed:.3g} GB/s. Each byte counts twice, as read and as written."]
+        if self.reduced:
+            lines += ["", "## Less than in the paper", "", *(f"- {line}" for line in self.reduced)]
+        return "\n".join([*lines, ""])
+
+    def list_figures(self) -> dict[str, Callable[[PlotFormat], bytes]]:
+        figures: dict[str, Callable[[PlotFormat], bytes]] = {}
+        if any(row.samples_seconds for row in self.sampling):
+            figures["images-per-second"] = partial(render_speed, self.sampling)
+        if trained_rows(self.sampling):
+            figures["bits-per-dim"] = partial(render_quality, self.sampling)
+        if any(row.samples_seconds for row in self.scaling):
+            figures["attention"] = partial(render_growth, self.scaling, self.exponents)
+        if self.copy and any(row.points for row in self.copy.rows):
+            figures["copy"] = partial(render_copy, self.copy.rows, self.copy.settings.task)
+        return figures
 
 
 def describe_gaps(rows: Sequence[SamplingRow]) -> list[str]:
@@ -99,59 +123,12 @@ _CEILING_COLUMNS = (
 )
 
 
-def render_page(report: PaperReport) -> str:
-    """Render `report` as Markdown."""
-    published = report.settings.published
-    lines = [
-        "# The tables of Katharopoulos 2020 on this machine",
-        "",
-        f"{describe_machine(report.environment)}; measured in {format_duration(report.elapsed_seconds)} of a budget of "
-        f"{format_duration(report.budget_seconds)}.",
-    ]
-    if report.unfinished:
-        lines.append(f"Not finished: {', '.join(report.unfinished)}.")
-    lines += _table("Sampling", report.sampling, SAMPLING.file)
-    if report.sampling:
-        lines += ["", f"Published figures: {published.source}. Their hardware: {_list(published.hardware)}."]
-        lines += ["Published bits/dim leave out the first value of an image; ours count every value."]
-    lines += _table("Training", report.training, TRAINING.file)
-    lines += _table("Time and memory against T", report.scaling, SCALING_COLUMNS)
-    lines += _table("Exponents", report.exponents, EXPONENT_COLUMNS)
-    lines += _table("Reach", report.exponents, REACH_COLUMNS)
-    if report.copy:
-        title = report.copy.settings.task
-        lines += _table(title[0].upper() + title[1:], report.copy.rows, COPY_COLUMNS)
-    named = zip(report.ceilings.products, report.ceiling_networks, strict=True)
-    ceilings = [{**vars(product), "network": network} for product, network in named]
-    lines += _table("The ceilings of this machine", ceilings, _CEILING_COLUMNS)
-    speed = report.ceilings.copy.gigabytes_per_second
-    lines += ["", f"Memory copies reach {speed:.3g} GB/s. Each byte counts twice, as read and as written."]
-    if report.reduced:
-        lines += ["", "## Less than in the paper", "", *(f"- {line}" for line in report.reduced)]
-    return "\n".join([*lines, ""])
-
-
-def render_figures(report: PaperReport) -> dict[str, bytes]:
-    """Render every figure that has rows. The keys of the result are file names."""
-    figures: dict[str, bytes] = {}
-    for kind in PLOT_FORMATS:
-        if any(row.samples_seconds for row in report.sampling):
-            figures[f"images-per-second.{kind}"] = render_speed(report.sampling, kind)
-        if trained_rows(report.sampling):
-            figures[f"bits-per-dim.{kind}"] = render_quality(report.sampling, kind)
-        if any(row.samples_seconds for row in report.scaling):
-            figures[f"attention.{kind}"] = render_growth(report.scaling, report.exponents, kind)
-        if report.copy and any(row.points for row in report.copy.rows):
-            figures[f"copy.{kind}"] = render_copy(report.copy.rows, report.copy.settings.task, kind)
-    return figures
-
-
 def _table(title: str, rows: Sequence[Record], columns: Sequence[Column]) -> list[str]:
     if not rows:
         return []
-    keep = [column.key for column in columns if column.key in QUALITY]
-    shown = choose_columns(rows, columns, keep) or list(columns)
-    return ["", f"## {title}", "", render_records(rows, shown, "md").rstrip("\n")]
+    keep = [column.key for column in columns if column.key in shown.QUALITY]
+    chosen = shown.choose_columns(rows, columns, keep) or columns
+    return ["", f"## {title}", "", render_records(rows, chosen, "md").rstrip("\n")]
 
 
 def _list(facts: Mapping[str, str]) -> str:

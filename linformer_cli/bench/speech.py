@@ -16,7 +16,6 @@ from linformer_cli.speech.corpus import Corpus
 from linformer_cli.speech.encoder import BI_LSTM, PRESETS, build_encoder
 from linformer_cli.speech.saved import save_recogniser
 from linformer_cli.speech.utterances import Fold
-from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.system.timing import Timing
 
@@ -123,15 +122,14 @@ class SpeechBench(BudgetBench[SpeechReport]):
                 f"{paper.width}, {paper.stack} and {paper.lstm_layers} x {paper.lstm_cells}"
             )
         return SpeechReport(
-            rows,
-            self._list_lengths(),
-            describe_findings(rows),
-            reduced,
-            self._settings.budget_seconds,
-            self.elapsed_seconds(),
-            self._ended,
-            self._describe_conditions(),
-            describe_environment(),
+            budget_seconds=self._settings.budget_seconds,
+            elapsed_seconds=self.elapsed_seconds(),
+            reduced=reduced,
+            rows=rows,
+            lengths=self._list_lengths(),
+            findings=describe_findings(rows),
+            ended=self._ended,
+            settings=self._describe_conditions(),
         )
 
     def save_models(self, folder: Path) -> None:

@@ -1,27 +1,20 @@
 """The report of `lintx bench speech`: its rows and conditions, tables, figures and page."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
-from linformer_cli.report.plots import (
-    PLOT_FORMATS,
-    Curve,
-    Panel,
-    PlotFormat,
-    Span,
-    number_styles,
-    render_plot,
-    render_spectrogram,
-)
+from linformer_cli.report import plots
+from linformer_cli.report.plots import Curve, Panel, PlotFormat
 from linformer_cli.report.tables import Column, Record, Shown, list_columns, render_records
 from linformer_cli.speech.ctc_task import CtcSettings
 from linformer_cli.speech.encoder import EncoderSettings
 from linformer_cli.speech.saved import Transcript
-from linformer_cli.system.environment import describe_machine
-from linformer_cli.units import format_bytes, format_duration
+from linformer_cli.units import format_bytes
 
+from .budget import BudgetReport
 from .columns import choose_columns
 from .figures import render_costs
 from .published import PublishedSpeech
@@ -130,19 +123,15 @@ class SpeechConditions:
     precision: str = "fp32"
 
 
-@dataclass(frozen=True)
-class SpeechReport:
-    """Everything measured so far. `findings` compare linear attention with softmax here and in the paper."""
+@dataclass(frozen=True, kw_only=True)
+class SpeechReport(BudgetReport):
+    """The rows of all encoders. `findings` compare linear attention with softmax here and in the paper."""
 
     rows: list[SpeechRow]
     lengths: list[LengthRow]
     findings: list[str]
-    reduced: list[str]
-    budget_seconds: float
-    elapsed_seconds: float
     ended: str
     settings: SpeechConditions
-    environment: Mapping[str, Any]
 
     @property
     def has_figures(self) -> bool:
@@ -152,6 +141,33 @@ class SpeechReport:
     def title(self) -> str:
         """The title of all output, which says what the data are."""
         return f"Phoneme error rate (PER) with CTC: {self.settings.title}"
+
+    def render_page(self) -> str:
+        settings = self.settings
+        lines = [
+            f"# {self.title}",
+            "",
+            self.origin,
+            f"{settings.seeds} seeds, each with other held-out speakers. An epoch is {settings.epoch_utterances:,} "
+            f"utterances with {settings.epoch_frames:,} frames of 10 ms.",
+        ]
+        if published := next((row.published for row in self.rows if row.published), None):
+            lines += ["", f"Published figures: {published.source}, on {published.data}, on {published.hardware}."]
+        for line in self.findings:
+            lines += ["", f"{line[0].upper()}{line[1:]}."]
+        for records, columns in list_tables(self):
+            lines += ["", render_records(records, columns, "md").rstrip("\n")]
+        if remarks := [*settings.notes, *self.reduced]:
+            lines += ["", "## Remarks", "", *(f"- {line}" for line in remarks)]
+        return "\n".join([*lines, ""])
+
+    def list_figures(self) -> dict[str, Callable[[PlotFormat], bytes]]:
+        figures: dict[str, Callable[[PlotFormat], bytes]] = {}
+        if any(row.seeds for row in self.rows):
+            figures["curves"] = partial(render_curves, self)
+        if any(row.samples_seconds for row in self.lengths):
+            figures["lengths"] = partial(render_lengths, self)
+        return figures
 
 
 def describe_findings(rows: Sequence[SpeechRow]) -> list[str]:
@@ -224,43 +240,10 @@ def list_tables(report: SpeechReport) -> list[tuple[Sequence[Record], list[Colum
     return [(records, choose_columns(records, columns)) for records, columns in tables if records]
 
 
-def render_page(report: SpeechReport) -> str:
-    """Render `report` as Markdown."""
-    settings = report.settings
-    lines = [
-        f"# {report.title}",
-        "",
-        f"{describe_machine(report.environment)}; measured in {format_duration(report.elapsed_seconds)} of a budget of "
-        f"{format_duration(report.budget_seconds)}.",
-        f"{settings.seeds} seeds, each with other held-out speakers. An epoch is {settings.epoch_utterances:,} "
-        f"utterances with {settings.epoch_frames:,} frames of 10 ms.",
-    ]
-    if published := next((row.published for row in report.rows if row.published), None):
-        lines += ["", f"Published figures: {published.source}, on {published.data}, on {published.hardware}."]
-    for line in report.findings:
-        lines += ["", f"{line[0].upper()}{line[1:]}."]
-    for records, columns in list_tables(report):
-        lines += ["", render_records(records, columns, "md").rstrip("\n")]
-    if remarks := [*settings.notes, *report.reduced]:
-        lines += ["", "## Remarks", "", *(f"- {line}" for line in remarks)]
-    return "\n".join([*lines, ""])
-
-
-def render_figures(report: SpeechReport) -> dict[str, bytes]:
-    """Render every figure that has points. The keys of the result are file names."""
-    figures: dict[str, bytes] = {}
-    for kind in PLOT_FORMATS:
-        if any(row.seeds for row in report.rows):
-            figures[f"curves.{kind}"] = render_curves(report, kind)
-        if any(row.samples_seconds for row in report.lengths):
-            figures[f"lengths.{kind}"] = render_lengths(report, kind)
-    return figures
-
-
 def render_curves(report: SpeechReport, kind: PlotFormat) -> bytes:
     """Plot the error rate against epochs and against training time. Bands go from the lowest to the highest seed."""
     against_epochs, against_time = [], []
-    for row, style in zip(report.rows, number_styles(len(report.rows)), strict=True):
+    for row, style in zip(report.rows, plots.number_styles(len(report.rows)), strict=True):
         by_epoch, by_time = [], []
         for points in zip(*(seed.points for seed in row.seeds), strict=False):
             rates = [100 * point.error_rate for point in points]
@@ -275,7 +258,7 @@ def render_curves(report: SpeechReport, kind: PlotFormat) -> bytes:
         Panel("", against_epochs, "epochs", label, x_scale="linear", y_scale="linear"),
         Panel("", against_time, "training time (min)", label, x_scale="linear", y_scale="linear"),
     ]
-    return render_plot(panels, "", "", kind, title=report.title)
+    return plots.render_plot(panels, "", "", kind, title=report.title)
 
 
 def render_lengths(report: SpeechReport, kind: PlotFormat) -> bytes:
@@ -290,10 +273,10 @@ def render_lengths(report: SpeechReport, kind: PlotFormat) -> bytes:
 
 def render_transcript(transcript: Transcript, title: str, kind: PlotFormat) -> bytes:
     """Draw the features of a recording with the symbols, at their times, under them."""
-    spans = [Span(one.symbol, one.start_seconds, one.end_seconds, one.probability) for one in transcript.symbols]
+    spans = [plots.Span(one.symbol, one.start_seconds, one.end_seconds, one.probability) for one in transcript.symbols]
     features = transcript.features
     seconds = features.shape[0] * transcript.hop_seconds
-    return render_spectrogram(features.T.tolist(), seconds, spans, kind, title)
+    return plots.render_spectrogram(features.T.tolist(), seconds, spans, kind, title)
 
 
 def describe_progress(rows: Sequence[SpeechRow]) -> str:

@@ -31,14 +31,7 @@ app = typer.Typer(
 
     - `lintx bench sample --checkpoint runs/first --batch 1,64`
     - `lintx bench train --preset mnist-paper`
-    - `lintx bench attention --positions 1024,4096`
-    - `lintx bench codec --picture bits.png`
-    - `lintx bench quality --image nearest.png`
-    - `lintx bench copy --budget 10m --plot copy.png`
-    - `lintx bench approximation --plot errors.svg`
     - `lintx bench paper --budget 10m`
-    - `lintx bench speech --budget 20m`
-    - `lintx bench gpu --out gpu.json`
     """,
     no_args_is_help=True,
     rich_markup_mode="markdown",

@@ -38,19 +38,18 @@ class ApproximationOptions:
 def approximation(asked: ApproximationOptions) -> None:
     """Measure the errors of random features.
 
-    Reports mean squared errors of performer attention relative to causal softmax attention in float64, by number of
-    features and norm of the inputs. The random directions are orthogonal or independent; features are positive,
-    hyperbolic or trigonometric. Each figure is the mean over draws of inputs and directions, with quartiles.
+    Reports mean squared errors of performer attention relative to causal softmax attention in float64, with orthogonal
+    or independent random directions. Each figure is the mean over draws of inputs and directions, with quartiles. CSV
+    and JSON contain all errors. Ctrl-C shows the results of the finished draws.
 
-    `output` is the error of the attention outputs, for values drawn from N(0, 1). `bounded-output` is the same error
-    with the mechanism's lower bound on the denominator of `trig`. `kernel` is the error of the estimate of exp(x . y)
-    over all pairs of a query q and a key k at an earlier or the same position, where x = q K^(-1/4) and y = k K^(-1/4).
-    `small-kernel` is the same error over the quarter of pairs with the smallest exp(x . y). CSV and JSON contain all
-    four errors. Ctrl-C shows the results of the finished draws.
+    - output: of the attention outputs, for values drawn from N(0, 1).
+    - bounded-output: the same, with the mechanism's lower bound on the denominator of `trig`.
+    - kernel: of the estimate of exp(x . y) over all pairs of a query q and a key k at an earlier or the same position,
+      where x = q K^(-1/4) and y = k K^(-1/4).
+    - small-kernel: the same over the quarter of pairs with the smallest exp(x . y).
 
     Examples:
 
-    - `lintx bench approximation`
     - `lintx bench approximation --features 32,64,128 --norms 1,2 --plot errors.svg`
     - `lintx bench approximation --maps positive --draws 100 --format csv`
     """
@@ -62,10 +61,8 @@ def approximation(asked: ApproximationOptions) -> None:
     from linformer_cli.system.environment import describe_environment
     from linformer_cli.system.signals import catch_signals
 
-    names, settings = (
-        [name.strip() for name in asked.maps.split(",")],
-        bench.Draws(asked.positions, asked.head_width, asked.draws, asked.seed),
-    )
+    names = [name.strip() for name in asked.maps.split(",")]
+    settings = bench.Draws(asked.positions, asked.head_width, asked.draws, asked.seed)
     with catch_signals() as stop:
         rows = bench.measure_approximation(counts, sizes, names, draws=settings, check=stop.raise_if_set)
     done = rows[0].draws if rows else 0

@@ -36,21 +36,18 @@ def attention(
 ) -> None:
     """Measure how time and memory grow with T.
 
-    Runs forward and backward passes of each mechanism alone in float32. By default, the batch is inversely proportional
-    to T, as in Katharopoulos 2020. The first table shows time and memory per sequence: the median and quartiles of the
-    time over interleaved repeats, and the peak memory (on a CPU, the growth of a fresh process's memory). Column
-    `copying` is the rate of the least possible memory traffic (inputs, outputs and gradients), as a share of this
-    machine's rate of memory copies. A length that needs too much memory or exceeds --limit is left out, and its row
-    says why. Mechanisms whose parallel and step forms disagree are not timed.
+    Times forward and backward passes of each mechanism alone, in float32. The first table shows time and memory per
+    sequence: the median and quartiles of the time over interleaved repeats, and the peak memory (on a CPU, of a fresh
+    process). `copying` is the rate of the least possible memory traffic, as a share of this machine's rate of memory
+    copies. A length that needs too much memory or time is left out, and its row says why. Mechanisms whose parallel and
+    step forms disagree are not timed.
 
-    A second table shows the exponents p of the growth T^p, between the last two lengths and fitted over all lengths. A
-    third table shows the longest T of --positions that each mechanism can handle. If softmax is included, this table
-    also shows the T above which the mechanism is faster than softmax (interpolated in log T and log time). Ctrl-C shows
-    the results so far.
+    Two more tables show the exponents p of the growth T^p, between the last two lengths and over all lengths, the
+    longest T that each mechanism can handle, and the T above which it is faster than softmax. Ctrl-C shows the results
+    so far.
 
     Examples:
 
-    - `lintx bench attention`
     - `lintx bench attention --attention linear,softmax --positions 1024,4096 --batch 1 --format md`
     - `lintx bench attention --attention linear,linear:chunk=256 --limit 10s --json`
     - `lintx bench attention --attention linear,softmax,lsh --plot scaling.png`

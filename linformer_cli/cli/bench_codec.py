@@ -13,7 +13,7 @@ from linformer_cli.units import WINDOWS
 
 from . import options
 from .output import info, print_json, print_tables
-from .session import Session, load_images_to_fit, open_session
+from .session import load_images_to_fit, open_session
 
 if TYPE_CHECKING:
     from linformer_cli.bench.codec import CodecReport
@@ -39,10 +39,10 @@ def codec(
 ) -> None:
     """Measure size and speed of compression.
 
-    The same images are stored as by `lintx compress`, as optimised PNGs, as lossless WebP and JPEG XL (if its plugin
-    is installed), and all together with gzip, xz and zstd. Every format must give the same pixels back. Speeds are
-    medians over interleaved rounds; those of lintx are also shown relative to drawing images with the same engine and
-    batch size. Published figures for the same data set follow. Needs the packages of `pip install '.[compress]'`.
+    The same images are stored as by `lintx compress`, as optimised PNGs, as lossless WebP and JPEG XL (if its plugin is
+    installed), and all together with gzip, xz and zstd. Every format must give the same pixels back. Speeds are medians
+    over interleaved rounds; those of lintx are also shown relative to drawing images. Published figures for the same
+    data set follow. Needs the packages of `pip install '.[compress]'`.
 
     Examples:
 
@@ -54,7 +54,9 @@ def codec(
     if session.checkpoint.info.data.words is WINDOWS:
         raise UsageError("bench codec is for models of images; 'lintx compress' compares a model of bytes with others")
 
-    from linformer_cli.bench.codec import CodecSettings, run_codec_bench
+    from linformer_cli.bench.codec import CodecSettings, draw_bits, run_codec_bench
+    from linformer_cli.files import write_file
+    from linformer_cli.report.grids import encode_png
     from linformer_cli.system.signals import catch_signals
 
     name, model = data or session.checkpoint.info.data.name, session.model
@@ -74,7 +76,9 @@ def codec(
     else:
         _print(report, style)
     if picture is not None:
-        _draw(picture, session, images[:_SHOWN], labels)
+        shown = images[:_SHOWN], None if labels is None else labels[:_SHOWN]
+        write_file(picture, encode_png(draw_bits(model, *shown), session.record))
+        info(f"wrote {picture}")
     stop.raise_if_set(options.STOPPED)
 
 
@@ -91,25 +95,3 @@ def _print(report: "CodecReport", style: Any) -> None:
             f"the model's own {report.model_bits_per_dim:.4f} bits/dim; drawing: {report.drawn_per_second:.3g} images/s"
         )
     info(describe_machine(report.environment))
-
-
-def _draw(path: Path, session: Session, images: Any, labels: Any) -> None:
-    """Write a picture of the bits of each pixel."""
-    import math
-
-    import torch
-
-    from linformer_cli.bench.codec import render_bits
-    from linformer_cli.data.sequence import images_to_values, paint
-    from linformer_cli.evaluation.bits import stepped_nats
-    from linformer_cli.files import write_file
-    from linformer_cli.report.grids import encode_png
-    from linformer_cli.sampling.engines import EngineCache
-
-    model = session.model
-    engines = EngineCache(session.engine, model, products=session.products)
-    given = None if labels is None else torch.from_numpy(labels[: len(images)])
-    nats = stepped_nats(engines, images_to_values(images, model.config.image), given)
-    bits = nats.double().numpy().reshape(images.shape) / math.log(2)
-    write_file(path, encode_png(render_bits(paint(images, model.config.image), bits), session.record))
-    info(f"wrote {path}")

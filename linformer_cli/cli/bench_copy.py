@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linformer_cli.config import LARGEST_SIZE
-from linformer_cli.report.tables import TableStyle
 
 from . import options
 from .config_options import option, with_fields
-from .output import info, print_json, print_records, write_plot
+from .output import info, print_json, print_records, print_tables, write_plot
 
 if TYPE_CHECKING:
-    from linformer_cli.bench.copy import CopyPoint, CopyReport
+    from linformer_cli.bench.copy import CopyPoint
 
 # This is 16 times the paper's width.
 _LARGEST_WIDTH = 4_096
@@ -52,24 +51,20 @@ def copy(asked: CopyOptions) -> None:
     """Measure how fast models learn to copy.
 
     Runs the copy task of Katharopoulos 2020, section 4.1: a string of random symbols from an alphabet of 10, a
-    separator, and the string again. The string has a random length, from a quarter to nearly half of the sequence's
-    length. Models have 4 layers and 8 heads. Each update uses a batch of 64 new sequences. The optimizer is RAdam with
-    a learning rate of 1e-3, reduced to 1e-4 after 3,000 updates. Loss and accuracy cover only the copied symbols.
-
-    All models see the same sequences and make one update each in turn. Their curves are therefore comparable wherever
-    they end: after --updates, after --budget, or at Ctrl-C. Ctrl-C prints the results so far. A task smaller than the
-    paper's is marked as reduced. A mechanism whose parallel and step forms disagree is not trained.
+    separator, and the string again. Loss and accuracy cover only the copied symbols. All models see the same sequences
+    and make one update each in turn, so their curves are comparable wherever they end: after --updates, after --budget,
+    or at Ctrl-C, which prints the results so far. A task smaller than the paper's is marked as reduced. A mechanism
+    whose parallel and step forms disagree is not trained.
 
     Examples:
 
     - `lintx bench copy --plot copy.png`
     - `lintx bench copy --attention softmax,linear,lstm --budget 30m --json`
-    - `lintx bench copy --budget 24h --device cuda`
     """
     seconds = options.parse_duration(asked.budget)
     options.require_plots(asked.plot)
 
-    from linformer_cli.bench.copy import render_copy, run_copy_task
+    from linformer_cli.bench import copy as bench
     from linformer_cli.bench.copy_task import CopySettings, choose_size
     from linformer_cli.bench.measure.ceilings import Ceilings
     from linformer_cli.errors import Interrupted, LintxError
@@ -85,14 +80,17 @@ def copy(asked: CopyOptions) -> None:
     )
     info(settings.title)
     with catch_signals() as stop:
-        report = run_copy_task(variants, settings, Ceilings(place), seconds, stop, _Reporter())
+        report = bench.run_copy_task(variants, settings, Ceilings(place), seconds, stop, _Reporter())
     has_points = any(row.points for row in report.rows)
     if asked.json:
         print_json({**vars(report), "plot": asked.plot if has_points else None})
+    elif asked.style == "csv":
+        print_records(bench.list_points(report.rows), bench.CSV_COLUMNS, "csv")
     else:
-        _print(report, asked.style)
+        print(f"{report.settings.task}\n")
+        print_tables(asked.style, *bench.list_tables(report.rows))
     if has_points:
-        write_plot(asked.plot, lambda kind: render_copy(report.rows, report.settings.task, kind))
+        write_plot(asked.plot, lambda kind: bench.render_copy(report.rows, report.settings.task, kind))
     done = f"{report.settings.updates:,} of {asked.updates:,} updates"
     if report.ended != "finished":
         info(f"{done}: {_ENDINGS[report.ended]}")
@@ -114,18 +112,3 @@ class _Reporter:
             self._next = time.monotonic() + _TALK_SECONDS
             losses = ", ".join(f"{name} {point.loss:.3f} ({point.accuracy:.0%})" for name, point in points.items())
             info(f"update {update:,}: {losses}")
-
-
-def _print(report: "CopyReport", style: TableStyle) -> None:
-    from linformer_cli.bench.columns import choose_columns
-    from linformer_cli.bench.copy import COPY_COLUMNS, CSV_COLUMNS, list_points, tabulate_losses
-
-    if style == "csv":
-        print_records(list_points(report.rows), CSV_COLUMNS, "csv")
-        return
-    print(f"{report.settings.task}\n")
-    print_records(report.rows, choose_columns(report.rows, COPY_COLUMNS), style)
-    losses, columns = tabulate_losses(report.rows)
-    if len(losses) > 1:
-        print()
-        print_records(losses, columns, style)

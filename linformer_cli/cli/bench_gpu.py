@@ -26,10 +26,10 @@ def gpu(
     """Check and measure a GPU.
 
     First compares, on the device, kernels with plain torch in float64, the sampling engine with the model's own step,
-    and the parallel and step forms of every mechanism. Then measures images/s of sampling and training with the
-    networks of Katharopoulos 2020, images/s of sampling 10,000 images of MNIST's size at once, and the time of
-    attention alone. Attention is compared with torch's softmax and, if installed, with flash-linear-attention. A part
-    that fails does not stop the others. The exit code is 1 if a check or a part failed.
+    and the parallel and step forms of every mechanism. Then measures sampling and training with the networks of
+    Katharopoulos 2020, sampling of 10,000 images of MNIST's size at once, and attention alone, beside torch's softmax
+    and, if installed, flash-linear-attention. A part that fails does not stop the others. The exit code is 1 if a check
+    or a part failed.
 
     Examples:
 

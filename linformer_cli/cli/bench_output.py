@@ -4,24 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from linformer_cli.bench.columns import (
-    EXPONENT_COLUMNS,
-    POSITION_COLUMNS,
-    QUALITY,
-    REACH_COLUMNS,
-    SCALING_COLUMNS,
-    SCALING_FILE_COLUMNS,
-    SpeedColumns,
-    choose_columns,
-    join_exponents,
-)
+from linformer_cli.bench import columns as shown
 from linformer_cli.bench.growth import Exponents
 from linformer_cli.bench.measure.ceilings import CeilingsReport
 from linformer_cli.bench.rounds import BenchReport
 from linformer_cli.bench.rows import AttentionRow, ModelRow
-from linformer_cli.files import write_file
 from linformer_cli.report.plots import PlotFormat
-from linformer_cli.report.tables import Column, TableStyle, to_json
+from linformer_cli.report.tables import Column, TableStyle
 from linformer_cli.system.device import choose_device
 from linformer_cli.system.environment import describe_machine
 from linformer_cli.system.signals import Check, catch_signals
@@ -68,10 +57,10 @@ def run_and_show(
     stop.raise_if_set(STOPPED)
 
 
-def print_speeds(rows: Sequence[ModelRow], columns: SpeedColumns, style: TableStyle) -> None:
+def print_speeds(rows: Sequence[ModelRow], columns: shown.SpeedColumns, style: TableStyle) -> None:
     """Print rows of sampling or training on stdout."""
     if style == "csv" or (style == "md" and rows):
-        kept = columns.file if style == "csv" else choose_columns(rows, columns.file, QUALITY)
+        kept = columns.file if style == "csv" else shown.choose_columns(rows, columns.file, shown.QUALITY)
         print_records(rows, kept, style)
         return
     for preset in dict.fromkeys(row.preset for row in rows):
@@ -88,33 +77,28 @@ def print_position_times(rows: Sequence[ModelRow]) -> None:
         return row.network, row.name, row.engine, row.batch
 
     methods = list(dict.fromkeys(map(method, rows)))
-    _print_table(sorted(rows, key=lambda row: (methods.index(method(row)), row.positions)), POSITION_COLUMNS)
+    _print_table(sorted(rows, key=lambda row: (methods.index(method(row)), row.positions)), shown.POSITION_COLUMNS)
 
 
 def _print_table(rows: Sequence[ModelRow], columns: Sequence[Column]) -> None:
-    if shown := choose_columns(rows, columns):
-        print_records(rows, shown, "table")
+    if chosen := shown.choose_columns(rows, columns):
+        print_records(rows, chosen, "table")
         print()
 
 
 def print_growth(rows: Sequence[AttentionRow], exponents: Sequence[Exponents], style: TableStyle) -> None:
     """Print time and memory against T on stdout, then the exponents. In CSV, all of it is one table."""
     if style == "csv":
-        print_records(join_exponents(rows, exponents), SCALING_FILE_COLUMNS, "csv")
+        print_records(shown.join_exponents(rows, exponents), shown.SCALING_FILE_COLUMNS, "csv")
         return
-    print_tables(style, (rows, SCALING_COLUMNS), (exponents, EXPONENT_COLUMNS), (exponents, REACH_COLUMNS))
+    print_tables(
+        style, (rows, shown.SCALING_COLUMNS), (exponents, shown.EXPONENT_COLUMNS), (exponents, shown.REACH_COLUMNS)
+    )
 
 
 def show_row(row: AttentionRow | ModelRow) -> None:
     """Print a row on stderr, in one line."""
     info(row.describe())
-
-
-def write_report(out: Path, name: str, report: object, page: str, figures: Mapping[str, bytes]) -> None:
-    """Write NAME.json, NAME.md and the figures. After an interruption, each file is either complete or unchanged."""
-    texts = {f"{name}.json": to_json(report) + "\n", f"{name}.md": page}
-    for file, data in {**{file: text.encode() for file, text in texts.items()}, **figures}.items():
-        write_file(out / file, data)
 
 
 def show_machine(environment: Mapping[str, Any], ceilings: CeilingsReport) -> None:

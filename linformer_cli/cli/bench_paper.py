@@ -27,18 +27,14 @@ def paper(
 ) -> None:
     """Repeat the figures of Katharopoulos 2020.
 
-    Measures the paper's methods in its two networks. The methods are softmax (re-run and with a cache), LSH with 1 and
-    4 rounds, and linear attention. The results are images/s and seconds per image of sampling, images/s of training,
-    time and memory of attention against T, and the loss and accuracy of the copy task. The output also shows the
-    published figures and this machine's highest rates. The budget determines batch sizes, repeats and lengths. The
-    output lists all sizes that are smaller than the paper's. Bits/dim come from --runs. Models of runs with other
-    networks are also sampled.
-
-    JSON, tables and figures are written about every two minutes, at the end, and after Ctrl-C.
+    Measures softmax (re-run and with a cache), LSH with 1 and 4 rounds, and linear attention in the paper's two
+    networks: speed of sampling and training, time and memory of attention against T, and the copy task. The output also
+    shows the published figures and this machine's highest rates. The budget determines batch sizes, repeats and
+    lengths; the output lists all that is smaller than in the paper. Models of --runs with other networks are also
+    sampled. JSON, tables and figures are written about every two minutes, at the end, and after Ctrl-C.
 
     Examples:
 
-    - `lintx bench paper --budget 10m`
     - `lintx bench paper --budget 2m --out quick`
     - `lintx bench paper --budget 1h --runs runs/comparison --json`
     """
@@ -47,22 +43,18 @@ def paper(
 
     from linformer_cli.bench.models import read_trained_runs
     from linformer_cli.bench.paper import PaperBench, PaperSettings
-    from linformer_cli.bench.paper_report import render_figures, render_page
     from linformer_cli.bench.rows import AttentionRow, ModelRow
     from linformer_cli.system.signals import catch_signals
 
-    from .bench_output import choose_place, write_report
+    from .bench_output import choose_place
 
     def show_row(part: str, row: AttentionRow | ModelRow, number: int) -> None:
         info(f"{part if number == 1 else f'{part}, round {number}'}: {row.describe()}")
 
-    def write(report: "PaperReport") -> None:
-        write_report(out, "paper", report, render_page(report), render_figures(report))
-
     trained = read_trained_runs(runs or [])
     settings = PaperSettings(seconds, choose_place(device, f", about {budget}"), trained)
     with catch_signals() as stop:
-        report = PaperBench(settings, show_row, write, stop).run()
+        report = PaperBench(settings, show_row, lambda report: report.write(out, "paper"), stop).run()
     if report.has_figures:
         info(f"wrote {out}")
     if json:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.report.tables import list_columns
+from linformer_cli.system.signals import StopRequest, catch_signals
 from linformer_cli.units import WINDOWS, format_percent
 
 from . import options
@@ -15,10 +16,8 @@ from .output import info, print_json, print_tables, warn_smaller_batch
 from .session import Session, load_images_to_fit, open_session
 
 if TYPE_CHECKING:
-    from linformer_cli.bench.quality import QualityReport
     from linformer_cli.data.images import ImageSet
     from linformer_cli.sampling.decode import Sampler
-    from linformer_cli.system.signals import StopRequest
 
 _SHOWN = 24
 
@@ -51,12 +50,11 @@ def quality(asked: QualityOptions) -> None:
     """Compare samples with test images.
 
     Samples, test images and training images are compared in the same way. A judge, which is a small classifier of the
-    data set's images, is trained first (a minute or two for MNIST) and cached. Distances in the judge's features are
-    not the published FID. Samples depend on --seed as in `lintx sample`; a model with classes draws the same number of
-    images of each class, as with `--class all`.
+    data set's images, is trained first (a minute or two for MNIST) and cached. Samples depend on --seed as in `lintx
+    sample`; a model with classes draws the same number of images of each class, as with `--class all`.
 
-    - Frechet distance: to all test images, in the features of the judge's hidden layer, between Gaussians with the
-      same means and covariances. The distance of the training images is about the lowest that a model can reach.
+    - Frechet distance: to all test images, between Gaussians in the features of the judge's hidden layer. It is not the
+      published FID. The distance of the training images is about the lowest that a model can reach.
     - sure: share of images to which the judge gives one class with probability 0.9 or more.
     - right class: share of images that the judge assigns to the requested class, or to the label.
     - nearest training image: mean Euclidean distance to it, over all values from 0 to 255. A model that copies training
@@ -64,7 +62,6 @@ def quality(asked: QualityOptions) -> None:
 
     Examples:
 
-    - `lintx bench quality`
     - `lintx bench quality fashion-wide --temperature 0.9 --image nearest.png`
     - `lintx bench quality runs/first --data mnist -n 5000 --json`
     """
@@ -76,17 +73,15 @@ def quality(asked: QualityOptions) -> None:
     import numpy as np
 
     from linformer_cli.bench.judge import RECIPE, load_judge
-    from linformer_cli.bench.quality import measure_quality
+    from linformer_cli.bench.quality import ClassRow, QualityRow, measure_quality
     from linformer_cli.data.sequence import paint
     from linformer_cli.sampling.choose import Filters, check_guidance
     from linformer_cli.sampling.decode import Sampler
-    from linformer_cli.system.signals import catch_signals
 
     check_guidance(session.model, asked.guidance, session.model.config.classes > 0)
-    record, model = session.checkpoint.info, session.model
+    record, model, shape = session.checkpoint.info, session.model, session.model.config.image
     filters = Filters(asked.temperature, asked.top_k, asked.top_p, asked.guidance)
     name = asked.data or record.data.name
-    shape = model.config.image
     sets = [load_images_to_fit(name, split, asked.data_dir, session.look) for split in ("train", "test")]
     train, test = (replace(images, images=paint(images.images[:], shape)) for images in sets)
     classes, own = max(train.classes, test.classes), model.config.classes
@@ -113,7 +108,10 @@ def quality(asked: QualityOptions) -> None:
         drawn = {"count": total, "seed": asked.seed, "batch": asked.batch, **vars(filters)}
         print_json({**session.record, "data": name, **drawn, "image": asked.image, **vars(report)})
     else:
-        _print(report, asked.style)
+        print_tables(asked.style, (report.rows, list_columns(QualityRow)), (report.classes, list_columns(ClassRow)))
+        if asked.style != "csv":
+            right = format_percent(report.judge_accuracy)
+            info(f"judge: {right} right on all {report.test_images:,} test images")
     if asked.image is not None:
         _write_image(asked.image, samples, train.images[:], session)
 
@@ -132,7 +130,7 @@ def _require_enough(features: int, count: int, train: "ImageSet", test: "ImageSe
         raise DataError(f"all images of '{train.name}' have the same label; the judge needs at least 2 classes")
 
 
-def _draw(sampler: "Sampler", count: int, batch: int, asked: Any, stop: "StopRequest") -> Any:
+def _draw(sampler: "Sampler", count: int, batch: int, asked: Any, stop: StopRequest) -> Any:
     """Draw `count` images, uint8 [count, H, W, C], of the classes `asked` if any."""
     import torch
 
@@ -157,12 +155,3 @@ def _write_image(path: Path, samples: Any, training: Any, session: Session) -> N
     nearest = training[find_nearest(shown, training).indices]
     write_file(path, encode_png(render_nearest(shown, nearest), session.record))
     info(f"wrote {path}")
-
-
-def _print(report: "QualityReport", style: Any) -> None:
-    from linformer_cli.bench.quality import ClassRow, QualityRow
-
-    classes = report.classes, list_columns(ClassRow)
-    print_tables(style, (report.rows, list_columns(QualityRow)), classes)
-    if style != "csv":
-        info(f"judge: {format_percent(report.judge_accuracy)} right on all {report.test_images:,} test images")

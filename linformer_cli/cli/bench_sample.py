@@ -60,20 +60,16 @@ def sample(asked: SampleOptions) -> None:
 
     Repeats of all rows are interleaved. The table shows the median and quartiles of images/s, seconds per image at
     batch 1, state and peak memory, and the rates of matrix products and memory traffic as shares of this machine's
-    highest rates. If an image would take longer than --limit, only some steps around its middle are timed. Extrapolated
-    figures are marked. Mechanisms whose parallel and step forms disagree are not timed. Bits/dim come from --runs. For
-    the presets mnist-paper and cifar10-paper, the figures published in Katharopoulos 2020 are also shown. Ctrl-C shows
-    the results so far.
+    highest rates. If an image would take longer than --limit, only some steps around its middle are timed, and the
+    extrapolated figures are marked. Mechanisms whose parallel and step forms disagree are not timed. Ctrl-C shows the
+    results so far.
 
     Examples:
 
-    - `lintx bench sample`
     - `lintx bench sample --checkpoint runs/first --batch 1,64 --json`
     - `lintx bench sample --attention softmax,linear,lsh:rounds=1 --preset mnist-paper,cifar10-paper --batch 1,16,256`
-    - `lintx bench sample --runs runs/comparison --batch 1,64 --no-rerun --bits-plot bits-per-dim.png`
-    - `lintx bench sample --engine reference,auto --no-rerun`
-    - `lintx bench sample --preset mnist-small --image-size 16,32,64,128 --batch 1 --no-rerun`
-    - `lintx bench sample --batch 256 --format md --no-rerun --no-memory`
+    - `lintx bench sample --runs runs/comparison --no-rerun --bits-plot bits-per-dim.png`
+    - `lintx bench sample --preset mnist-small --image-size 16,32,64,128 --batch 1 --engine reference,auto`
     """
     _check_options(asked)
     batches = options.parse_sizes(asked.batch, "--batch", "1,64")

@@ -74,19 +74,16 @@ def speech(context: typer.Context, asked: SpeechOptions) -> None:
     """Compare attentions in speech recognition.
 
     Repeats table 3 of Katharopoulos 2020: the phoneme error rate (PER) and the time of an epoch of a bidirectional
-    LSTM, softmax, LSH with 4 rounds and linear attention, each as the encoder of a CTC model on 40 log-mel
-    filterbanks. The data are not the paper's: instead of WSJ, spoken digits (8 kHz, six speakers) are joined to
-    strings of 1 to 8 seconds, so error rates cannot be compared with the published ones, which the table also shows.
-    Each seed holds out other speakers, and PER is theirs. Training steps are also timed at several lengths.
-
-    All encoders train on the same strings, one epoch each in turn. The output lists all sizes that are smaller than
-    the paper's. Results are written about every two minutes, at the end, and after Ctrl-C. Needs the packages of
-    `pip install '.[speech]'`.
+    LSTM, softmax, LSH with 4 rounds and linear attention, each as the encoder of a CTC model. The data are not the
+    paper's: instead of WSJ, spoken digits (8 kHz, six speakers) are joined to strings of 1 to 8 seconds, so error rates
+    cannot be compared with the published ones, which the table also shows. Each seed holds out other speakers, and PER
+    is theirs. Training steps are also timed at several lengths. All encoders train on the same strings, one epoch each
+    in turn. Results are written about every two minutes, at the end, and after Ctrl-C. Needs the packages of `pip
+    install '.[speech]'`.
 
     Examples:
 
-    - `lintx bench speech --budget 20m --plot curves.png`
-    - `lintx bench speech --attention softmax,linear,linear:feature_map=relu --seeds 1`
+    - `lintx bench speech --attention softmax,linear,linear:feature_map=relu --seeds 1 --plot curves.png`
     - `lintx bench speech --data speech:recordings --epochs 30`
     - `lintx bench speech --transcribe call.wav`
     """
@@ -102,16 +99,11 @@ def speech(context: typer.Context, asked: SpeechOptions) -> None:
 
     from linformer_cli.bench import speech_report
     from linformer_cli.bench.speech import METHODS, SpeechBench, SpeechSettings, parse_methods
-    from linformer_cli.bench.speech_report import SpeechReport
     from linformer_cli.speech.corpus import load_corpus
     from linformer_cli.system.environment import import_extra
     from linformer_cli.system.signals import catch_signals
 
-    from .bench_output import choose_place, write_report
-
-    def write(report: SpeechReport) -> None:
-        page, figures = speech_report.render_page(report), speech_report.render_figures(report)
-        write_report(asked.out, "speech", report, page, figures)
+    from .bench_output import choose_place
 
     variants = parse_methods(METHODS if asked.names is None else asked.names.split(","))
     for package in ("soundfile", "jiwer"):
@@ -125,7 +117,12 @@ def speech(context: typer.Context, asked: SpeechOptions) -> None:
     settings = SpeechSettings(seconds, *sizes, lengths=frames, device=place)
     with catch_signals() as stop:
         bench = SpeechBench(
-            corpus, variants, settings, lambda rows: info(speech_report.describe_progress(rows)), write, stop
+            corpus,
+            variants,
+            settings,
+            lambda rows: info(speech_report.describe_progress(rows)),
+            lambda report: report.write(asked.out, "speech"),
+            stop,
         )
         report = bench.run()
         bench.save_models(asked.out / _MODELS)

@@ -53,9 +53,7 @@ def train(
 
     Examples:
 
-    - `lintx bench train`
     - `lintx bench train --attention softmax,linear,lsh:rounds=1 --preset mnist-paper --batch 4,16`
-    - `lintx bench train --attention linear --preset mnist-small,mnist-paper --engine reference,auto`
     - `lintx bench train --attention linear --engine reference,auto --precision fp32,bf16`
     - `lintx bench train --preset mnist-paper,cifar10-paper --batch 1 --format md`
     """

@@ -72,9 +72,9 @@ def compare(asked: CompareOptions) -> None:
     All runs have the same network except for the attention, the same images in the same order, and the same settings.
     Each run has its own folder. Run the command again to continue: finished work is not repeated. The table shows final
     validation bits/dim with the standard error, parameters, bytes of state, and images/s of whole training steps and of
-    sampling. Speeds are medians of --repeats measurements, which alternate between the finished mechanisms. Times are
-    saved in the run folders; --retime measures them again. Samples are written next to each run. Ctrl-C saves the
-    current run and shows the table with a note of the missing figures.
+    sampling. Speeds are medians of --repeats measurements, which alternate between the finished mechanisms and are
+    saved in the run folders. Samples are written next to each run. Ctrl-C saves the current run and shows the table
+    with a note of the missing figures.
 
     With --max-time, all runs take the same time instead of the same images. With --match-parameters, the parameters of
     all models are within 3 % of those of the first.
@@ -82,10 +82,8 @@ def compare(asked: CompareOptions) -> None:
     Examples:
 
     - `lintx compare --data mnist --images 16000 --runs runs/comparison`
-    - `lintx compare --attention softmax,linear,linear:feature_map=relu --images 4000 --runs runs/few`
-    - `lintx compare --runs runs/equal-time --max-time 20m --match-parameters`
+    - `lintx compare --attention softmax,linear,linear:feature_map=relu --max-time 20m --match-parameters`
     - `lintx compare --runs runs/comparison --no-train --format md --plot comparison.png`
-    - `lintx compare --runs runs/comparison --retime --repeats 5`
     """
     _check_options(asked)
 

@@ -16,7 +16,7 @@ from linformer_cli.bench.measure.costs import count_product_flops
 from linformer_cli.bench.measure.peak_memory import PeakMemory
 from linformer_cli.bench.models import BenchModel, build_models, read_trained_runs
 from linformer_cli.bench.paper import METHODS, PaperBench, PaperSettings
-from linformer_cli.bench.paper_report import PaperReport, render_figures, render_page
+from linformer_cli.bench.paper_report import PaperReport
 from linformer_cli.bench.paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
 from linformer_cli.bench.rows import Row
 from linformer_cli.checkpoint import save_checkpoint
@@ -112,7 +112,7 @@ def test_all_parts_are_measured_and_shown_in_the_report(networks) -> None:
         "copy task",
     ):
         assert words in said
-    page = render_page(report)
+    page = report.render_page()
     for words in ("## Sampling", "142.8", "## Training", "## Exponents", "## Less than in the paper", "GB/s"):
         assert words in page
     assert "Not finished" not in page
@@ -121,7 +121,7 @@ def test_all_parts_are_measured_and_shown_in_the_report(networks) -> None:
     wanted = {count_product_flops(timed.model): timed.preset for timed in models}
     names = [wanted.get(product.flops // product.rows, "copy task") for product in report.ceilings.products]
     assert [line.split("|")[1].strip() for line in ceilings] == names and len(set(names)) == 3
-    figures = render_figures(report)
+    figures = report.render_figures()
     assert {"images-per-second.png", "images-per-second.svg", "attention.png", "attention.svg"} <= set(figures)
     assert figures["attention.png"].startswith(b"\x89PNG") and b"<svg" in figures["images-per-second.svg"]
 
@@ -135,7 +135,7 @@ def test_the_ceilings_of_a_network_that_steps_over_pixels_have_its_name(build_ti
         stop.signal_number = 2
 
     found = measure([("pixel", config)], report=report, stop=stop)
-    _, ceilings = render_page(found).split("## The ceilings of this machine")
+    _, ceilings = found.render_page().split("## The ceilings of this machine")
     names = [line.split("|")[1].strip() for line in ceilings.split("\n\n")[1].splitlines()[2:]]
     assert names and set(names) == {"pixel"}
 
@@ -209,7 +209,7 @@ def test_runs_of_other_networks_are_sampled_too(build_tiny_model, tiny_info, tmp
         (row.preset, row.name, row.batch): row.bits_per_dim for row in report.sampling if row.bits_per_dim is not None
     } == {(*row, batch): bits for row, bits in wanted.items() for batch in (1, 2)}
     assert [row.name for row in report.training if row.bits_per_dim is not None] == ["linear"]
-    assert {"bits-per-dim.png", "bits-per-dim.svg"} <= set(render_figures(report))
+    assert {"bits-per-dim.png", "bits-per-dim.svg"} <= set(report.render_figures())
 
 
 def test_an_interruption_keeps_what_was_measured(networks, two_methods) -> None:
@@ -223,7 +223,7 @@ def test_an_interruption_keeps_what_was_measured(networks, two_methods) -> None:
     assert found.unfinished == ["sampling", "training", "scaling", "memory", "copy"]
     assert found.sampling and found.training and found.scaling and found.copy is None
     assert saved[-1].scaling == found.scaling
-    page = render_page(found)
+    page = found.render_page()
     assert "Not finished: sampling, training, scaling, memory, copy." in page and "rows are extrapolated" in page
 
 
@@ -276,7 +276,7 @@ def test_an_interruption_before_any_measurement_still_gives_a_report(networks) -
     found = measure(networks, save=saved.append, stop=StopRequest(2))
     assert saved == []  # an earlier report stays
     assert found.sampling == [] and found.copy is None
-    assert "Not finished: sampling" in render_page(found) and render_figures(found) == {}
+    assert "Not finished: sampling" in found.render_page() and found.render_figures() == {}
 
 
 def test_files_are_written_every_few_minutes(networks, two_methods, monkeypatch) -> None:
