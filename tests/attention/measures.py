@@ -1,6 +1,5 @@
 """Counts operations, bytes read and written, sizes, and bytes saved for training, without timing anything."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,13 +31,7 @@ class LargestTensor(TorchDispatchMode):
         return results
 
 
-@functools.cache
-def _counted(func: Any) -> tuple[bool, bool, bool]:
-    """Whether an operation is a view, whether it handles only the selected rows of its first input, and in place."""
-    name = func.name()
-    return func.is_view or "view" in name, any(word in name for word in _PICKING), name.endswith("_")
-
-
+# These operations read or write only the selected rows of their first input.
 _PICKING = ("index", "gather", "scatter", "embedding")
 
 
@@ -49,19 +42,12 @@ class CountWork(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        is_view, is_picking, in_place = _counted(func)
-        if not is_view:
-            self.count(args[1:] if is_picking else args)
-            self.count((kwargs or {}).values())
-            self.count(() if in_place else (results,))
+        if not func.is_view and "view" not in func.name():
+            inputs = args[1:] if any(word in func.name() for word in _PICKING) else args
+            written = [] if func.name().endswith("_") else tree_leaves(results)
+            handled = [x for x in [*tree_leaves((inputs, kwargs)), *written] if isinstance(x, Tensor)]
+            self.bytes += sum(x.numel() * x.element_size() for x in handled)
         return results
-
-    def count(self, values: Any) -> None:
-        for value in values:
-            if isinstance(value, Tensor):
-                self.bytes += value.numel() * value.element_size()
-            elif isinstance(value, (tuple, list)):
-                self.count(value)
 
 
 def measure_saved_bytes(run: Callable[..., Any], *arguments: Any) -> int:

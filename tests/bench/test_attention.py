@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from fixed_ceilings import FixedCeilings
+from interruptions import stop_after
 
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench import attention
@@ -219,14 +220,8 @@ def test_a_measurement_continues_after_its_memory_was_freed(machine) -> None:
 @pytest.mark.parametrize(("calls", "repeats"), [(2, []), (7, [1]), (16, [3, 3]), (1000, [3] * 4)])
 def test_an_interruption_keeps_what_was_measured(machine, calls, repeats) -> None:
     """`check` is called twice before any measurement, twice at each measurement of memory and once before each pass."""
-    left = iter(range(calls))
-
-    def stop() -> None:
-        if next(left, None) is None:
-            raise Interrupted("enough", 2)
-
     told: list[AttentionRow] = []
-    report = bench([1000, 2000], report=told.append, check=stop)
+    report = bench([1000, 2000], report=told.append, check=stop_after(calls))
     assert report.ended == ("finished" if calls == 1000 else "interrupted")
     assert [row.repeats for row in told] == repeats and len(report.rows) == len(told)
     assert len(report.exponents) == min(len(repeats), 2)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from interruptions import stop_after
 from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 
@@ -10,7 +11,7 @@ from linformer_cli.bench import codec
 from linformer_cli.bench.codec import CodecSettings, Format, list_formats, render_bits, run_codec_bench
 from linformer_cli.bench.published import PUBLISHED_SIZES
 from linformer_cli.config import ImageShape
-from linformer_cli.errors import DisagreementError, Interrupted
+from linformer_cli.errors import DisagreementError
 from linformer_cli.sampling.decode import Sampler
 
 pytest.importorskip("constriction")
@@ -63,14 +64,8 @@ def test_a_format_that_changes_a_pixel_is_an_error() -> None:
 
 def test_an_interruption_keeps_the_rounds_so_far(build_tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(codec, "measure_zstd", None)  # it can take minutes, so it does not run after an interruption
-    model, steps = build_tiny_model(image=ImageShape(height=4, width=4)), iter(range(60))
-
-    def stop() -> None:
-        if next(steps, None) is None:
-            raise Interrupted("Stopped", 2)
-
-    images = np.zeros((2, 4, 4, 1), dtype=np.uint8)
-    report = run_codec_bench(model, "own", images, None, CodecSettings(2, 2, 9, 2), stop)
+    model, images = build_tiny_model(image=ImageShape(height=4, width=4)), np.zeros((2, 4, 4, 1), dtype=np.uint8)
+    report = run_codec_bench(model, "own", images, None, CodecSettings(2, 2, 9, 2), stop_after(60))
     assert report.ended == "interrupted" and "lintx" in [row.name for row in report.rows]
     assert not report.published
 

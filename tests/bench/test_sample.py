@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fixed_ceilings import FixedCeilings
+from interruptions import stop_after
 from machine import FASTEST_ENGINE, HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.attention.linear import LinearAttention
@@ -18,7 +19,7 @@ from linformer_cli.bench.models import BenchModel, TrainedRun, build_models, wit
 from linformer_cli.bench.rounds import BenchReport
 from linformer_cli.bench.rows import Quality, SamplingRow
 from linformer_cli.bench.sample import SamplingSettings, run_sampling_bench
-from linformer_cli.errors import DisagreementError, Interrupted
+from linformer_cli.errors import DisagreementError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.variants import build_softmax_twin, parse_variants
 from linformer_cli.report.tables import to_json
@@ -255,13 +256,7 @@ def test_a_real_clock_gives_positive_times(models) -> None:
 )
 def test_an_interruption_keeps_what_was_measured(models, clock, calls, repeats) -> None:
     """The reference calls `check` before every step. The warm-up has 32 steps and the image has 64."""
-    left = iter(range(calls))
-
-    def stop() -> None:
-        if next(left, None) is None:
-            raise Interrupted("enough", 2)
-
-    report = bench(models[1:2], [1, 2], 3, engines=["reference"], check=stop)
+    report = bench(models[1:2], [1, 2], 3, engines=["reference"], check=stop_after(calls))
     assert report.ended == ("finished" if calls == 10_000 else "interrupted")
     assert [row.repeats for row in report.rows] == repeats
 

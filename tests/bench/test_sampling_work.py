@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from interruptions import stop_after
 from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.bench.measure import sampling_work
@@ -128,14 +129,8 @@ def test_the_prefixes_of_a_rerun_are_half_the_image_on_average(build_tiny_model,
     "build", [WholeImages, lambda *given, **rest: MiddleSteps(*given, "auto", 4, **rest), RerunPrefixes]
 )
 def test_the_work_can_be_stopped_between_steps(build_tiny_model, build) -> None:
-    left = iter(range(2))
-
-    def stop() -> None:
-        if next(left, None) is None:
-            raise Interrupted("enough", 2)
-
     with pytest.raises(Interrupted):
-        build(build_tiny_model(attention="softmax"), 1, check=stop).time_sample()
+        build(build_tiny_model(attention="softmax"), 1, check=stop_after(2)).time_sample()
 
 
 @pytest.mark.parametrize("attention", ["linear", "softmax", "lsh", "longformer", "lstm"])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fixed_ceilings import FixedCeilings
+from interruptions import stop_after
 from machine import HAS_LIBRARY
 
 from linformer_cli.bench import train
@@ -15,7 +16,7 @@ from linformer_cli.bench.models import BenchModel, TrainedRun, build_models
 from linformer_cli.bench.rounds import BenchReport
 from linformer_cli.bench.rows import Quality, TrainingRow
 from linformer_cli.bench.train import TrainingSettings, build_trainer, prepare, run_training_bench
-from linformer_cli.errors import DisagreementError, Interrupted
+from linformer_cli.errors import DisagreementError
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.variants import parse_variants
 from linformer_cli.training.loop import Trainer
@@ -186,13 +187,7 @@ def test_only_the_trained_model_has_bits_per_dim(models, clock, tmp_path) -> Non
 )
 def test_an_interruption_keeps_what_was_measured(models, clock, calls, repeats) -> None:
     """`check` is called once before each comparison and each step."""
-    left = iter(range(calls))
-
-    def stop() -> None:
-        if next(left, None) is None:
-            raise Interrupted("enough", 2)
-
-    report = bench(models, [2, 4], 5, check=stop)
+    report = bench(models, [2, 4], 5, check=stop_after(calls))
     assert report.ended == "interrupted"
     assert [row.repeats for row in report.rows] == repeats
     for row in report.rows:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from interruptions import stop_after
 from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 
@@ -203,14 +204,9 @@ def test_nan_is_an_error(build_tiny_model, raises_one_line) -> None:
 
 
 def test_the_work_can_be_stopped_between_steps(build_tiny_model) -> None:
-    model, steps = build_tiny_model(), iter(range(5))
-
-    def stop() -> None:
-        if next(steps, None) is None:
-            raise Interrupted("Stopped", 2)
-
+    model = build_tiny_model()
     with pytest.raises(Interrupted):
-        Coder(model, stop).encode(Lanes(np.full(1, 64), [1]), draw_values(model, 1))
+        Coder(model, stop_after(5)).encode(Lanes(np.full(1, 64), [1]), draw_values(model, 1))
 
 
 def test_the_program_identifies_weights_and_network(build_tiny_model) -> None:
