@@ -12,7 +12,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Gates, Memory
-from .parts.caches import CachedAttention, KeyValueCache, Span, attend_masked, extend_cache, push_in_place, stack_spans
+from .parts.caches import CachedAttention, KeyValueCache, Span, attend_masked, stack_spans
 from .parts.key_sets import join_globals, list_blocks, weigh_lists
 from .tensors import accumulator_dtype
 
@@ -86,13 +86,9 @@ class BigbirdAttention(CachedAttention[BigbirdOptions]):
             self._drawn = self._drawn.to(device)
         return self._drawn
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
-        length = q.shape[2]
-        cache = extend_cache(state, k, v)
-        start = 0 if state is None else int(state.position)
-        end = start + length
+    def attend_cache(self, q: Tensor, cache: KeyValueCache) -> Tensor:
+        length, end = q.shape[2], int(cache.position)
+        start = end - length
         first, last = start // self.block, (end - 1) // self.block
         span = _Span(first, last, min(self.options.random, max(last - _WINDOW + 1 - self.options.globals, 0)))
         # On a CPU, products of small blocks are slower and less accurate in bfloat16 than in float32.
@@ -103,8 +99,8 @@ class BigbirdAttention(CachedAttention[BigbirdOptions]):
         queries = functional.pad(q.to(wide), (0, 0, offset, filled - offset - length))
         queries = queries.reshape(-1, last - first + 1, self.block, q.shape[-1])
         y = attend_masked(queries, keys, values, self._mask(span, q.device))
-        y = y.reshape(*q.shape[:2], filled, v.shape[-1])
-        return y[:, :, offset : offset + length], cache
+        outputs: Tensor = y.reshape(*q.shape[:2], filled, cache.values.shape[-1])[:, :, offset : offset + length]
+        return outputs
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, options, shape = accumulator_dtype(q.dtype), self.options, self.shape
@@ -159,16 +155,13 @@ class BigbirdAttention(CachedAttention[BigbirdOptions]):
         causal = positions.unsqueeze(1) <= (own * self.block + place).unsqueeze(-1)
         return (causal & seen.repeat_interleave(self.block, dim=1).unsqueeze(1)).unsqueeze(0)
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
-        cache, length = push_in_place(state, k_t, v_t)
-        block = (length - 1) // self.block
+    def step_cache(self, q_t: Tensor, cache: KeyValueCache, position: int) -> Tensor:
+        length, block = position + 1, position // self.block
         if block < self.options.globals + _WINDOW:
             # Up to this block, the global and nearby blocks cover all positions.
             keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
             y = functional.scaled_dot_product_attention(q_t.to(keys.dtype).unsqueeze(2), keys, values)
-            return y.squeeze(2), cache
+            return y.squeeze(2)
         rows, near = self._far_rows(block, cache.keys.shape[2], q_t.device), (block - _WINDOW + 1) * self.block
         wide = accumulator_dtype(q_t.dtype)
         # Far rows must be gathered. Near rows are read in place, because copying them is slow for large batches.
@@ -182,7 +175,7 @@ class BigbirdAttention(CachedAttention[BigbirdOptions]):
         q_t = (q_t.to(wide) * q_t.shape[-1] ** -0.5).unsqueeze(2)
         scores = torch.cat([q_t @ far_keys.transpose(-1, -2), q_t @ near_keys.transpose(-1, -2)], dim=-1)
         far, local = scores.softmax(dim=-1).tensor_split([rows.shape[1]], dim=-1)
-        return (far @ far_values).add_(local @ near_values).squeeze(2), cache
+        return (far @ far_values).add_(local @ near_values).squeeze(2)
 
     def _far_rows(self, block: int, capacity: int, device: torch.device) -> Tensor:
         """Rows [H, S] of the global and random blocks that `block` sees, in a cache with `capacity` rows per head.

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionOptions, Gates, Memory
-from .parts.caches import CachedAttention, KeyValueCache, Span, extend_cache, push_in_place, stack_spans
+from .base import AttentionOptions, Memory
+from .parts.caches import CachedAttention, KeyValueCache, Span, stack_spans
 from .tensors import Context, accumulator_dtype
 
 LogsparseState = KeyValueCache
@@ -94,10 +94,7 @@ class LogsparseAttention(CachedAttention[LogsparseOptions]):
         powers = (window - 1 + (1 << i) for i in range(limit.bit_length()))
         return (*range(min(window, limit)), *(distance for distance in powers if distance < limit))
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
-        cache = extend_cache(state, k, v)
+    def attend_cache(self, q: Tensor, cache: KeyValueCache) -> Tensor:
         length, new = int(cache.position), q.shape[2]
         period, start = self.options.restart or length, length - new
         columns, rows = min(period, new), -(-new // period)
@@ -106,17 +103,15 @@ class LogsparseAttention(CachedAttention[LogsparseOptions]):
         queries = functional.pad(q.to(dtype) / math.sqrt(q.shape[-1]), (0, 0, 0, rows * columns - new))
         keys, values = (grid.pad(part[:, :, :length].to(dtype).flatten(0, 1)) for part in (cache.keys, cache.values))
         y = _AttendGrid.apply(queries.flatten(0, 1).unflatten(1, (rows, columns)), keys, values, grid)
-        return y.flatten(1, 2)[:, :new].unflatten(0, q.shape[:2]), cache
+        outputs: Tensor = y.flatten(1, 2)[:, :new].unflatten(0, q.shape[:2])
+        return outputs
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
-        cache, length = push_in_place(state, k_t, v_t)
-        period = self.options.restart or length
-        seen = [row for offset in self._offsets(length) for row in range(length - 1 - offset, -1, -period)]
+    def step_cache(self, q_t: Tensor, cache: KeyValueCache, position: int) -> Tensor:
+        period = self.options.restart or position + 1
+        seen = [row for offset in self._offsets(position + 1) for row in range(position - offset, -1, -period)]
         rows = torch.tensor(seen, device=q_t.device)
         keys, values = (part.index_select(2, rows) for part in cache[:2])
-        return functional.scaled_dot_product_attention(q_t.unsqueeze(2).to(keys.dtype), keys, values).squeeze(2), cache
+        return functional.scaled_dot_product_attention(q_t.unsqueeze(2).to(keys.dtype), keys, values).squeeze(2)
 
     def emit(self, inputs: MixInputs) -> None:
         length = self.shape.positions

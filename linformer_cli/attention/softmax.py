@@ -5,7 +5,7 @@ from torch import Tensor
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, Gates, Memory
-from .parts.caches import CachedAttention, KeyValueCache, attend_cached, attend_masked, extend_cache, push_in_place
+from .parts.caches import CachedAttention, KeyValueCache, attend_cached, attend_masked
 from .tensors import find_padding
 
 SoftmaxState = KeyValueCache
@@ -35,21 +35,12 @@ class SoftmaxAttention(CachedAttention[SoftmaxOptions]):
         """A step reads the cache up to its position, on average half of it, and writes one position."""
         return (positions + 1) / (2 * positions) + 1 / positions
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
-        cache = extend_cache(state, k, v)
-        return attend_cached(q, cache, cache.values), cache
+    def attend_cache(self, q: Tensor, cache: KeyValueCache) -> Tensor:
+        return attend_cached(q, cache, cache.values)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         seen = None if lengths is None else ~find_padding(lengths, k.shape[2])[:, None, None]
         return attend_masked(q, k, v, seen)
-
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
-        cache, _ = push_in_place(state, k_t, v_t)
-        return attend_cached(q_t.unsqueeze(2), cache, cache.values).squeeze(2), cache
 
     def emit(self, inputs: MixInputs) -> None:
         self.emit_spans(inputs, None)

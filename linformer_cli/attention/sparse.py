@@ -14,7 +14,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Gates, Memory
-from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place, stack_spans
+from .parts.caches import CachedAttention, KeyValueCache, stack_spans
 from .parts.key_sets import join, list_near, run_within, weigh_columns, weigh_lists, weigh_summaries
 from .tensors import accumulator_dtype
 
@@ -101,23 +101,21 @@ class SparseAttention(CachedAttention[SparseOptions]):
             )
         if options.heads == "split" and shape.heads == 1:
             raise UsageError("heads 'split' needs two heads or more, found 1; use 'merged'")
+        # Groups of heads, and whether they see the first and the second part of the pattern.
+        split = [(slice(0, None, 2), True, False), (slice(1, None, 2), False, True)]
+        self.groups = split if options.heads == "split" else [(slice(None), True, True)]
 
     def _parts(self, device: torch.device, causal: bool = True) -> list[_Part]:
         strided = self.options.pattern == "strided"
         full = torch.ones(self.stride, self.stride, dtype=torch.bool, device=device)
-        first = full.tril() if causal and not strided else full
-        if self.options.heads == "merged":
-            return [_Part(slice(None), first, strided, True)]
-        second = torch.eye(self.stride, dtype=torch.bool, device=device)
+        near = full.tril() if causal and not strided else full
+        own = torch.eye(self.stride, dtype=torch.bool, device=device)
         if not strided:
-            second[:, -self.summary :] = True
-            second = second.tril() if causal else second
-        return [_Part(slice(0, None, 2), first, strided, False), _Part(slice(1, None, 2), second, False, True)]
+            own[:, -self.summary :] = True
+            own = own.tril() if causal else own
+        return [_Part(heads, near if first else own, strided and first, second) for heads, first, second in self.groups]
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
-        cache = extend_cache(state, k, v)
+    def attend_cache(self, q: Tensor, cache: KeyValueCache) -> Tensor:
         length, stride = int(cache.position), self.stride
         before = (length - q.shape[2]) % stride  # positions of the first row that are in the cache already
         after = -length % stride
@@ -132,14 +130,13 @@ class SparseAttention(CachedAttention[SparseOptions]):
             self._attend_rows(part, *(tensor[:, part.heads].flatten(0, 1) for tensor in (queries, keys, values)))
             for part in parts
         ]
-        shape = (*q.shape[:2], -1, v.shape[-1])
         if len(parts) == 1:
-            y = outputs[0].view(shape)
+            y = outputs[0].view(*q.shape[:2], -1, outputs[0].shape[-1])
         else:
-            y = outputs[0].new_empty(*q.shape[:2], queries.shape[2] * stride, v.shape[-1])
+            y = outputs[0].new_empty(*q.shape[:2], queries.shape[2] * stride, outputs[0].shape[-1])
             for part, output in zip(parts, outputs, strict=True):
                 y[:, part.heads] = output.view(len(q), -1, *y.shape[2:])
-        return y[:, :, before : before + q.shape[2]], cache
+        return y[:, :, before : before + q.shape[2]]
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
@@ -222,22 +219,13 @@ class SparseAttention(CachedAttention[SparseOptions]):
             key_row = key_row.repeat_interleave(self.summary)
         return scores.masked_fill(key_row >= row, -math.inf)
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
-        cache, length = push_in_place(state, k_t, v_t)
+    def step_cache(self, q_t: Tensor, cache: KeyValueCache, position: int) -> Tensor:
         q_t = q_t.to(cache.keys.dtype).unsqueeze(2)
-        if self.options.heads == "merged":
-            keys, values = (torch.cat(self.seen_rows(part, length - 1, True, True), dim=2) for part in cache[:2])
-            return functional.scaled_dot_product_attention(q_t, keys, values).squeeze(2), cache
-        y = torch.empty_like(v_t)
-        for parity in (0, 1):
-            keys, values = (
-                torch.cat(self.seen_rows(part[:, parity::2], length - 1, not parity, bool(parity)), dim=2)
-                for part in cache[:2]
-            )
-            y[:, parity::2] = functional.scaled_dot_product_attention(q_t[:, parity::2], keys, values).squeeze(2)
-        return y, cache
+        y = q_t.new_empty(*q_t.shape[:2], cache.values.shape[-1])
+        for heads, first, second in self.groups:
+            keys, values = (torch.cat(self.seen_rows(x[:, heads], position, first, second), dim=2) for x in cache[:2])
+            y[:, heads] = functional.scaled_dot_product_attention(q_t[:, heads], keys, values).squeeze(2)
+        return y
 
     def seen_rows(self, rows: Tensor, position: int, first: bool, second: bool) -> list[Tensor]:
         """Views of the rows [B, H, T, width] that `position` sees; `first` and `second` select parts of the pattern."""
@@ -271,11 +259,9 @@ class SparseAttention(CachedAttention[SparseOptions]):
         )
 
     def emit(self, inputs: MixInputs) -> None:
-        if self.options.heads == "merged":
-            self.emit_spans(inputs, self._spans(True, True).unsqueeze(1))
-        else:
-            parts = self._spans(True, False), self._spans(False, True)
-            self.emit_spans(inputs, torch.stack([parts[head % 2] for head in range(self.shape.heads)], dim=1))
+        spans = [self._spans(first, second) for _, first, second in self.groups]
+        heads = self.shape.heads if len(spans) > 1 else 1
+        self.emit_spans(inputs, torch.stack([spans[head % len(spans)] for head in range(heads)], dim=1))
 
 
 def _rows_before(x: Tensor, first: int) -> Tensor:

@@ -27,7 +27,7 @@ from .cpu_calls import (
     with_dense_rows,
 )
 
-_KERNELS = Kernels("native/linear_maps.h", "LinearCall", "BHTK")
+_KERNELS = Kernels("attention/kernels/linear_maps.h", "LinearCall", "BHTK")
 # The number of the map that linear_maps.h calls EXPONENTIAL_MAP.
 _EXPONENTIAL = -1
 

@@ -1,4 +1,4 @@
-// The delta rule over whole sequences, forward and backward, for the CPU; cpu_delta.py calls it.
+// The delta rule over whole sequences, forward and backward, for the CPU; cpu_recurrences.py calls it.
 //
 //     p_t = a_t * s_{t-1},    e_t = v_t - d_t^T p_t,    s_t = p_t + w_t e_t^T,    y_t = q_t s_t
 //

@@ -1,4 +1,4 @@
-// Solves the systems of a mesa layer by conjugate gradients, for the CPU; cpu_mesa.py calls it.
+// Solves the systems of a mesa layer by conjugate gradients, for the CPU; cpu_recurrences.py calls it.
 //
 //     h_t = a_t h_{t-1} + w_t k_t^T,    x_t near (h_t + Lambda)^-1 r_t
 //

@@ -1,4 +1,4 @@
-// Causal sums with or without decay over whole sequences, forward and backward, for the CPU; cpu_sums.py calls it.
+// Causal sums with or without decay over sequences, forward and backward, for the CPU; cpu_recurrences.py calls them.
 //
 //     s_t = d_t s_{t-1} + k_t v_t^T,    y_t = scale q_t s_t
 //

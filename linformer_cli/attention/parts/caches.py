@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.base import Attention, AttentionShape, Options
+from linformer_cli.attention.base import Attention, AttentionShape, Gates, Options
 from linformer_cli.attention.kernels.registry import CACHE_STEP, kernel_for
 from linformer_cli.native.constants import FORMATS
 from linformer_cli.native.program import Builder, MixInputs
@@ -22,6 +22,26 @@ class KeyValueCache(NamedTuple):
 
 class CachedAttention(Attention[Options, KeyValueCache]):
     """A mechanism whose whole state is a cache of keys and values."""
+
+    def attend_cache(self, q: Tensor, cache: KeyValueCache) -> Tensor:
+        """The outputs [B, H, T, V] of the last T positions in `cache`, for their queries q [B, H, T, K]."""
+        raise NotImplementedError
+
+    def step_cache(self, q_t: Tensor, cache: KeyValueCache, position: int) -> Tensor:
+        """The output [B, H, V] of the last position in `cache`, which is number `position`."""
+        return self.attend_cache(q_t.unsqueeze(2), cache).squeeze(2)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
+    ) -> tuple[Tensor, KeyValueCache]:
+        cache = extend_cache(state, k, v)
+        return self.attend_cache(q, cache), cache
+
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
+    ) -> tuple[Tensor, KeyValueCache]:
+        cache, length = push_in_place(state, k_t, v_t)
+        return self.step_cache(q_t, cache, length - 1), cache
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
         return init_cache(batch, self.shape, capacity, device, dtype)
