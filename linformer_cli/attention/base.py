@@ -370,5 +370,4 @@ def _has_finite_sum(x: Tensor) -> bool:
 def _count_finite_positions(*inputs: Tensor | None) -> Tensor:
     """The number of positions before the first NaN or infinity in each image, int64 [B]."""
     finite = [x.isfinite().all(dim=3).all(dim=1) for x in inputs if x is not None]
-    counts: Tensor = torch.stack(finite).all(dim=0).long().cumprod(dim=1).sum(dim=1)
-    return counts
+    return torch.stack(finite).all(dim=0).long().cumprod(dim=1).sum(dim=1)

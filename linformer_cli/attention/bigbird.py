@@ -99,8 +99,7 @@ class BigbirdAttention(CachedAttention[BigbirdOptions]):
         queries = functional.pad(q.to(wide), (0, 0, offset, filled - offset - length))
         queries = queries.reshape(-1, last - first + 1, self.block, q.shape[-1])
         y = attend_masked(queries, keys, values, self._mask(span, q.device))
-        outputs: Tensor = y.reshape(*q.shape[:2], filled, cache.values.shape[-1])[:, :, offset : offset + length]
-        return outputs
+        return y.reshape(*q.shape[:2], filled, cache.values.shape[-1])[:, :, offset : offset + length]
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, options, shape = accumulator_dtype(q.dtype), self.options, self.shape
@@ -258,5 +257,4 @@ def _hash(state: NDArray[np.uint64], number: "int | NDArray[np.uint64]") -> NDAr
     z = state + added * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
-    return mixed
+    return z ^ (z >> np.uint64(31))

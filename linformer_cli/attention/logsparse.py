@@ -103,8 +103,7 @@ class LogsparseAttention(CachedAttention[LogsparseOptions]):
         queries = functional.pad(q.to(dtype) / math.sqrt(q.shape[-1]), (0, 0, 0, rows * columns - new))
         keys, values = (grid.pad(part[:, :, :length].to(dtype).flatten(0, 1)) for part in (cache.keys, cache.values))
         y = _AttendGrid.apply(queries.flatten(0, 1).unflatten(1, (rows, columns)), keys, values, grid)
-        outputs: Tensor = y.flatten(1, 2)[:, :new].unflatten(0, q.shape[:2])
-        return outputs
+        return y.flatten(1, 2)[:, :new].unflatten(0, q.shape[:2])
 
     def step_cache(self, q_t: Tensor, cache: KeyValueCache, position: int) -> Tensor:
         period = self.options.restart or position + 1

@@ -240,8 +240,7 @@ def _attend_active(means: Tensor, active: Tensor, q: Tensor, k: Tensor, v: Tenso
         parts = group, k[:, :seen], v[:, :seen]
         outputs.append(run_within(SCORES_KEPT, most * length, functools.partial(_attend_rows, position), *parts))
     at = (places + torch.arange(rows, device=q.device).unsqueeze(1) * new)[used]
-    y: Tensor = means.flatten(0, 2).index_copy(0, at, torch.cat(outputs, dim=1)[used]).view_as(means)
-    return y
+    return means.flatten(0, 2).index_copy(0, at, torch.cat(outputs, dim=1)[used]).view_as(means)
 
 
 def _attend_rows(position: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -262,5 +261,4 @@ def _attend_largest(q: Tensor, k: Tensor, v: Tensor, measures: Tensor, count: Te
     # Short sequences have fewer attending queries than places.
     used = torch.arange(places.shape[-1], device=q.device) < count.view(-1, 1, 1)
     found = torch.where(used.unsqueeze(-1), found, means)
-    y: Tensor = means.expand_as(v).scatter(2, places.unsqueeze(-1).expand_as(found), found)
-    return y
+    return means.expand_as(v).scatter(2, places.unsqueeze(-1).expand_as(found), found)

@@ -47,8 +47,7 @@ class OverparameterisedGate(nn.Linear):
 
     def vector(self) -> Tensor:
         c, f = self(self.start.sigmoid()).chunk(2)
-        g: Tensor = f.sigmoid() * c.tanh()
-        return g
+        return f.sigmoid() * c.tanh()
 
 
 class SingleHeadAttention(Attention[SingleHeadOptions, SingleHeadState]):

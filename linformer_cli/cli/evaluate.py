@@ -100,7 +100,7 @@ def evaluate(asked: EvaluateOptions) -> None:
         raise UsageError("--precision int8 is a format of the sampling engine; add --engine native")
     session = open_session(asked.checkpoint, asked.device, asked.precision, asked.engine)
 
-    from linformer_cli.evaluation.position_plot import render_positions
+    from linformer_cli.evaluation.bits import render_positions
 
     name = asked.data or session.checkpoint.info.data.name
     wanted = _choose_size(asked, session, name)

@@ -144,8 +144,7 @@ def _list_colours(picture: Image.Image) -> Pixels:
     strip = Image.frombytes("P", (len(bands) // 3, 1), bytes(range(len(bands) // 3)))
     strip.putpalette(bands)
     strip.info = picture.info
-    colours: Pixels = np.asarray(strip.convert("RGBA"))[0]
-    return colours
+    return np.asarray(strip.convert("RGBA"))[0]
 
 
 def read_picture(file: Path | bytes, name: str, shape: ImageShape) -> Pixels:
@@ -248,5 +247,4 @@ def _to_values(images: Pixels, shape: ImageShape, name: str) -> NDArray[np.int64
     values = images_to_values(images, shape)
     if shape.levels < 256 and not np.array_equal(values_to_images(values, shape), images):
         raise DataError(f"{name} has other brightnesses than the {shape.levels} levels of the model")
-    found: NDArray[np.int64] = values.numpy()
-    return found
+    return values.numpy()

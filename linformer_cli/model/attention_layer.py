@@ -121,8 +121,7 @@ class AttentionLayer(nn.Module):
             scaled = functional.rms_norm(y.to(dtype), y.shape[-1:], eps=OUTPUT_FLOOR) * self.norm_weight.to(dtype)
             y = scaled.to(y.dtype)
         y = y.flatten(-2)
-        output: Tensor = self.output(y if gate is None else y * functional.silu(gate))
-        return output
+        return self.output(y if gate is None else y * functional.silu(gate))
 
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         recent, inner = self._split_state(state)
@@ -253,8 +252,7 @@ class _Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, widths: list[int]) -> tuple[Tensor, ...]:
         ctx.widths = widths
-        parts: tuple[Tensor, ...] = x.split(widths, dim=-1)
-        return parts
+        return x.split(widths, dim=-1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

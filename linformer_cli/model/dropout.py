@@ -43,8 +43,7 @@ def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
     if probability == 0:
         return x + branch
     if _is_compiled(x, branch):
-        total: Tensor = _AddDropped.apply(x.contiguous(), branch.contiguous(), _draw_seed(), probability)
-        return total
+        return _AddDropped.apply(x.contiguous(), branch.contiguous(), _draw_seed(), probability)
     return x + functional.dropout(branch, probability)
 
 
@@ -54,14 +53,12 @@ def add_and_normalise(x: Tensor, branch: Tensor, probability: float, norm: nn.La
     If `branch` is bfloat16, the compiled form also rounds the result to bfloat16 and returns both.
     """
     if not (_is_compiled(x, branch) and norm.weight.dtype == torch.float32):
-        normalised: Tensor = norm(add_dropped(x, branch, probability))
-        return normalised
+        return norm(add_dropped(x, branch, probability))
     seed = _draw_seed() if probability else 0
     y, half = _AddAndNormalise.apply(
         x.contiguous(), branch.contiguous(), norm.weight, norm.bias, norm.eps, seed, probability
     )
-    result: Vectors = y if half is None else Rounded(y, half)
-    return result
+    return y if half is None else Rounded(y, half)
 
 
 def _is_compiled(x: Tensor, branch: Tensor) -> bool:

@@ -128,8 +128,7 @@ def sum_tables(values: Tensor, tables: Tensor, levels: int) -> Tensor:
     `tables` [slots (levels + 1), W] has all tables, one after the other.
     """
     rows = values + torch.arange(values.shape[-1], device=values.device) * (levels + 1)
-    x: Tensor = functional.embedding_bag(rows.flatten(0, 1), tables, mode="sum").unflatten(0, rows.shape[:2])
-    return x
+    return functional.embedding_bag(rows.flatten(0, 1), tables, mode="sum").unflatten(0, rows.shape[:2])
 
 
 class PixelEmbedding(nn.Module):
@@ -252,12 +251,11 @@ class PixelEmbedding(nn.Module):
     def _grid(self, start: int, length: int) -> Tensor:
         places = torch.arange(start, start + length, device=self.row.weight.device)
         pixels = places // self.grid.channels
-        place: Tensor = (
+        return (
             self.row(pixels // self.grid.width)
             + self.column(pixels % self.grid.width)
             + self.channel(places % self.grid.channels)
         )
-        return place
 
     def emit(self, builder: Builder) -> tuple[int, int]:
         """Emit a step; returns the buffer of the recent values and the buffer of the class (-1: no classes).

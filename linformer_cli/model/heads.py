@@ -26,8 +26,7 @@ class Head(nn.Module, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """Parameters [..., P] from vectors [..., width]."""
-        parameters: Tensor = self.projection(x)
-        return parameters
+        return self.projection(x)
 
     @abstractmethod
     def log_likelihood(self, parameters: Tensor, values: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.native.library import has_library, load_function, read_structure
+from linformer_cli.system.device import multiplies_bf16
 
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -33,8 +34,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor, activation: str = "none") -> Tensor:
         if _is_compiled(x, self.weight):
-            y: Tensor = _Linear.apply(x, self.weight, self.bias, activation)
-            return y
+            return _Linear.apply(x, self.weight, self.bias, activation)
         return _FUNCTIONS[activation](super().forward(x))
 
 
@@ -74,16 +74,13 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if not _has_one_dnn():
         return functional.linear(x, weight, bias)
     # The operation could apply ReLU as well, but oneDNN's ReLU of NaN is 0.
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return y
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 @functools.cache
 def _has_one_dnn() -> bool:
     """Whether torch's operation that adds the bias as it writes supports bfloat16 on this processor."""
-    operations = torch.ops.mkldnn
-    supports: Callable[[], bool] = getattr(operations, "_is_mkldnn_bf16_supported", lambda: False)
-    return hasattr(operations, "_linear_pointwise") and supports()
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and multiplies_bf16()
 
 
 def _differentiate(gradient: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -47,6 +47,8 @@ SOURCES = {
 }
 # Builds with zig have this file instead of the C++ library, which zig would have to compile first.
 RUNTIME = {"native/runtime.cpp": EXACT}
+# The folders of the headers.
+HEADERS = ("native", "attention/kernels")
 # The environment variable that names one of `TARGETS` to build a wheel for.
 TARGET_VARIABLE = "LINTX_TARGET"
 # The first part of the name of a folder in which libraries are built.
@@ -130,8 +132,8 @@ def library_file(target: Target, instruction_set: InstructionSet, folder: Path |
 def compute_digest(instruction_set: InstructionSet) -> str:
     """The digest of what the library of an instruction set is built from: C++ files and options."""
     found = hashlib.sha256(repr((OPTIONS, SOURCES, instruction_set)).encode())
-    included = (file for file in (PACKAGE / "native").rglob("*") if file.suffix in (".h", ".cpp"))
-    for file in sorted({*included, *(PACKAGE / source for source in SOURCES)}):
+    headers = (file for folder in HEADERS for file in (PACKAGE / folder).rglob("*.h"))
+    for file in sorted({*headers, *(PACKAGE / source for source in (*SOURCES, *RUNTIME))}):
         found.update(file.read_bytes())
     return found.hexdigest()
 

@@ -78,7 +78,7 @@ def load_function(name: str, *arguments: Any) -> Callable[..., None]:
     """Return the compiled function `name`, which returns nothing. Raises what `load_library` raises."""
     function = getattr(load_library(), name)
     function.argtypes, function.restype = arguments, None
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 @functools.cache

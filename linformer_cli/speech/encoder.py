@@ -103,8 +103,7 @@ class AttentionEncoder(Encoder):
         for block in self.blocks:
             assert isinstance(block, TransformerBlock | GatedBlock)
             x = block.attend_all(x, lengths)
-        encoded: Tensor = self.norm(x)
-        return encoded
+        return self.norm(x)
 
 
 class LstmEncoder(Encoder):
@@ -146,7 +145,6 @@ def build_encoder(attention: str, options: Mapping[str, Any], settings: EncoderS
 
 def ctc_loss(log_probabilities: Tensor, positions: Tensor, symbols: Tensor, counts: Tensor) -> Tensor:
     """Return the CTC loss (Graves 2006): nats per true symbol of each utterance, averaged over the batch."""
-    loss: Tensor = functional.ctc_loss(
+    return functional.ctc_loss(
         log_probabilities.transpose(0, 1), symbols, positions, counts, blank=BLANK, reduction="mean"
     )
-    return loss

@@ -27,7 +27,7 @@ HEADERS = ("-std=c++17", "-I", str(NATIVE))
 # The structures that Python reads from the C++, and the files that declare them.
 STRUCTURES = {
     "View": "native/scan.h",
-    "LinearCall": "native/linear_maps.h",
+    "LinearCall": "attention/kernels/linear_maps.h",
     "SumsCall": "attention/kernels/sums.cpp",
     "DeltaCall": "attention/kernels/delta.cpp",
     "MesaCall": "attention/kernels/mesa.cpp",

@@ -125,8 +125,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v = map(with_dense_rows, (q, k, v))
     s, z = (None if x is None else x.contiguous() for x in (s, z))
-    result: tuple[Tensor, Tensor, Tensor, Tensor] = _LinearAttention.apply(q, k, v, s, z, form)
-    return result
+    return _LinearAttention.apply(q, k, v, s, z, form)
 
 
 class _LinearAttention(torch.autograd.Function):

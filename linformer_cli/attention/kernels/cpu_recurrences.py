@@ -36,7 +36,7 @@ def sum_causally(
     numbers = {"V": v.shape[3], "decays": 0 if decay is None else decay.shape[3], "scale": scale}
     differentiated = ("q", "k", "v", "log_decay") if decay is not None and decay.requires_grad else ("q", "k", "v")
     call = _Call(_SUMS, "lintx_sums", numbers, ("q", "k", "v", "log_decay"), differentiated)
-    return _run(call, carried, q, k, v, decay)
+    return _Recurrence.apply(call, carried, q, k, v, decay)
 
 
 def follow_delta_rule(
@@ -52,7 +52,7 @@ def follow_delta_rule(
     require_fit(q, k, v, carried, beta, log_decay, *([] if d is None else [d]))
     inputs = ("q", "k", "v", "d", "beta", "log_decay")
     call = _Call(_DELTA, "lintx_delta", {"V": v.shape[3], "decays": log_decay.shape[3]}, (*inputs, "error"), inputs)
-    return _run(call, carried, q, k, v, d, beta, log_decay, torch.empty_like(v))
+    return _Recurrence.apply(call, carried, q, k, v, d, beta, log_decay, torch.empty_like(v))
 
 
 def solve(
@@ -92,11 +92,6 @@ class _Call(NamedTuple):
     numbers: dict[str, float]
     views: tuple[str, ...]
     differentiated: tuple[str, ...]
-
-
-def _run(call: _Call, carried: Tensor | None, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor] = _Recurrence.apply(call, carried, *inputs)
-    return result
 
 
 class _Recurrence(torch.autograd.Function):

@@ -15,8 +15,7 @@ def scale(sums: Tensor, gate: Tensor, epsilon: float) -> Tensor:
 
     sums has the accumulator type of `gate`. Differentiable once, in both inputs.
     """
-    y: Tensor = _Scale.apply(sums, gate, epsilon)
-    return y
+    return _Scale.apply(sums, gate, epsilon)
 
 
 class _Scale(torch.autograd.Function):

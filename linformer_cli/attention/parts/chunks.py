@@ -17,8 +17,7 @@ from linformer_cli.attention.base import Chunk
 def cut_chunks(x: Tensor, chunk: int, value: float = 0.0) -> Tensor:
     """x [..., T, W] as [..., chunks, chunk, W], with `value` after the last position. Copies only if needed."""
     fill = -x.shape[-2] % chunk
-    chunks: Tensor = (functional.pad(x, (0, 0, 0, fill), value=value) if fill else x).unflatten(-2, (-1, chunk))
-    return chunks
+    return (functional.pad(x, (0, 0, 0, fill), value=value) if fill else x).unflatten(-2, (-1, chunk))
 
 
 def _power_of_two(chunk: int) -> int:
@@ -50,5 +49,4 @@ def split_halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
 def corners(pairs: Tensor, half: int) -> Tensor:
     """A view [..., R / (2 half), half, half] of pairs [..., R, R]: those of each piece's second half with its first."""
     blocks = split_halves(pairs, half)[1].unflatten(-1, (-1, 2, half))[..., 0, :]
-    view: Tensor = blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
-    return view
+    return blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)

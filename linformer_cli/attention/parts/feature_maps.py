@@ -59,8 +59,7 @@ class Elu(FeatureMap):
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():  # an autograd Function would add noticeable time to a step
             return _elu_plus_one(x)
-        y: Tensor = _EluPlusOne.apply(x)
-        return y
+        return _EluPlusOne.apply(x)
 
 
 class Relu(FeatureMap):

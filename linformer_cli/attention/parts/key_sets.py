@@ -31,8 +31,7 @@ def run_within(limit: int, scores: int, run: Callable[..., Tensor], *x: Tensor) 
     """
     if scores <= limit or not torch.is_grad_enabled():
         return run(*x)
-    y: Tensor = _Recomputed.apply(run, *x)
-    return y
+    return _Recomputed.apply(run, *x)
 
 
 class _Recomputed(torch.autograd.Function):
@@ -77,8 +76,7 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     scales = (tops - tops.amax(dim=0)).exp()
     sums = torch.stack([part[..., :-1] * scale for part, scale in zip(parts, scales, strict=True)]).sum(dim=0)
     total = sums[..., -1:]
-    y: Tensor = sums[..., :-1] / total.masked_fill(total == 0, 1)
-    return y
+    return sums[..., :-1] / total.masked_fill(total == 0, 1)
 
 
 def join_globals(part: Tensor, q: Tensor, k: Tensor, v: Tensor, count: int, lengths: Tensor | None) -> Tensor:
@@ -133,8 +131,7 @@ def _gather(x: Tensor, rows: Tensor) -> Tensor:
     """[B, H, groups, S, W] for x [B, H, T, W] and rows [H or 1, groups, S]."""
     heads, length = x.shape[1:3]
     at = rows.clamp(0, length - 1) + torch.arange(heads, device=x.device).view(-1, 1, 1) * length
-    rows_of_groups: Tensor = x.flatten(1, 2).index_select(1, at.flatten()).unflatten(1, at.shape)
-    return rows_of_groups
+    return x.flatten(1, 2).index_select(1, at.flatten()).unflatten(1, at.shape)
 
 
 def list_windows(length: int, reach: int, dilation: int, device: torch.device) -> Lists:
@@ -177,8 +174,7 @@ def weigh_columns(q: Tensor, k: Tensor, v: Tensor, stride: int, lengths: Tensor 
     hidden = _hide_padding(q, rows * stride, lengths).unflatten(1, (rows, stride)).transpose(1, 2)
     own = torch.eye(rows, dtype=torch.bool, device=q.device)
     part = weigh(queries, keys, values, hidden[:, None, :, None] | own).transpose(2, 3)
-    positions: Tensor = part.flatten(2, 3)[:, :, :length]
-    return positions
+    return part.flatten(2, 3)[:, :, :length]
 
 
 def weigh_summaries(q: Tensor, k: Tensor, v: Tensor, sizes: tuple[int, int], lengths: Tensor | None) -> Tensor:

@@ -175,8 +175,7 @@ def _hide(scores: Tensor, hidden: Tensor) -> None:
 
 def _add_product(offset: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """offset [N, T, 1] + left [N, T, W] right^T with right [N, S, W], in one call."""
-    scores: Tensor = torch.baddbmm(offset.expand(-1, -1, right.shape[1]), left, right.transpose(-1, -2))
-    return scores
+    return torch.baddbmm(offset.expand(-1, -1, right.shape[1]), left, right.transpose(-1, -2))
 
 
 def attend_near_and_rows(
@@ -188,5 +187,4 @@ def attend_near_and_rows(
     that would see more than R rows sees all R.
     """
     y = _NearAndRows.apply(q.flatten(0, 1), *(x.flatten(0, 1) for x in (*near, *rows)), pattern)
-    outputs: Tensor = y.unflatten(0, q.shape[:2])
-    return outputs
+    return y.unflatten(0, q.shape[:2])

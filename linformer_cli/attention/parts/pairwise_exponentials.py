@@ -68,8 +68,7 @@ def replace_vanished(
     if before is not None:
         before = before[0].flatten(0, 1)[rows], before[1].flatten(0, 1)[rows]
     replaced = attend_pairwise(a, b, values, before).to(y.dtype)
-    result: Tensor = y.flatten(0, 1).index_copy(0, rows, replaced).unflatten(0, y.shape[:2])
-    return result
+    return y.flatten(0, 1).index_copy(0, rows, replaced).unflatten(0, y.shape[:2])
 
 
 def smallest_weight(dtype: torch.dtype) -> float:

@@ -38,8 +38,7 @@ def draw_directions(
     q, r = torch.linalg.qr(blocks)
     angles = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).transpose(-1, -2).flatten(0, 1)[:count]
     lengths: Tensor = torch.linalg.vector_norm(normal(1, count, width)[0], dim=-1, keepdim=True)
-    directions: Tensor = angles * lengths
-    return directions
+    return angles * lengths
 
 
 def seeded_normal(seed: int, layer: int, step: int) -> Callable[[int, int, int], Tensor]:
@@ -59,8 +58,7 @@ def seeded_normal(seed: int, layer: int, step: int) -> Callable[[int, int, int],
 
 def sine_features(phases: Tensor) -> Tensor:
     """The vectors [sin, cos] / sqrt(F) [..., 2F] of phases w . x [..., F]; their length is 1."""
-    features: Tensor = _SineFeatures.apply(phases)
-    return features
+    return _SineFeatures.apply(phases)
 
 
 class _SineFeatures(torch.autograd.Function):
@@ -81,8 +79,7 @@ class _SineFeatures(torch.autograd.Function):
     def backward(ctx: Context, *gradients: Tensor) -> Tensor:
         (features,), (gradient,) = ctx.saved_tensors, gradients
         (sines, cosines), (of_sines, of_cosines) = features.chunk(2, dim=-1), gradient.chunk(2, dim=-1)
-        of_phases: Tensor = (of_sines * cosines).addcmul_(of_cosines, sines, value=-1)
-        return of_phases
+        return (of_sines * cosines).addcmul_(of_cosines, sines, value=-1)
 
 
 def divide_by_floored_weight(sums: Tensor, total: Tensor) -> Tensor:
@@ -115,8 +112,7 @@ class PerformerMap(NamedTuple):
 
     def columns(self, dtype: torch.dtype) -> Tensor:
         """w_i K^(-1/4), as columns [K, directions]."""
-        columns: Tensor = (self.directions.to(dtype) * self.width**-0.25).transpose(0, 1)
-        return columns
+        return (self.directions.to(dtype) * self.width**-0.25).transpose(0, 1)
 
     def exponent_columns(self, dtype: torch.dtype) -> Tensor:
         """W [K, m], so that q W is the logarithm of the features of q, without -|x|^2 / 2."""
@@ -125,8 +121,7 @@ class PerformerMap(NamedTuple):
 
     def project(self, q: Tensor) -> Tensor:
         """w_i . x [..., directions]."""
-        projected: Tensor = q @ self.columns(q.dtype)
-        return projected
+        return q @ self.columns(q.dtype)
 
     def half_square(self, q: Tensor) -> Tensor:
         """|x|^2 / 2 [...]."""

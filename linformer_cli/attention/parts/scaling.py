@@ -26,8 +26,7 @@ def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     vectors do not depend on the scale of x. The scores of `lsh` do depend on it, so scaling changes them.
     """
     limit = torch.finfo(x.dtype).max ** 0.25
-    shrunk: Tensor = x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))
-    return shrunk
+    return x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))
 
 
 def scale_outputs(sums: Tensor, output_gate: Tensor | None) -> Tensor:

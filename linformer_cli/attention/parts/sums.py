@@ -116,8 +116,7 @@ def scan_with_decay(parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
 
     decay is [R, N, C, 1] or [R, N, 1, 1]. Entry n is the sum before part n; the last entry is the final sum.
     """
-    states: Tensor = _ScanWithDecay.apply(parts, decay, first)
-    return states
+    return _ScanWithDecay.apply(parts, decay, first)
 
 
 def decayed_causal_sums(
@@ -173,8 +172,7 @@ def sum_logs(logs: Tensor, dim: int) -> Tensor:
 
 def decay_weights(c: Tensor, dtype: torch.dtype) -> Tensor:
     """exp(c_t - c_j) [.., R, R] in type `dtype` for j <= t, else 0, for logs c [.., R] that do not increase."""
-    weights: Tensor = _DecayWeights.apply(c, dtype)
-    return weights
+    return _DecayWeights.apply(c, dtype)
 
 
 class _DecayWeights(torch.autograd.Function):
@@ -231,8 +229,7 @@ def _scan_chunks(parts: Tensor, decay: Tensor, carried: Tensor | None) -> Tensor
     first = torch.zeros_like(parts[:, :, 0]) if carried is None else carried
     decay = decay.expand(len(parts), -1, -1, -1, -1)
     states = scan_with_decay(*(x.flatten(0, 1) for x in (parts, decay, first)))
-    chunks: Tensor = states.unflatten(0, parts.shape[:2])
-    return chunks
+    return states.unflatten(0, parts.shape[:2])
 
 
 def sum_later(logs: Tensor) -> Tensor:
@@ -248,8 +245,7 @@ def pairwise_products(q: Tensor, k: Tensor, log_decay: Tensor) -> Tensor:
     position of the first half. Neither factor exceeds 1, and neither underflows unless their product does. All pairs
     together take log R matrix products. Only the inputs are saved; the backward pass recomputes the factors.
     """
-    products: Tensor = _PairwiseProducts.apply(q, k, log_decay)
-    return products
+    return _PairwiseProducts.apply(q, k, log_decay)
 
 
 class _PairwiseProducts(torch.autograd.Function):
