@@ -21,7 +21,7 @@ from linformer_cli.documents import Config
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs, NoProgram
 
-from .kernels.registry import Operation, find_kernel
+from .kernels.registry import CAUSAL_SUMS, Operation, find_kernel
 from .tensors import accumulator_dtype, check_lengths, fill_padding
 
 # Extra scalars of a head by name: each tensor is [B, H, T, width], or [B, H, width] for one position.
@@ -288,6 +288,14 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
     def list_states(self, state: State) -> list[Tensor]:
         """The tensors [B, ...] of `state` that fill the state buffers created by `emit`, in the same order."""
         return [part for part in state_tensors(state) if part.dim()]
+
+
+class SumAttention(Attention[Options, State]):
+    """A mechanism whose state is a sum of constant size."""
+
+    family = "kernel"
+    memory = Memory.CONSTANT
+    compiled = CAUSAL_SUMS
 
 
 def as_sequence(gates_t: Gates) -> Gates:

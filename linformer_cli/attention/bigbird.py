@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionOptions, AttentionShape, Gates, Memory
+from .base import AttentionOptions, AttentionShape, Gates
 from .parts.caches import CachedAttention, KeyValueCache, Span, attend_masked, stack_spans
 from .parts.key_sets import join_globals, list_blocks, weigh_lists
 from .tensors import accumulator_dtype
@@ -65,7 +65,6 @@ class BigbirdAttention(CachedAttention[BigbirdOptions]):
     source = "Zaheer 2020, arXiv 2007.14062"
     family = "local-global"
     method = "nearby blocks, first blocks, random blocks"
-    memory = Memory.GROWING
     bidirectional = True
 
     def __init__(self, options: BigbirdOptions, shape: AttentionShape) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionShape, Gates, Memory
+from .base import AttentionShape, Gates
 from .parts.caches import CachedAttention, KeyValueCache, add_cache, extend_cache, push_in_place
 from .parts.gated_attention import GatedAttention, GatedOptions
 from .tensors import accumulator_dtype
@@ -47,7 +47,6 @@ class GauAttention(GatedAttention[GauOptions, KeyValueCache], CachedAttention[Ga
     name = "gau"
     source = "Hua 2022, arXiv 2202.10447"
     method = "squared relu, one gated head"
-    memory = Memory.GROWING
     bidirectional = True
 
     def __init__(self, options: GauOptions, shape: AttentionShape) -> None:

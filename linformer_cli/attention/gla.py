@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionShape, Gates, Memory
+from .base import AttentionShape, Gates, SumAttention
 from .kernels.registry import CAUSAL_SUMS, kernel_for
 from .parts.chunks import PowerOfTwoChunk
 from .parts.memory_lengths import FadingOptions
@@ -37,7 +37,7 @@ class GlaState(NamedTuple):
     s: Tensor
 
 
-class GlaAttention(Attention[GlaOptions, GlaState]):
+class GlaAttention(SumAttention[GlaOptions, GlaState]):
     """y_t = SiLU(g_t) * u_t / rms(u_t), with s_t = diag(a_t) s_{t-1} + k_t v_t^T and u_t = q_t s_t / sqrt(K).
 
     The gates are a_t = sigmoid(x_t + b)^(1 / tau), where x_t holds the first K extra scalars of the head (one for
@@ -56,10 +56,7 @@ class GlaAttention(Attention[GlaOptions, GlaState]):
 
     name = "gla"
     source = "Yang 2023, arXiv 2312.06635"
-    family = "kernel"
     method = "running sums, a decay computed from the input"
-    memory = Memory.CONSTANT
-    compiled = CAUSAL_SUMS
     bidirectional = True
 
     def __init__(self, options: GlaOptions, shape: AttentionShape) -> None:

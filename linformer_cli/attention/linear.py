@@ -20,8 +20,8 @@ from torch.nn import functional
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
-from .kernels.registry import CAUSAL_SUMS, LINEAR_ATTENTION, LINEAR_ATTENTION_ALL, find_kernel, kernel_for
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
+from .kernels.registry import LINEAR_ATTENTION, LINEAR_ATTENTION_ALL, find_kernel, kernel_for
 from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
 from .parts.sums import causal_sums, divide_by_weight, read_whole_sums, update_and_read
 from .tensors import accumulator_dtype, fill_padding
@@ -50,7 +50,7 @@ class LinearState(NamedTuple):
     z: Tensor
 
 
-class LinearAttention(Attention[LinearOptions, LinearState]):
+class LinearAttention(SumAttention[LinearOptions, LinearState]):
     """y_t = phi(q_t) s_t / (phi(q_t) . z_t), with s_t = s_{t-1} + phi(k_t) v_t^T and z_t = z_{t-1} + phi(k_t).
 
     These are equations 18 to 20 of the source. Unlike the source's code, we add no epsilon to the denominator, since it
@@ -61,10 +61,7 @@ class LinearAttention(Attention[LinearOptions, LinearState]):
 
     name = "linear"
     source = "Katharopoulos 2020, arXiv 2006.16236"
-    family = "kernel"
     method = "fixed feature map, running sums"
-    memory = Memory.CONSTANT
-    compiled = CAUSAL_SUMS
     bidirectional = True
 
     def __init__(self, options: LinearOptions, shape: AttentionShape) -> None:

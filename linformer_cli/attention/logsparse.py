@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionOptions, Memory
+from .base import AttentionOptions
 from .parts.caches import CachedAttention, KeyValueCache, Span, stack_spans
 from .tensors import Context, accumulator_dtype
 
@@ -86,7 +86,6 @@ class LogsparseAttention(CachedAttention[LogsparseOptions]):
     source = "Li 2019, arXiv 1907.00235"
     family = "sparse"
     method = "positions at distances that are powers of two"
-    memory = Memory.GROWING
 
     def _offsets(self, length: int) -> tuple[int, ...]:
         """The distances below `restart` and `length`, in ascending order."""

@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import NO_BUFFER, MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory, as_sequence
-from .kernels.registry import CAUSAL_SUMS
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention, as_sequence
 from .parts.memory_lengths import inverse_softplus, log_memories
 from .parts.scaling import shrink_huge
 from .parts.sums import decayed_causal_sums, sum_logs, update_and_read
@@ -68,7 +67,7 @@ class _Steps(NamedTuple):
     turns: Tensor | None
 
 
-class MambaAttention(Attention[MambaOptions, MambaState]):
+class MambaAttention(SumAttention[MambaOptions, MambaState]):
     """y_t = C_t h_t + D x_t, with h_t = alpha_t h_{t-1} + beta_t B_{t-1} x_{t-1}^T + gamma_t B_t x_t^T.
 
     C, B and x are the queries, keys and values. The step size Delta_t = softplus(d_t + b) is computed from the input.
@@ -92,10 +91,7 @@ class MambaAttention(Attention[MambaOptions, MambaState]):
 
     name = "mamba"
     source = "Lahoti 2026, arXiv 2603.15569"
-    family = "kernel"
     method = "state space model, running sums with a decay computed from the input"
-    memory = Memory.CONSTANT
-    compiled = CAUSAL_SUMS
 
     def __init__(self, options: MambaOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)

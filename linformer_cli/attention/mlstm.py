@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
-from .kernels.registry import CAUSAL_SUMS
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
 from .parts.memory_lengths import log_memories
 from .parts.scaling import OUTPUT_FLOOR
 from .parts.sums import decayed_causal_sums, sum_logs, update_and_read
@@ -38,7 +37,7 @@ class MlstmState(NamedTuple):
     m: Tensor
 
 
-class MlstmAttention(Attention[MlstmOptions, MlstmState]):
+class MlstmAttention(SumAttention[MlstmOptions, MlstmState]):
     """y_t = h_t / rms(h_t), with h_t = C_t^T q_t / max(|n_t . q_t|, 1) and two running sums:
 
         C_t = f_t C_{t-1} + i_t k_t v_t^T
@@ -60,10 +59,7 @@ class MlstmAttention(Attention[MlstmOptions, MlstmState]):
 
     name = "mlstm"
     source = "Beck 2024, arXiv 2405.04517"
-    family = "kernel"
     method = "running sums, exponential input gate"
-    memory = Memory.CONSTANT
-    compiled = CAUSAL_SUMS
     gates = {"input": 1, "forget": 1}
 
     def __init__(self, options: MlstmOptions, shape: AttentionShape) -> None:

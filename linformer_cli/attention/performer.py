@@ -11,8 +11,8 @@ from torch.nn import functional
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
-from .kernels.registry import CAUSAL_SUMS, EXPONENTIAL_ATTENTION, kernel_for
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
+from .kernels.registry import EXPONENTIAL_ATTENTION, kernel_for
 from .parts.pairwise_exponentials import divide_sums, exp_below_maximum, raise_maximum, replace_vanished
 from .parts.random_features import (
     RELU_OFFSET,
@@ -66,7 +66,7 @@ class PerformerState(NamedTuple):
     n: Tensor | None = None
 
 
-class PerformerAttention(Attention[PerformerOptions, PerformerState]):
+class PerformerAttention(SumAttention[PerformerOptions, PerformerState]):
     """y_t = sum over j <= t of A_tj v_j / sum of A_tj, A_tj = phi(x_t) . phi(y_j), x = q K^(-1/4), y = k K^(-1/4).
 
     The directions are w_i ~ N(0, I). There are four feature maps. The first two come from Lemma 1 of the source:
@@ -92,10 +92,7 @@ class PerformerAttention(Attention[PerformerOptions, PerformerState]):
 
     name = "performer"
     source = "Choromanski 2020, arXiv 2009.14794"
-    family = "kernel"
     method = "random features of softmax, running sums"
-    memory = Memory.CONSTANT
-    compiled = CAUSAL_SUMS
     bidirectional = True
     directions: Tensor
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionShape, Chunk, Gates, Memory
+from .base import AttentionShape, Chunk, Gates, SumAttention
 from .kernels.registry import CAUSAL_SUMS, kernel_for
 from .parts.memory_lengths import FadingOptions
 from .parts.scaling import scale_outputs
@@ -44,7 +44,7 @@ class RetentionState(NamedTuple):
     position: Tensor
 
 
-class RetentionAttention(Attention[RetentionOptions, RetentionState]):
+class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
     """y_t = SiLU(g_t) * u_t / rms(u_t), with u_t = sum over j <= t of w(t, j) (q_t . k_j) v_j / sqrt(K).
 
     Let m_h be the memory of head h in positions. The memories are spaced geometrically, from the length of an image
@@ -68,10 +68,7 @@ class RetentionAttention(Attention[RetentionOptions, RetentionState]):
 
     name = "retention"
     source = "Sun 2023, arXiv 2307.08621"
-    family = "kernel"
     method = "running sums, a fixed decay per head"
-    memory = Memory.CONSTANT
-    compiled = CAUSAL_SUMS
     bidirectional = True
 
     def __init__(self, options: RetentionOptions, shape: AttentionShape) -> None:

@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
-from .kernels.registry import CAUSAL_SUMS
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
 from .parts.random_features import WEIGHT_FLOOR, divide_by_floored_weight, draw_directions, sine_features
 from .parts.sums import causal_sums, decayed_causal_sums, divide_by_weight, read_whole_sums, update_and_read
 from .tensors import accumulator_dtype
@@ -39,7 +38,7 @@ class RfaState(NamedTuple):
     n: Tensor
 
 
-class RfaAttention(Attention[RfaOptions, RfaState]):
+class RfaAttention(SumAttention[RfaOptions, RfaState]):
     """y_t = phi(q_t) s_t / max(phi(q_t) . z_t, 0.1 n_t), phi(x) = [sin(w_i . x), cos(w_i . x)] / sqrt(D), i = 1 .. D.
 
     Queries and keys are scaled to length 1 first. w_i = sigma * e_i, where e_i ~ N(0, I) is fixed and sigma is learned
@@ -58,10 +57,7 @@ class RfaAttention(Attention[RfaOptions, RfaState]):
 
     name = "rfa"
     source = "Peng 2021, arXiv 2103.02143"
-    family = "kernel"
     method = "random Fourier features, gated running sums"
-    memory = Memory.CONSTANT
-    compiled = CAUSAL_SUMS
     bidirectional = True
     # With a bias of 5, the gate initially remembers about 150 positions. With 2, the memory is too short for the model
     # to learn well.

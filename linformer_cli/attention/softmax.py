@@ -4,7 +4,7 @@ from torch import Tensor
 
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionOptions, Gates, Memory
+from .base import AttentionOptions, Gates
 from .parts.caches import CachedAttention, KeyValueCache, attend_cached, attend_masked
 from .tensors import find_padding
 
@@ -27,7 +27,6 @@ class SoftmaxAttention(CachedAttention[SoftmaxOptions]):
     source = "Vaswani 2017, arXiv 1706.03762"
     family = "exact"
     method = "every query against every earlier key"
-    memory = Memory.GROWING
     bidirectional = True
 
     @classmethod

@@ -13,7 +13,7 @@ from torch.nn import functional
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
-from .base import AttentionOptions, AttentionShape, Gates, Memory
+from .base import AttentionOptions, AttentionShape, Gates
 from .parts.caches import CachedAttention, KeyValueCache, stack_spans
 from .parts.key_sets import join, list_near, run_within, weigh_columns, weigh_lists, weigh_summaries
 from .tensors import accumulator_dtype
@@ -88,7 +88,6 @@ class SparseAttention(CachedAttention[SparseOptions]):
     source = "Child 2019, arXiv 1904.10509"
     family = "sparse"
     method = "two fixed patterns, near and every l-th"
-    memory = Memory.GROWING
     bidirectional = True
 
     def __init__(self, options: SparseOptions, shape: AttentionShape) -> None:

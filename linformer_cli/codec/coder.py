@@ -121,8 +121,8 @@ class Coder:
 
         labels = None
         if self._uniform is not None:
-            counted = lanes.pair(decoders)
-            parts = [decoder.decode(rows.stop - rows.start, self._uniform, None) for decoder, rows in counted]
+            counts = ((decoder, rows.stop - rows.start) for decoder, rows in lanes.pair(decoders))
+            parts = [decoder.decode(count, self._uniform, count) for decoder, count in counts]
             labels = np.concatenate(parts).astype(np.int64)
         self._run(self._start(len(lanes.lengths)), lanes, labels, exchange)
         return values.T
@@ -156,15 +156,11 @@ class _Decoder:
         words = np.frombuffer(data[: len(data) // 4 * 4], dtype="<u4").astype(np.uint32)
         self._decoder: Any | None = queue.RangeDecoder(words)
 
-    def decode(self, count: int, model: Any, frequencies: NDArray[np.float64] | None) -> NDArray[np.int32]:
+    def decode(self, count: int, model: Any, parameters: int | NDArray[np.float64]) -> NDArray[np.int32]:
+        """The next `count` values. `parameters` are the frequencies of each, or else `count` again."""
         if self._decoder is not None:
             try:
-                found: NDArray[np.int32]
-                if frequencies is None:
-                    found = self._decoder.decode(model, count)
-                else:
-                    found = self._decoder.decode(model, frequencies)
-                return found
+                return self._decoder.decode(model, parameters)
             except AssertionError:
                 self._decoder = None
         return np.zeros(count, dtype=np.int32)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.base import Attention, AttentionShape, Gates, Options
+from linformer_cli.attention.base import Attention, AttentionShape, Gates, Memory, Options
 from linformer_cli.attention.kernels.registry import CACHE_STEP, kernel_for
 from linformer_cli.native.constants import FORMATS
 from linformer_cli.native.program import Builder, MixInputs
@@ -22,6 +22,8 @@ class KeyValueCache(NamedTuple):
 
 class CachedAttention(Attention[Options, KeyValueCache]):
     """A mechanism whose whole state is a cache of keys and values."""
+
+    memory = Memory.GROWING
 
     def attend_cache(self, q: Tensor, cache: KeyValueCache) -> Tensor:
         """The outputs [B, H, T, V] of the last T positions in `cache`, for their queries q [B, H, T, K]."""
