@@ -147,18 +147,19 @@ def test_zig_does_without_its_cpp_library_and_leaves_nothing_in_the_home_folder(
     assert {file.suffix for file in (tmp_path / "new").iterdir()} == {".dll"}
 
 
-@pytest.mark.parametrize("changed", ["a header", "an option"])
+@pytest.mark.parametrize("changed", ["native/ops", "attention/kernels", "an option"])
 def test_the_digest_depends_on_everything_that_a_library_is_built_from(tmp_path, monkeypatch, changed) -> None:
     one = build.this_machine().instruction_sets[0]
     before = build.compute_digest(one)
-    if changed == "a header":
+    if changed != "an option":
         for source in build.SOURCES:
             (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(build.PACKAGE / source, tmp_path / source)
-        shutil.copytree(build.PACKAGE / "native", tmp_path / "native", dirs_exist_ok=True)
+        for folder in build.HEADERS:
+            shutil.copytree(build.PACKAGE / folder, tmp_path / folder, dirs_exist_ok=True)
         monkeypatch.setattr(build, "PACKAGE", tmp_path)
         assert build.compute_digest(one) == before
-        (tmp_path / "native" / "ops" / "new.h").write_text("// new\n")
+        (tmp_path / changed / "new.h").write_text("// new\n")
     else:
         monkeypatch.setattr(build, "OPTIONS", (*build.OPTIONS, "-ffast-math"))
     assert build.compute_digest(one) != before
