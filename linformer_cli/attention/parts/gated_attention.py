@@ -11,7 +11,6 @@ from typing import Literal, TypeVar
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape, State
 
@@ -98,29 +97,18 @@ class GatedAttention(Attention[Options, State]):
 
         Keys and values start at position 0. Without `causal`, queries see later keys too, with the bias of |d|.
         """
-        rows, columns = q.shape[1], k.shape[1]
-        start = self.start_scores(rows, columns, first, q) if causal else self._start_all(rows, columns, first, q)
+        start = self.start_scores(q.shape[1], k.shape[1], first, q, causal)
         y = self.activate(torch.baddbmm(start, q, k.transpose(1, 2), alpha=self.score_scale)) @ v
         return y if self.weight_scale == 1 else self.weight_scale * y
 
-    def _start_all(self, rows: int, columns: int, first: int, like: Tensor) -> Tensor:
-        """The bias [rows, columns] of distance |first + row - column|, as windows as in `start_scores`."""
-        distances = torch.arange(first + rows - 1, first - columns, -1, device=like.device).abs()
-        bias = like.new_zeros(len(distances)) if self.bias is None else self.bias.to(like.dtype)[distances]
-        return bias.unfold(0, columns, 1).flip(0)
-
-    def start_scores(self, rows: int, columns: int, first: int, like: Tensor) -> Tensor:
-        """The bias [rows, columns] of distance d = first + row - column; minus infinity where d < 0 (the future).
+    def start_scores(self, rows: int, columns: int, first: int, like: Tensor, causal: bool = True) -> Tensor:
+        """The bias [rows, columns] of distance |d| for d = first + row - column; if `causal`, minus infinity for d < 0.
 
         Every row is a window of one descending sequence of distances. The gradient of windows is a fast sum, while the
         gradient of rows * columns table look-ups is a slow scatter.
         """
-        furthest, nearest = first + rows - 1, max(0, first - columns + 1)
-        if self.bias is None:
-            descending = like.new_zeros(furthest + 1 - nearest)
-        else:
-            descending = self.bias[nearest : furthest + 1].to(like.dtype).flip(0)
-        future = columns - 1 - first
-        if future > 0:
-            descending = functional.pad(descending, (0, future), value=-math.inf)
-        return descending.unfold(0, columns, 1).flip(0) if rows > 1 else descending.unsqueeze(0)
+        distances = torch.arange(first + rows - 1, first - columns, -1, device=like.device)
+        bias = like.new_zeros(len(distances)) if self.bias is None else self.bias.to(like.dtype)[distances.abs()]
+        if causal:
+            bias = bias.masked_fill(distances < 0, -math.inf)
+        return bias.unfold(0, columns, 1).flip(0)
