@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from .documents import Config
+from .documents import Config, setting
 from .native.constants import LARGEST_GUIDANCE as LARGEST_GUIDANCE
 from .units import IMAGES, WINDOWS, Words
 
@@ -128,45 +128,44 @@ class ImageShape(Config):
 class NetworkConfig(Config):
     """A network without its image size, as in a preset. A gated mechanism has one head with its own width."""
 
-    attention: str = Field("linear", description="The mechanism that mixes positions; see lintx attentions.")
-    attention_options: dict[str, OptionValue] = Field({}, description="An option of the mechanism; repeatable.")
-    layers: Layers = Field(4, description="Number of blocks.")
-    heads: Size = Field(4, description="Attention heads of a block.")
-    width: Size = Field(128, description="Width of the residual stream.")
-    head_width: Size = Field(32, description="Width of a head's queries, keys and values.")
-    feed_forward: Size = Field(512, description="Hidden width of the feed-forward layers.")
-    feed_forward_kind: Literal["dense", "boom"] = Field(
+    attention: str = setting("linear", "The mechanism that mixes positions; see lintx attentions.")
+    attention_options: dict[str, OptionValue] = setting({}, "An option of the mechanism; repeatable.")
+    layers: Layers = setting(4, "Number of blocks.")
+    heads: Size = setting(4, "Attention heads of a block.")
+    width: Size = setting(128, "Width of the residual stream.")
+    head_width: Size = setting(32, "Width of a head's queries, keys and values.")
+    feed_forward: Size = setting(512, "Hidden width of the feed-forward layers.")
+    feed_forward_kind: Literal["dense", "boom"] = setting(
         "dense",
-        description="dense: a second layer narrows the hidden vector. boom: its chunks of the model's width are summed "
+        "dense: a second layer narrows the hidden vector. boom: its chunks of the model's width are summed "
         "(Merity 2019).",
     )
-    short_convolution: Annotated[int, Field(ge=0, le=1_024)] = Field(
-        0, description="Width of a causal convolution of queries, keys and values, such as 4; 0 turns it off."
+    short_convolution: Annotated[int, Field(ge=0, le=1_024)] = setting(
+        0, "Width of a causal convolution of queries, keys and values, such as 4; 0 turns it off."
     )
-    normalise_keys: bool = Field(False, description="Scale the queries and keys of each head to length 1.")
-    norm_heads: bool = Field(False, description="RMSNorm, with weights, of each head's output.")
-    output_gate: bool = Field(False, description="Multiply the heads' outputs by a gate computed from the input.")
-    activation: Literal["gelu", "relu"] = Field("gelu", description="Activation of the feed-forward layers.")
-    norm: Literal["pre", "post"] = Field("pre", description="pre: LayerNorm before each branch. post: after the sum.")
-    dropout: Fraction = Field(0.0, description="Share of a branch's outputs that training sets to 0.")
-    context: Literal["previous", "recent", "neighbours", "wide", "hashed", "residual"] = Field(
+    normalise_keys: bool = setting(False, "Scale the queries and keys of each head to length 1.")
+    norm_heads: bool = setting(False, "RMSNorm, with weights, of each head's output.")
+    output_gate: bool = setting(False, "Multiply the heads' outputs by a gate computed from the input.")
+    activation: Literal["gelu", "relu"] = setting("gelu", "Activation of the feed-forward layers.")
+    norm: Literal["pre", "post"] = setting("pre", "pre: LayerNorm before each branch. post: after the sum.")
+    dropout: Fraction = setting(0.0, "Share of a branch's outputs that training sets to 0.")
+    context: Literal["previous", "recent", "neighbours", "wide", "hashed", "residual"] = setting(
         "neighbours",
-        description="Known values that a position sees directly. previous: only the previous value. recent: the last "
+        "Known values that a position sees directly. previous: only the previous value. recent: the last "
         "four values. neighbours: the neighbouring values. wide: neighbours, and as numbers three rows above and four "
         "columns to either side. hashed: wide, and hashed groups of neighbours. residual, for colour images: the "
         "numbers of wide, as differences from the nearest neighbours; the blocks step over whole pixels, and a small "
         "network predicts the channels of a pixel.",
     )
-    embedding: Literal["grid", "paper", "none"] = Field(
+    embedding: Literal["grid", "paper", "none"] = setting(
         "grid",
-        description="Positions. grid: learned tables of rows, columns and channels. paper: sinusoids (Katharopoulos "
+        "Positions. grid: learned tables of rows, columns and channels. paper: sinusoids (Katharopoulos "
         "2020). none: no positions, for sequences of any length.",
     )
-    head: Literal["categorical", "mixture"] = Field(
-        "categorical",
-        description="Distribution of a value. categorical: one logit per level. mixture: a mixture of logistics.",
+    head: Literal["categorical", "mixture"] = setting(
+        "categorical", "Distribution of a value. categorical: one logit per level. mixture: a mixture of logistics."
     )
-    mixtures: Size = Field(10, description="Number of logistics of a mixture head.")
+    mixtures: Size = setting(10, "Number of logistics of a mixture head.")
 
     def check(self) -> None:
         if self.embedding == "paper" and self.width % 4:
@@ -285,32 +284,29 @@ class DataConfig(Config):
 
     name: str = "mnist"
     data_dir: str | None = None
-    image_size: Annotated[tuple[Size, Size], BeforeValidator(_parse_sides)] | None = Field(
+    image_size: Annotated[tuple[Size, Size], BeforeValidator(_parse_sides)] | None = setting(
         None,
-        description="Height and width of the images in pixels, such as 48x64, or the side of a square. For glyphs (8 "
+        "Height and width of the images in pixels, such as 48x64, or the side of a square. For glyphs (8 "
         "to 512; default: 28) and folders (default: the size of most pictures, if it is at most 64).",
     )
-    fit: Fit | None = Field(
+    fit: Fit | None = setting(
         None,
-        description="For pictures of another size. crop: keep the middle. pad: add the ground. stretch: distort. "
+        "For pictures of another size. crop: keep the middle. pad: add the ground. stretch: distort. "
         "Pixel art is cropped and padded without resizing. Default: crop.",
     )
-    ground: Annotated[Colour, BeforeValidator(_parse_colour)] | None = Field(
-        None, description="Colour behind transparent parts and around padded pictures, such as white or #204060."
+    ground: Annotated[Colour, BeforeValidator(_parse_colour)] | None = setting(
+        None, "Colour behind transparent parts and around padded pictures, such as white or #204060."
     )
-    range: Annotated[tuple[float, float], BeforeValidator(_parse_range), AfterValidator(_check_range)] | None = Field(
-        None,
-        description="The numbers that become black and white, such as 900,1330, in pictures of 16 bits or floats.",
+    range: Annotated[tuple[float, float], BeforeValidator(_parse_range), AfterValidator(_check_range)] | None = setting(
+        None, "The numbers that become black and white, such as 900,1330, in pictures of 16 bits or floats."
     )
-    colours: Annotated[int, Field(ge=2, le=256)] | None = Field(
-        None, description="Use one palette of up to N colours. Default: 256 if they suffice or for pixel art."
+    colours: Annotated[int, Field(ge=2, le=256)] | None = setting(
+        None, "Use one palette of up to N colours. Default: 256 if they suffice or for pixel art."
     )
-    channels: Annotated[Literal[1, 3, 4], BeforeValidator(_parse_number)] | None = Field(
-        None, description="1 (grey), 3 (RGB) or 4 (RGB with opacity) instead of a palette. Default: as in the pictures."
+    channels: Annotated[Literal[1, 3, 4], BeforeValidator(_parse_number)] | None = setting(
+        None, "1 (grey), 3 (RGB) or 4 (RGB with opacity) instead of a palette. Default: as in the pictures."
     )
-    tile: Size | None = Field(
-        None, description="Cut each picture, such as a sheet of sprites, into squares of this side."
-    )
+    tile: Size | None = setting(None, "Cut each picture, such as a sheet of sprites, into squares of this side.")
     length: Size | None = None
     labels: bool = False
 
@@ -329,68 +325,62 @@ class TrainConfig(Config):
     Optional settings default to None, because a TOML file cannot set None.
     """
 
-    steps: Count | None = Field(None, description="Optimizer steps.")
-    epochs: Positive | None = Field(
-        None, description=f"Passes over the training images; {DEFAULT_EPOCHS:g} unless another length is given."
+    steps: Count | None = setting(None, "Optimizer steps.")
+    epochs: Positive | None = setting(
+        None, f"Passes over the training images; {DEFAULT_EPOCHS:g} unless another length is given."
     )
-    max_time: Seconds | None = Field(
+    max_time: Seconds | None = setting(
         None,
-        description="Training time, such as 10m or 1h30m; includes the time before an interruption. Also limits a "
+        "Training time, such as 10m or 1h30m; includes the time before an interruption. Also limits a "
         "number of steps or epochs.",
     )
-    batch: Images = Field(16, description="Images in a batch.")
-    accumulation: Images = Field(1, description="Batches whose gradients are summed for one step.")
-    shift: CountOrZero = Field(0, description="Randomly shift each training image by up to N pixels along each axis.")
-    flip: bool = Field(False, description="Mirror half of the training images left to right, chosen at random.")
-    hide_class: Fraction = Field(0.0, description="With --classes: share of images trained on without their class.")
-    distill_share: Share = Field(
-        0.5,
-        description="With --distill-from: weight of the teachers' predictions in the loss; the images have the rest.",
+    batch: Images = setting(16, "Images in a batch.")
+    accumulation: Images = setting(1, "Batches whose gradients are summed for one step.")
+    shift: CountOrZero = setting(0, "Randomly shift each training image by up to N pixels along each axis.")
+    flip: bool = setting(False, "Mirror half of the training images left to right, chosen at random.")
+    hide_class: Fraction = setting(0.0, "With --classes: share of images trained on without their class.")
+    distill_share: Share = setting(
+        0.5, "With --distill-from: weight of the teachers' predictions in the loss; the images have the rest."
     )
-    optimizer: Literal["adamw", "radam", "muon"] = Field(
-        "adamw", description="muon trains the matrices of hidden layers and leaves the rest to AdamW."
+    optimizer: Literal["adamw", "radam", "muon"] = setting(
+        "adamw", "muon trains the matrices of hidden layers and leaves the rest to AdamW."
     )
-    learning_rate: Positive = Field(2e-3, description="Peak learning rate.")
-    final_learning_rate_fraction: Share = Field(
-        0.02, description="Final learning rate of the schedule, as a share of the peak."
+    learning_rate: Positive = setting(2e-3, "Peak learning rate.")
+    final_learning_rate_fraction: Share = setting(0.02, "Final learning rate of the schedule, as a share of the peak.")
+    schedule: Literal["cosine", "trapezoid", "constant"] = setting(
+        "cosine", "Learning rate after warm-up. trapezoid is constant, then falls in the last quarter."
     )
-    schedule: Literal["cosine", "trapezoid", "constant"] = Field(
-        "cosine", description="Learning rate after warm-up. trapezoid is constant, then falls in the last quarter."
-    )
-    warmup_steps: CountOrZero = Field(100, description="Steps of linear warm-up.")
-    warmup_share: Share = Field(0.0, description="The warm-up also ends after this share of the run; 0: it does not.")
-    weight_decay: PositiveOrZero = Field(0.05, description="Decoupled weight decay of matrices.")
-    beta1: Fraction = Field(0.9, description="Adam's decay rate for the mean of gradients.")
-    beta2: Fraction = Field(0.98, description="Adam's decay rate for the mean of squared gradients.")
-    clip: PositiveOrZero = Field(1.0, description="Largest gradient norm; 0 turns clipping off.")
-    ema: Fraction = Field(
+    warmup_steps: CountOrZero = setting(100, "Steps of linear warm-up.")
+    warmup_share: Share = setting(0.0, "The warm-up also ends after this share of the run; 0: it does not.")
+    weight_decay: PositiveOrZero = setting(0.05, "Decoupled weight decay of matrices.")
+    beta1: Fraction = setting(0.9, "Adam's decay rate for the mean of gradients.")
+    beta2: Fraction = setting(0.98, "Adam's decay rate for the mean of squared gradients.")
+    clip: PositiveOrZero = setting(1.0, "Largest gradient norm; 0 turns clipping off.")
+    ema: Fraction = setting(
         0.0,
-        description="Decay of an exponential moving average of the weights, such as 0.999; the average is "
+        "Decay of an exponential moving average of the weights, such as 0.999; the average is "
         "validated, sampled from and saved. 0 turns it off.",
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        0, description="Seed of initial weights, image order and dropout."
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = setting(0, "Seed of initial weights, image order and dropout.")
+    device: str = setting("auto", "auto, cpu, cuda, cuda:INDEX or mps.")
+    precision: Literal["auto", "fp32", "bf16"] = setting(
+        "auto", "bf16 uses autocast; auto selects the faster of fp32 and bf16."
     )
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:INDEX or mps.")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="bf16 uses autocast; auto selects the faster of fp32 and bf16."
-    )
-    log_every: Count = Field(20, description="Steps between rows of metrics.csv.")
-    evaluate_every: Count = Field(500, description="Steps between validations.")
-    evaluate_images: Count = Field(512, description="Number of validation images, from the start of the split.")
-    check_every: Seconds | None = Field(
+    log_every: Count = setting(20, "Steps between rows of metrics.csv.")
+    evaluate_every: Count = setting(500, "Steps between validations.")
+    evaluate_images: Count = setting(512, "Number of validation images, from the start of the split.")
+    check_every: Seconds | None = setting(
         None,
-        description="Validate, draw samples and save at this interval of time, and first after half of it, instead of "
+        "Validate, draw samples and save at this interval of time, and first after half of it, instead of "
         "after a number of steps. For folders: 2m.",
     )
-    patience: CountOrZero = Field(
-        0,
-        description="Stop after this many validations in a row without a better one; 0: never. For folders: 3.",
+    patience: CountOrZero = setting(
+        0, "Stop after this many validations in a row without a better one; 0: never. For folders: 3."
     )
-    sample_every: CountOrZero = Field(500, description="Steps between sample grids; 0 turns them off.")
-    sample_images: Images = Field(16, description="Images in a sample grid.")
-    save_every: Count = Field(200, description="Steps between saves.")
-    keep_last: Count = Field(1, description="Number of newest saves to keep.")
+    sample_every: CountOrZero = setting(500, "Steps between sample grids; 0 turns them off.")
+    sample_images: Images = setting(16, "Images in a sample grid.")
+    save_every: Count = setting(200, "Steps between saves.")
+    keep_last: Count = setting(1, "Number of newest saves to keep.")
 
     def check(self) -> None:
         given = [name for name in LENGTHS if getattr(self, name) is not None]

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, TypeVar, get_args
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
     field_validator,
@@ -55,6 +56,11 @@ class Config(BaseModel):
     def _check(self) -> Self:
         self.check()
         return self
+
+
+def setting(default: Any, description: str, **bounds: Any) -> Any:
+    """A field of a configuration, with its description for help pages. `bounds` are those of pydantic, such as `gt`."""
+    return Field(default, description=description, **bounds)
 
 
 ConfigType = TypeVar("ConfigType", bound=Config)

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Gates
@@ -27,14 +27,10 @@ _LARGEST_DEFAULT_BLOCK = 64
 class BigbirdOptions(AttentionOptions):
     """Options of BigBird attention."""
 
-    block: int | None = Field(
-        None, gt=0, le=65_536, description="positions per block (default: one image row, at most 64)"
-    )
-    globals: int = Field(1, ge=0, le=65_536, description="number of blocks at the start that all later positions see")
-    random: int = Field(
-        2, ge=0, le=1_024, description="number of random earlier blocks that a block sees, drawn per head"
-    )
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of the random blocks, fixed for the life of a model")
+    block: int | None = setting(None, "positions per block (default: one image row, at most 64)", gt=0, le=65_536)
+    globals: int = setting(1, "number of blocks at the start that all later positions see", ge=0, le=65_536)
+    random: int = setting(2, "number of random earlier blocks that a block sees, drawn per head", ge=0, le=1_024)
+    seed: int = setting(0, "seed of the random blocks, fixed for the life of a model", ge=0, lt=2**63)
 
 
 class _Span(NamedTuple):

@@ -1,8 +1,9 @@
 """Gated DeltaNet (Yang 2024, arXiv 2412.06464): the state decays, and a new value replaces the key's old value."""
 
 import torch
-from pydantic import Field
 from torch import Tensor
+
+from linformer_cli.documents import setting
 
 from .base import AttentionShape, Gates
 from .parts.delta_rule import DeltaState, GatedDeltaAttention, GatedDeltaOptions, delta_sums, finish
@@ -15,7 +16,7 @@ DeltanetState = DeltaState
 class DeltanetOptions(GatedDeltaOptions):
     """Options of gated DeltaNet."""
 
-    gate: bool = Field(True, description="decay the state by a gate computed from the input")
+    gate: bool = setting(True, "decay the state by a gate computed from the input")
 
 
 class DeltanetAttention(GatedDeltaAttention[DeltanetOptions]):

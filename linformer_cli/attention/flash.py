@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionShape, Gates, Memory
@@ -18,9 +18,7 @@ from .tensors import accumulator_dtype
 class FlashOptions(GatedOptions):
     """Options of mixed-chunk attention."""
 
-    chunk: int = Field(
-        256, gt=0, le=65_536, description="C, positions per chunk; the first chunk starts at the first position"
-    )
+    chunk: int = setting(256, "C, positions per chunk; the first chunk starts at the first position", gt=0, le=65_536)
 
 
 class FlashState(NamedTuple):

@@ -4,9 +4,9 @@ import math
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from linformer_cli.documents import setting
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
@@ -24,8 +24,8 @@ ROWS_AT_ONCE = 200
 class GauOptions(GatedOptions):
     """Options of the gated attention unit."""
 
-    activation: Literal["relu2", "laplace"] = Field(
-        "relu2", description="weight of a score x: relu(x)^2, or a bounded Laplace function"
+    activation: Literal["relu2", "laplace"] = setting(
+        "relu2", "weight of a score x: relu(x)^2, or a bounded Laplace function"
     )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from linformer_cli.documents import setting
 
 from .base import AttentionShape
 from .parts.chunks import PowerOfTwoChunk
@@ -14,15 +14,12 @@ Gdn2State = DeltaState
 class Gdn2Options(GatedDeltaOptions):
     """Options of Gated DeltaNet-2."""
 
-    decay: Literal["channel", "head", "none"] = Field(
-        "channel", description="a decay gate for each key dimension, one for each head, or none"
+    decay: Literal["channel", "head", "none"] = setting(
+        "channel", "a decay gate for each key dimension, one for each head, or none"
     )
-    erase: Literal["channel", "head"] = Field(
-        "channel", description="an erase gate for each key dimension, or one for each head"
-    )
-    write: Literal["channel", "head", "tied"] = Field(
-        "channel",
-        description="a write gate for each value dimension, one for each head, or 'tied': the head's erase gate",
+    erase: Literal["channel", "head"] = setting("channel", "an erase gate for each key dimension, or one for each head")
+    write: Literal["channel", "head", "tied"] = setting(
+        "channel", "a write gate for each value dimension, one for each head, or 'tied': the head's erase gate"
     )
     chunk: PowerOfTwoChunk = 32
 

@@ -4,10 +4,10 @@ import math
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionShape, Gates, SumAttention
@@ -22,12 +22,10 @@ from .tensors import accumulator_dtype
 class GlaOptions(FadingOptions):
     """Options of gated linear attention."""
 
-    gate: Literal["vector", "scalar"] = Field(
-        "vector", description="'vector': one gate per dimension of a key; 'scalar': one gate per head"
+    gate: Literal["vector", "scalar"] = setting(
+        "vector", "'vector': one gate per dimension of a key; 'scalar': one gate per head"
     )
-    temperature: float = Field(
-        16.0, ge=1, le=1000, description="tau; a larger value makes the fastest possible decay slower"
-    )
+    temperature: float = setting(16.0, "tau; a larger value makes the fastest possible decay slower", ge=1, le=1000)
     chunk: PowerOfTwoChunk = 64
 
 

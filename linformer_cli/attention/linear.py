@@ -13,10 +13,10 @@ import math
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
@@ -30,12 +30,10 @@ from .tensors import accumulator_dtype, fill_padding
 class LinearOptions(AttentionOptions):
     """Options of linear attention."""
 
-    feature_map: Literal["elu", "relu", "poly2", "taylor2", "learned"] = Field(
-        "elu", description="phi, the feature map of queries and keys"
+    feature_map: Literal["elu", "relu", "poly2", "taylor2", "learned"] = setting(
+        "elu", "phi, the feature map of queries and keys"
     )
-    features: int | None = Field(
-        None, gt=0, description="C, width of the 'learned' feature map (default: the width of a key)"
-    )
+    features: int | None = setting(None, "C, width of the 'learned' feature map (default: the width of a key)", gt=0)
     chunk: Chunk = 64
 
     def check(self) -> None:

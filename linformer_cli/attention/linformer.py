@@ -3,10 +3,10 @@
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
@@ -21,15 +21,13 @@ _DEFAULT_RANK = 4
 class LinformerOptions(AttentionOptions):
     """Options of Linformer."""
 
-    block: int | None = Field(
-        None, gt=0, description="number of positions that are projected together (default: one image row)"
+    block: int | None = setting(None, "number of positions that are projected together (default: one image row)", gt=0)
+    rank: int = setting(
+        _DEFAULT_RANK, "number of rows that a block is projected to (default: 4, at most `block`)", gt=0
     )
-    rank: int = Field(
-        _DEFAULT_RANK, gt=0, description="number of rows that a block is projected to (default: 4, at most `block`)"
-    )
-    share: Literal["none", "heads", "heads_keys_values"] = Field(
+    share: Literal["none", "heads", "heads_keys_values"] = setting(
         "none",
-        description="'none': each head has its own projections; 'heads': all heads share them; "
+        "'none': each head has its own projections; 'heads': all heads share them; "
         "'heads_keys_values': keys and values also share one",
     )
 

@@ -3,10 +3,10 @@
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import NO_BUFFER, MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
@@ -27,8 +27,8 @@ _LEAST_LOGIT = -64.0
 class LogLinearOptions(AttentionOptions):
     """Options of log-linear attention."""
 
-    over: Literal["linear", "mamba2", "deltanet"] = Field(
-        "mamba2", description="the mechanism whose state is divided into levels"
+    over: Literal["linear", "mamba2", "deltanet"] = setting(
+        "mamba2", "the mechanism whose state is divided into levels"
     )
     chunk: PowerOfTwoChunk = 64
 

@@ -4,11 +4,11 @@ import math
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions
@@ -25,9 +25,9 @@ SCORES_AT_ONCE = 2**18
 class LogsparseOptions(AttentionOptions):
     """Options of LogSparse attention."""
 
-    window: int = Field(1, gt=0, le=4_096, description="number of nearest positions that a query sees, itself included")
-    restart: int | None = Field(
-        None, gt=0, description="repeat the pattern at every multiple of this distance (default: no repetition)"
+    window: int = setting(1, "number of nearest positions that a query sees, itself included", gt=0, le=4_096)
+    restart: int | None = setting(
+        None, "repeat the pattern at every multiple of this distance (default: no repetition)", gt=0
     )
 
 

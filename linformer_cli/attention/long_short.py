@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
@@ -25,10 +25,10 @@ _QUERY_BLOCK = 32
 class LongShortOptions(AttentionOptions):
     """Options of Transformer-LS."""
 
-    chunk: int = Field(16, gt=0, description="number of positions that are compressed together")
-    rank: int = Field(1, gt=0, description="number of rows that a chunk is compressed to")
-    window: int | None = Field(
-        None, gt=0, description="number of recent positions that a query sees uncompressed (default: two image rows)"
+    chunk: int = setting(16, "number of positions that are compressed together", gt=0)
+    rank: int = setting(1, "number of rows that a chunk is compressed to", gt=0)
+    window: int | None = setting(
+        None, "number of recent positions that a query sees uncompressed (default: two image rows)", gt=0
     )
 
 

@@ -4,11 +4,12 @@ import math
 from typing import NamedTuple
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import field_validator
 from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.config import LARGEST_IMAGE
+from linformer_cli.documents import setting
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 from linformer_cli.units import parse_count
@@ -22,15 +23,13 @@ from .tensors import accumulator_dtype
 class LongformerOptions(AttentionOptions):
     """Options of Longformer attention."""
 
-    window: int = Field(32, gt=0, description="number of positions in a query's window, including its own")
-    dilation: int | str | None = Field(
+    window: int = setting(32, "number of positions in a query's window, including its own", gt=0)
+    dilation: int | str | None = setting(
         None,
-        description="distance between the positions of the window: one number, or a list such as 1,4 that heads "
+        "distance between the positions of the window: one number, or a list such as 1,4 that heads "
         "cycle through (default: 1 for even heads, 4 for odd heads)",
     )
-    globals: int = Field(
-        1, ge=0, le=65_536, description="number of positions at the start that all later positions see"
-    )
+    globals: int = setting(1, "number of positions at the start that all later positions see", ge=0, le=65_536)
 
     @field_validator("dilation")
     @classmethod

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
@@ -32,16 +33,12 @@ def _even(buckets: int) -> int:
 class LshOptions(AttentionOptions):
     """Options of LSH attention."""
 
-    rounds: int = Field(
-        4, gt=0, le=64, description="number of hashes; a query sees keys that share its bucket in any of them"
-    )
+    rounds: int = setting(4, "number of hashes; a query sees keys that share its bucket in any of them", gt=0, le=64)
     buckets: Annotated[
         int, Field(gt=1, le=4096, description="number of hash values; must be even"), AfterValidator(_even)
     ] = 32
-    window: int = Field(
-        16, gt=0, le=4096, description="number of preceding positions in the same bucket that a query sees"
-    )
-    average: bool = Field(False, description="average the rounds in the bidirectional form, with equal weights")
+    window: int = setting(16, "number of preceding positions in the same bucket that a query sees", gt=0, le=4096)
+    average: bool = setting(False, "average the rounds in the bidirectional form, with equal weights")
 
 
 class LshState(NamedTuple):

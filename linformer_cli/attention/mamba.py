@@ -4,10 +4,10 @@ import math
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import NO_BUFFER, MixInputs
 
 from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention, as_sequence
@@ -23,13 +23,11 @@ _SLOWEST_RATE = 1e-4  # the smallest -A computed from the input
 class MambaOptions(AttentionOptions):
     """Options of Mamba."""
 
-    trapezoidal: bool = Field(True, description="add each input in two parts: at its own position and at the next one")
-    rotation: bool = Field(True, description="rotate queries and keys by angles that add up from position to position")
-    normalise: bool = Field(
-        True, description="divide queries and keys by their root mean square, then add a learned bias"
-    )
-    rate: Literal["input", "head"] = Field(
-        "input", description="A, the rate of decay: computed from the input, or learned for each head"
+    trapezoidal: bool = setting(True, "add each input in two parts: at its own position and at the next one")
+    rotation: bool = setting(True, "rotate queries and keys by angles that add up from position to position")
+    normalise: bool = setting(True, "divide queries and keys by their root mean square, then add a learned bias")
+    rate: Literal["input", "head"] = setting(
+        "input", "A, the rate of decay: computed from the input, or learned for each head"
     )
     chunk: Chunk = 64
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
@@ -25,11 +25,8 @@ _LEAST_RIDGE = 0.25  # the smallest Lambda
 class MesaOptions(AttentionOptions):
     """Options of the mesa layer."""
 
-    iterations: int = Field(
-        16,
-        gt=0,
-        le=1000,
-        description="iterations of conjugate gradients, at most K; each costs as much as linear attention",
+    iterations: int = setting(
+        16, "iterations of conjugate gradients, at most K; each costs as much as linear attention", gt=0, le=1000
     )
     chunk: Chunk = 64
 

@@ -3,10 +3,10 @@
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
@@ -23,10 +23,10 @@ _LARGEST_EXPONENT = 60.0
 class MlstmOptions(AttentionOptions):
     """Options of mLSTM."""
 
-    forget_gate: Literal["sigmoid", "exponential"] = Field(
-        "sigmoid", description="the activation of the forget gate; with 'exponential', old positions can gain weight"
+    forget_gate: Literal["sigmoid", "exponential"] = setting(
+        "sigmoid", "the activation of the forget gate; with 'exponential', old positions can gain weight"
     )
-    normalise: bool = Field(True, description="divide the output of each head by its root mean square")
+    normalise: bool = setting(True, "divide the output of each head by its root mean square")
     chunk: Chunk = 64
 
 

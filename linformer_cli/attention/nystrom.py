@@ -4,10 +4,11 @@ import math
 from typing import NamedTuple
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import field_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, Shared
@@ -20,11 +21,9 @@ from .tensors import accumulator_dtype, fill_padding, find_padding
 class NystromOptions(AttentionOptions):
     """Options of Nystrom attention."""
 
-    landmarks: int = Field(32, gt=0, description="m, number of learned landmarks per head")
-    iterations: int = Field(6, gt=0, description="Newton iterations that approximate Z, the inverse of A")
-    kernel: int = Field(
-        33, ge=0, description="length of the causal convolution of the values, in positions; 0 for none"
-    )
+    landmarks: int = setting(32, "m, number of learned landmarks per head", gt=0)
+    iterations: int = setting(6, "Newton iterations that approximate Z, the inverse of A", gt=0)
+    kernel: int = setting(33, "length of the causal convolution of the values, in positions; 0 for none", ge=0)
     chunk: PowerOfTwoChunk = 32
 
     @field_validator("kernel")

@@ -4,10 +4,10 @@ import math
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
@@ -31,14 +31,12 @@ from .tensors import accumulator_dtype, fill_padding
 class PerformerOptions(AttentionOptions):
     """Options of Performer attention."""
 
-    feature_map: FeatureMapName = Field("positive", description="phi, the random feature map of queries and keys")
-    features: int | None = Field(
-        None, gt=0, description="m, number of features (default: K ln K, rounded up to a multiple of 8)"
+    feature_map: FeatureMapName = setting("positive", "phi, the random feature map of queries and keys")
+    features: int | None = setting(None, "m, number of features (default: K ln K, rounded up to a multiple of 8)", gt=0)
+    orthogonal: bool = setting(
+        True, "use random directions that are orthogonal in blocks of K, rather than independent"
     )
-    orthogonal: bool = Field(
-        True, description="use random directions that are orthogonal in blocks of K, rather than independent"
-    )
-    redraw_every: int = Field(0, ge=0, description="training steps between redraws of the directions; 0 never redraws")
+    redraw_every: int = setting(0, "training steps between redraws of the directions; 0 never redraws", ge=0)
     chunk: Chunk = 64
 
     def check(self) -> None:

@@ -5,10 +5,10 @@ import math
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
@@ -28,15 +28,13 @@ FRACTIONS = 2**20
 class ProbsparseOptions(AttentionOptions):
     """Options of ProbSparse attention."""
 
-    factor: float = Field(
+    factor: float = setting(
         5.0,
+        "c; about c ln(block) queries of a block attend, and c ln(T) keys are sampled to choose them",
         gt=0,
         le=1_000,
-        description="c; about c ln(block) queries of a block attend, and c ln(T) keys are sampled to choose them",
     )
-    block: int = Field(
-        128, gt=0, le=65_536, description="number of positions whose measures set the threshold for the next ones"
-    )
+    block: int = setting(128, "number of positions whose measures set the threshold for the next ones", gt=0, le=65_536)
 
 
 class ProbsparseState(NamedTuple):

@@ -4,10 +4,10 @@ import math
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionShape, Chunk, Gates, SumAttention
@@ -23,12 +23,10 @@ _DEFAULT_WAVES = 2
 class RetentionOptions(FadingOptions):
     """Options of retention."""
 
-    distance: Literal["raster", "plane"] = Field(
-        "raster", description="decay with the distance in positions ('raster'), or in rows and columns ('plane')"
+    distance: Literal["raster", "plane"] = setting(
+        "raster", "decay with the distance in positions ('raster'), or in rows and columns ('plane')"
     )
-    waves: int | None = Field(
-        None, gt=0, le=16, description="P, sharpness of the decay over columns (default: 2); 'plane' only"
-    )
+    waves: int | None = setting(None, "P, sharpness of the decay over columns (default: 2); 'plane' only", gt=0, le=16)
     chunk: Chunk = 64
 
     def check(self) -> None:

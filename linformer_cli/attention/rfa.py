@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
@@ -21,9 +21,9 @@ _LARGEST_LOGIT = 64.0
 class RfaOptions(AttentionOptions):
     """Options of random feature attention."""
 
-    gate: bool = Field(True, description="decay the weight of older positions by a gate computed from the input")
-    frequencies: int | None = Field(
-        None, gt=0, description="D, number of random directions; each gives a sine and a cosine (default: 2 K)"
+    gate: bool = setting(True, "decay the weight of older positions by a gate computed from the input")
+    frequencies: int | None = setting(
+        None, "D, number of random directions; each gives a sine and a cosine (default: 2 K)", gt=0
     )
     chunk: Chunk = 64
 

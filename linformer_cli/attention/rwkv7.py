@@ -3,9 +3,9 @@
 import math
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
+from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Gates
@@ -23,7 +23,7 @@ _FASTEST = math.exp(-0.5)
 class Rwkv7Options(AttentionOptions):
     """Options of RWKV-7."""
 
-    bonus: bool = Field(True, description="add the value of the position itself, with a weight of its own")
+    bonus: bool = setting(True, "add the value of the position itself, with a weight of its own")
     chunk: PowerOfTwoChunk = 16
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.documents import setting
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
@@ -29,24 +29,21 @@ DEFAULT_SUMMARY = 4
 class SparseOptions(AttentionOptions):
     """Options of sparse attention."""
 
-    pattern: Literal["strided", "fixed"] = Field(
+    pattern: Literal["strided", "fixed"] = setting(
         "strided",
-        description="what a query sees; 'strided': the last l positions and every l-th position before them; "
+        "what a query sees; 'strided': the last l positions and every l-th position before them; "
         "'fixed': its own block and the ends of earlier blocks",
     )
-    heads: Literal["merged", "split"] = Field(
+    heads: Literal["merged", "split"] = setting(
         "merged",
-        description="'merged': all heads see both parts of the pattern; 'split': even heads see the first part, "
+        "'merged': all heads see both parts of the pattern; 'split': even heads see the first part, "
         "odd heads the second",
     )
-    stride: int | None = Field(
-        None, gt=0, description="l, the stride, also the length of a block (default: one image row)"
-    )
-    summary: int | None = Field(
+    stride: int | None = setting(None, "l, the stride, also the length of a block (default: one image row)", gt=0)
+    summary: int | None = setting(
         None,
+        "c, number of positions at the end of a block that later blocks see (default: 4, at most l); 'fixed' only",
         gt=0,
-        description="c, number of positions at the end of a block that later blocks see (default: 4, at most l); "
-        "'fixed' only",
     )
 
     def check(self) -> None:

@@ -5,12 +5,11 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from linformer_cli.attention.base import Memory
 from linformer_cli.config import NetworkConfig
-from linformer_cli.documents import Config
+from linformer_cli.documents import Config, setting
 from linformer_cli.native.program import Builder
 
 from .blocks import Block
@@ -22,11 +21,11 @@ class LstmOptions(Config):
 
     parses_text = True
 
-    hidden: int | None = Field(
+    hidden: int | None = setting(
         None,
+        "width of h and c (default: the width that gives about as many parameters as a transformer block)",
         gt=0,
         le=65_536,
-        description="width of h and c (default: the width that gives about as many parameters as a transformer block)",
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,6 +26,7 @@ from linformer_cli.attention.base import (
 )
 from linformer_cli.attention.kernels.registry import DELTA_RULE, kernel_for
 from linformer_cli.attention.tensors import accumulator_dtype
+from linformer_cli.documents import setting
 from linformer_cli.native.program import NO_BUFFER, MixInputs
 
 from .chunks import cut_chunks
@@ -182,8 +182,8 @@ def finish(sums: Tensor, bonus: Tensor | None) -> Tensor:
 class GatedDeltaOptions(AttentionOptions):
     """Options of all gated delta rules."""
 
-    negative_eigenvalues: bool = Field(
-        False, description="let erase gates reach 2, not 1, so that an update can reverse the sign of a value"
+    negative_eigenvalues: bool = setting(
+        False, "let erase gates reach 2, not 1, so that an update can reverse the sign of a value"
     )
     chunk: Chunk = 32
 

@@ -9,22 +9,20 @@ from dataclasses import replace
 from typing import Literal, TypeVar
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape, State
+from linformer_cli.documents import setting
 
 
 class GatedOptions(AttentionOptions):
     """Options of all gated mechanisms."""
 
-    z_width: int = Field(128, gt=0, le=65_536, description="width of Z, the projection that queries and keys share")
-    value_width: int | None = Field(
-        None, gt=0, le=65_536, description="width of the values; default: twice the model's width"
-    )
-    scale: Literal["length", "width"] = Field(
+    z_width: int = setting(128, "width of Z, the projection that queries and keys share", gt=0, le=65_536)
+    value_width: int | None = setting(None, "width of the values; default: twice the model's width", gt=0, le=65_536)
+    scale: Literal["length", "width"] = setting(
         "length",
-        description="'length' divides q.k by the number of positions in an image (for flash, in a chunk) and adds "
+        "'length' divides q.k by the number of positions in an image (for flash, in a chunk) and adds "
         "a learned bias for each distance; 'width' divides q.k by sqrt(z_width) and adds no bias",
     )
 

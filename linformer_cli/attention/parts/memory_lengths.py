@@ -3,10 +3,10 @@
 import math
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionOptions, AttentionShape
+from linformer_cli.documents import setting
 
 
 def log_memories(shape: AttentionShape, count: int, least: int = 1) -> Tensor:
@@ -26,19 +26,18 @@ def inverse_softplus(y: Tensor) -> Tensor:
 class FadingOptions(AttentionOptions):
     """Options of sums with decay."""
 
-    shortest_memory: float | None = Field(
+    shortest_memory: float | None = setting(
         None,
+        "shortest memory length: positions until a weight falls to 1/e (default: one row, but at most longest_memory)",
         ge=1,
-        description="shortest memory length: positions until a weight falls to 1/e (default: one row, but at most "
-        "longest_memory)",
     )
-    longest_memory: float | None = Field(
+    longest_memory: float | None = setting(
         None,
-        ge=1,
-        description="longest memory length: positions until a weight falls to 1/e (default: one image, but at "
+        "longest memory length: positions until a weight falls to 1/e (default: one image, but at "
         "least shortest_memory; with a single decay, shortest_memory if given)",
+        ge=1,
     )
-    output_gate: bool = Field(True, description="multiply every output by a gate computed from the input")
+    output_gate: bool = setting(True, "multiply every output by a gate computed from the input")
 
     def check(self) -> None:
         if self.shortest_memory and self.longest_memory and self.shortest_memory > self.longest_memory:
