@@ -19,7 +19,7 @@ INCLUDED = ("runner.cpp", "runtime.cpp")
 # The functions of runner.h that the page calls, without "lintx_".
 FUNCTIONS = (
     *("open", "close", "error", "describe", "filter", "guide", "start", "continue", "draw_next", "give_next"),
-    *("probabilities", "values", "pixels", "state"),
+    *("resize", "keep", "pick", "probabilities", "values", "pixels", "state"),
 )
 OPTIONS = (
     *("-target", "wasm32-wasi", "-mexec-model=reactor", "-msimd128", "-std=c++17", "-O3"),

@@ -18,6 +18,7 @@ export function setUpDraw(engine, shape, model) {
   let at = 0.45; // the place of the line, from 0 at the top to 1
   let pen = { x: (Math.floor(shape.width / 2) + 0.5) / shape.height, y: 0.25, down: false, shown: false };
   let seed = 1, sent = null, busy = false, wanted = false;
+  let erased = false; // whether the eraser has been used
   let example = 0, empty = colours; // the number of the sample on the board, and whether it is still to be drawn
 
   canvas.style.aspectRatio = aspect;
@@ -55,9 +56,10 @@ export function setUpDraw(engine, shape, model) {
     const began = performance.now();
     engine.run(job, ({ images, done, rate }) => {
       images.forEach((image, n) => paintImage(canvases[n], shape, image, kept));
+      canvases.forEach((canvas, n) => canvas.classList.toggle("old", n >= images.length));
       if (busy) document.body.dataset.answer = Math.round(performance.now() - began);
-      const speed = kept.includes(false) ? `${rate.toFixed(1)} images/s in this browser` : "";
-      find("draw-speed").textContent = done ? speed : "drawing …";
+      const speed = done && kept.includes(false) ? `${Number(rate.toPrecision(2))} images/s in this browser` : "";
+      find("draw-speed").textContent = done ? speed : `drawing ${images.length} of ${COUNT} …`;
       busy = false;
       if (done) find("completions").ariaBusy = false;
       if (wanted) ask();
@@ -70,7 +72,9 @@ export function setUpDraw(engine, shape, model) {
   }
 
   function add(place, begin) {
+    if (empty && board.tool === "eraser") return;
     const inside = [Math.max(0, Math.min(aspect, place[0])), Math.max(0, Math.min(1, place[1]))];
+    if (begin && board.tool === "eraser" && !erased) [erased, at] = [true, 1]; // the rest is to stay
     if (begin) board.begin(inside);
     else board.extend(inside);
     change();
@@ -168,9 +172,8 @@ export function setUpDraw(engine, shape, model) {
   }
 
   if (colours) {
-    find("draw-lead").textContent = model.look.palette.length
-      ? "Draw something, or drop or paste a picture. The model draws the part below the line."
-      : "Drop or paste a picture. The model draws the part below the line.";
+    const begin = model.look.palette.length ? "Draw, or drop or paste a picture." : "Drop or paste a picture.";
+    find("draw-lead").textContent = `${begin} The model draws what is below the line or erased.`;
     find("pictures").hidden = false;
     find("pick").onclick = () => find("file").click();
     find("file").onchange = () => takePicture(find("file").files[0]);
@@ -186,11 +189,15 @@ export function setUpDraw(engine, shape, model) {
       takeSample();
     };
   }
+  find("tools").hidden = board.tool === "eraser"; // the only tool
+  find("tool").onchange = ({ target }) => (board.tool = target.value);
   if (model.look.palette.length) {
-    find("tools").hidden = false;
-    find("tools").onchange = ({ target }) => (board.tool = target.value);
+    find("fill").hidden = false;
     addColours(find("colours"), model.look.palette, board.colour);
-    find("colours").onchange = ({ target }) => (board.colour = Number(target.value));
+    find("colours").onchange = ({ target }) => {
+      board.colour = Number(target.value);
+      if (board.tool === "eraser") find("tools").querySelector("[value=pencil]").click();
+    };
   }
 
   return {
@@ -207,7 +214,8 @@ export function setUpDraw(engine, shape, model) {
 function addColours(parent, palette, chosen) {
   palette.forEach((colour, value) => {
     const input = Object.assign(document.createElement("input"), { type: "radio", name: "colour", value, checked: value === chosen });
-    input.ariaLabel = input.title = nameColour(colour);
+    input.title = nameColour(colour);
+    input.setAttribute("aria-label", input.title);
     input.style.setProperty("--colour", cssColour(colour));
     parent.append(input);
   });

@@ -10,7 +10,7 @@ export async function startEngine(bytes) {
   return instance.exports;
 }
 
-const LARGEST_SCRATCH = 1 << 16; // bytes for the arguments and results of a call
+const LARGEST_SCRATCH = 1 << 18; // bytes for the arguments and results of a call
 
 /** Draws a batch of images value by value. native/runner.h explains the functions. */
 export class Runner {
@@ -66,6 +66,24 @@ export class Runner {
   give(value) {
     const values = this.#array(BigInt64Array, this.batch).fill(BigInt(value));
     this.known = this.#check(this.engine.lintx_give_next(this.runner, values.byteOffset));
+  }
+
+  /** Lets the image, or the pair with guidance, that has just begun keep the `given` values that are not -1, and draws the
+   * others: `particles` images are drawn, and `pick` chooses one. */
+  keep(particles, given) {
+    const values = this.#array(BigInt64Array, this.values);
+    given.forEach((value, n) => (values[n] = BigInt(value)));
+    this.#check(this.engine.lintx_keep(this.runner, BigInt(particles), values.byteOffset));
+  }
+
+  /** Works on the first `batch` images only. */
+  resize(batch) {
+    this.#check(this.engine.lintx_resize(this.runner, BigInt(batch)));
+  }
+
+  /** The pixels of one particle, chosen by how well it fits the given values so far. */
+  pick() {
+    return this.pixels(this.#check(this.engine.lintx_pick(this.runner, this.#array(Float64Array, 3).byteOffset)));
   }
 
   /** The probabilities of the next value of the first image. The next `draw` then draws exactly one value. */

@@ -9,19 +9,25 @@ function bounds(points) {
   return { left: Math.min(...xs), right: Math.max(...xs), top: Math.min(...ys), bottom: Math.max(...ys) };
 }
 
-/** Draws strokes as lines of `pen` pixels. Returns the share of ink of every pixel, from 0 to 1. */
-function ink(strokes, shape, place, pen) {
+/** Draws strokes as lines of `pen` pixels. Returns the share of ink of every pixel, from 0 to 1; or with `erased`, of what
+ * the eraser took away after the pen. */
+function ink(strokes, shape, place, pen, erased = false) {
   const canvas = new OffscreenCanvas(shape.width, shape.height);
   const context = canvas.getContext("2d", { willReadFrequently: true });
-  Object.assign(context, { lineWidth: pen, lineCap: "round", lineJoin: "round" });
-  trace(context, strokes, place);
+  trace(context, strokes, place, pen, (erases) => {
+    context.globalCompositeOperation = erases === erased ? "source-over" : "destination-out";
+  });
   const { data } = context.getImageData(0, 0, shape.width, shape.height);
   return Float32Array.from({ length: shape.width * shape.height }, (_, n) => data[4 * n + 3] / 255);
 }
 
-/** Draws strokes on any canvas. */
-export function trace(context, strokes, { scale, x, y }) {
+/** Draws strokes on any canvas, with a pen of that width and an eraser that is wider. A stroke is an array of points;
+ * `prepare` is called before each one, with whether it erases. */
+export function trace(context, strokes, { scale, x, y }, pen, prepare) {
+  Object.assign(context, { lineCap: "round", lineJoin: "round" });
   for (const stroke of strokes) {
+    context.lineWidth = stroke.erases ? ERASER * pen : pen;
+    prepare(stroke.erases === true);
     const points = stroke.map((point) => [point[0] * scale + x, point[1] * scale + y]);
     context.beginPath();
     context.moveTo(points[0][0] - 0.01, points[0][1]); // a single point is a dot
@@ -34,10 +40,12 @@ export function trace(context, strokes, { scale, x, y }) {
   }
 }
 
+const ERASER = 1.6; // times the width of the pen
+
 /** The width of the pen in pixels of the image. */
 export const penWidth = (shape, frame) => (frame ? frame.box / 8 : shape.height / 11);
 
-/** The image of a drawing, and the number of the first row that the model draws.
+/** The image of a drawing, and for each pixel whether it is kept: above the line, and not erased.
  *
  * If a quarter of the drawing is below the line, the drawing is taken for a whole one: it is scaled to the frame's box,
  * and its centre of mass is moved to the frame's. Otherwise its lower part is missing, and it stays where it is.
@@ -45,7 +53,7 @@ export const penWidth = (shape, frame) => (frame ? frame.box / 8 : shape.height 
 export function fit(strokes, line, shape, frame) {
   const pen = penWidth(shape, frame);
   let place = AS_DRAWN(shape);
-  const points = strokes.flat();
+  const points = strokes.filter(({ erases }) => !erases).flat();
   const box = points.length ? bounds(points) : null;
   let found = ink(strokes, shape, place, pen);
   if (frame && box && box.bottom - line > (box.bottom - box.top) / 4) {
@@ -56,9 +64,10 @@ export function fit(strokes, line, shape, frame) {
     found = ink(strokes, shape, place, pen);
   }
   const [ground, depth] = frame ? [frame.ground, frame.ground ? -frame.ink : frame.ink] : [0, 255];
-  const pixels = found.map((share) => Math.round(ground + depth * share));
-  const row = Math.round(line * place.scale + place.y);
-  return { pixels, row: Math.max(0, Math.min(shape.height, row)) };
+  const pixels = Array.from(found, (share) => Math.round(ground + depth * share));
+  const row = Math.max(0, Math.min(shape.height, Math.round(line * place.scale + place.y)));
+  const erased = ink(strokes, shape, place, pen, true);
+  return { pixels, kept: pixels.map((_, n) => n < row * shape.width && erased[n] < 0.5) };
 }
 
 /** The place at which the point (x, y) of the board falls on `centre`, as far as the whole box fits into the image. */

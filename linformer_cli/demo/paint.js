@@ -1,5 +1,7 @@
 // Pixels, colours and plots on canvases.
 
+/** What is erased, and the model draws. */
+export const ERASED = "#a3521f";
 /** Black to orange: what the model drew. */
 export const drawn = (v) => [Math.min(255, v * 1.2), v * 0.6, v * 0.26];
 /** Black over violet to yellow, for amounts from 0 to 1. */

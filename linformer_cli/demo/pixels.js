@@ -1,7 +1,7 @@
-// The board of a model of colours: a picture, and tools to change its pixels if there is a palette.
+// The board of a model of colours: a picture, an eraser, and a pencil and a bucket if there is a palette.
 
 import { createFinder } from "./look.js";
-import { paintImage, sheet } from "./paint.js";
+import { ERASED, paintImage, sheet } from "./paint.js";
 
 const MOST_UNDO = 100;
 const LEAST_CELL = 8; // the width of a pixel on the screen, from which on lines are drawn between pixels
@@ -10,12 +10,13 @@ const LEAST_CELL = 8; // the width of a pixel on the screen, from which on lines
 export class Pixels {
   constructor(shape, look) {
     const size = shape.width * shape.height;
-    Object.assign(this, { shape, palette: look.palette, pixels: new Uint8ClampedArray(4 * size), past: [] });
+    Object.assign(this, { shape, palette: look.palette, tool: "eraser", past: [] });
+    Object.assign(this, { pixels: new Uint8ClampedArray(4 * size), erased: new Uint8Array(size) });
     if (this.palette.length) {
+      this.tool = "pencil";
       this.find = createFinder(this.palette);
-      this.colour = this.palette.findLastIndex(([, , , opacity]) => opacity === 255);
+      this.colour = this.palette.map(([, , , opacity]) => opacity === 255).lastIndexOf(true);
     }
-    this.tool = "pencil";
     this.fill(() => this.ground);
   }
 
@@ -25,6 +26,7 @@ export class Pixels {
 
   /** Changes all pixels. `colour(n)` gives the colour of pixel number n. */
   fill(colour) {
+    this.erased.fill(0);
     for (let n = 0; n < this.pixels.length / 4; n++) this.pixels.set(colour(n), 4 * n);
   }
 
@@ -33,11 +35,11 @@ export class Pixels {
   }
 
   remember() {
-    this.past = [...this.past, this.pixels.slice()].slice(-MOST_UNDO);
+    this.past = [...this.past, [this.pixels.slice(), this.erased.slice()]].slice(-MOST_UNDO);
   }
 
   undo() {
-    this.pixels = this.past.pop() ?? this.pixels;
+    [this.pixels, this.erased] = this.past.pop() ?? [this.pixels, this.erased];
   }
 
   clear() {
@@ -55,7 +57,6 @@ export class Pixels {
   }
 
   begin(place) {
-    if (!this.find) return;
     this.remember();
     this.last = this.locate(place);
     if (this.tool === "fill") this.flood(this.last);
@@ -63,12 +64,26 @@ export class Pixels {
   }
 
   extend(place) {
-    if (!this.find || this.tool === "fill") return;
+    if (this.tool === "fill") return;
     const [[x, y], [toX, toY]] = [this.last, (this.last = this.locate(place))];
     const steps = Math.max(1, Math.abs(toX - x), Math.abs(toY - y));
     for (let n = 0; n <= steps; n++) {
       const [column, row] = [Math.round(x + ((toX - x) * n) / steps), Math.round(y + ((toY - y) * n) / steps)];
-      this.pixels.set(this.palette[this.colour], 4 * (row * this.shape.width + column));
+      if (this.tool === "eraser") this.erase(column, row);
+      else this.colourIn(row * this.shape.width + column);
+    }
+  }
+
+  colourIn(n) {
+    this.pixels.set(this.palette[this.colour], 4 * n);
+    this.erased[n] = 0;
+  }
+
+  /** Erases a pixel and its neighbours. */
+  erase(column, row) {
+    const { width, height } = this.shape;
+    for (let y = Math.max(0, row - 1); y <= Math.min(height - 1, row + 1); y++) {
+      this.erased.fill(1, y * width + Math.max(0, column - 1), y * width + Math.min(width - 1, column + 1) + 1);
     }
   }
 
@@ -82,14 +97,14 @@ export class Pixels {
   /** Gives the colour to a pixel and to all of the same colour that are connected to it. */
   flood([column, row]) {
     const { width, height } = this.shape;
-    const [old, colour] = [String(this.at(row * width + column)), this.palette[this.colour]];
-    if (old === String(colour)) return;
+    const old = String(this.at(row * width + column));
+    if (old === String(this.palette[this.colour])) return;
     const waiting = [[column, row]];
     while (waiting.length) {
       const [x, y] = waiting.pop();
       const n = y * width + x;
       if (x < 0 || y < 0 || x >= width || y >= height || String(this.at(n)) !== old) continue;
-      this.pixels.set(colour, 4 * n);
+      this.colourIn(n);
       waiting.push([x - 1, y], [x + 1, y], [x, y - 1], [x, y + 1]);
     }
   }
@@ -98,6 +113,9 @@ export class Pixels {
     const { context, width, height } = sheet(canvas);
     const small = new OffscreenCanvas(this.shape.width, this.shape.height);
     paintImage(small, { ...this.shape, bands: 4 }, this.pixels);
+    const marks = small.getContext("2d");
+    marks.fillStyle = ERASED;
+    this.erased.forEach((yes, n) => yes && marks.fillRect(n % small.width, Math.floor(n / small.width), 1, 1));
     context.imageSmoothingEnabled = false;
     context.drawImage(small, 0, 0, width, height);
     const cell = height / this.shape.height;
@@ -107,7 +125,7 @@ export class Pixels {
     for (let n = 1; n < this.shape.height; n++) context.fillRect(0, n * cell, width, 1);
   }
 
-  /** The values of the image, and for each pixel whether it is kept: those above the line are. */
+  /** The values of the image, and for each pixel whether it is kept: above the line, and not erased. */
   read(line) {
     const { width, height, channels, levels } = this.shape;
     const row = Math.round(line * height);
@@ -115,7 +133,7 @@ export class Pixels {
     const level = (brightness) => Math.floor((brightness * levels) / 256);
     return {
       values: numbers.flatMap((n) => (this.find ? this.find(this.at(n)) : Array.from(this.at(n).subarray(0, channels), level))),
-      kept: numbers.map((n) => n < row * width),
+      kept: numbers.map((n) => n < row * width && !this.erased[n]),
     };
   }
 }

@@ -1,7 +1,7 @@
 // The board of a grey model: strokes of a pen, which are brought into the frame of the training images.
 
 import { fit, penWidth, trace } from "./frame.js";
-import { sheet, themeColour } from "./paint.js";
+import { ERASED, sheet, themeColour } from "./paint.js";
 
 // A 2, whose upper half could also be that of a 3, 7, 8 or 9.
 const EXAMPLE = [
@@ -12,13 +12,14 @@ const EXAMPLE = [
 /** A board has a height of 1; places on it are [x, y]. */
 export class Strokes {
   constructor(shape, frame) {
-    Object.assign(this, { shape, frame, strokes: [EXAMPLE], untouched: true });
+    Object.assign(this, { shape, frame, strokes: [EXAMPLE], untouched: true, tool: "pencil" });
   }
 
   begin(place) {
-    if (this.untouched) this.strokes = [];
+    const erases = this.tool === "eraser";
+    if (this.untouched && !erases) this.strokes = [];
     this.untouched = false;
-    this.strokes.push([place]);
+    this.strokes.push(Object.assign([place], { erases }));
   }
 
   extend(place) {
@@ -47,18 +48,15 @@ export class Strokes {
       context.strokeRect((width - side) / 2, (height - side) / 2, side, side);
       context.setLineDash([]);
     }
-    Object.assign(context, { lineWidth: (penWidth(shape, frame) / shape.height) * height, lineCap: "round", lineJoin: "round" });
-    context.strokeStyle = this.untouched ? (dark ? "#ffffffb0" : "#000000b0") : dark ? "#fff" : "#000";
-    trace(context, this.strokes, { scale: height, x: 0, y: 0 });
+    const ink = this.untouched ? (dark ? "#ffffffb0" : "#000000b0") : dark ? "#fff" : "#000";
+    trace(context, this.strokes, { scale: height, x: 0, y: 0 }, (penWidth(shape, frame) / shape.height) * height, (erases) => {
+      context.strokeStyle = erases ? ERASED : ink;
+    });
   }
 
-  /** The values of the image, and for each pixel whether it is kept: those above the line are. */
+  /** The values of the image, and for each pixel whether it is kept: above the line, and not erased. */
   read(line) {
-    const { shape } = this;
-    const { pixels, row } = fit(this.strokes, line, shape, this.frame);
-    return {
-      values: pixels.map((brightness) => Math.floor((brightness * shape.levels) / 256)),
-      kept: pixels.map((_, n) => n < row * shape.width),
-    };
+    const { pixels, kept } = fit(this.strokes, line, this.shape, this.frame);
+    return { values: pixels.map((brightness) => Math.floor((brightness * this.shape.levels) / 256)), kept };
   }
 }

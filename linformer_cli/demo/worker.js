@@ -16,16 +16,19 @@ function runnerFor(use, batch = 1, name = "model") {
 }
 
 const JOBS = {
-  // Keeps the `given` values before the first that is -1, and draws the rest in several ways.
+  // Keeps the `given` values that are not -1, and draws the others in several ways.
   *complete({ given, seed, count, label, guidance }) {
     const began = performance.now();
     const each = guidance === 1 ? 1 : 2;
+    const kept = given.indexOf(-1) < 0 ? given.length : given.indexOf(-1);
+    if (given.some((value, n) => n > kept && value >= 0)) {
+      return yield* drawAround({ given, seed, count, label, guidance, each, began });
+    }
     const [prefix, runner] = [runnerFor("prefix", each), runnerFor("complete", each * count)];
     for (const one of [prefix, runner]) {
       one.setGuidance(guidance);
       one.start(seed, 0, label);
     }
-    const kept = given.indexOf(-1) < 0 ? given.length : given.indexOf(-1);
     for (const value of given.slice(0, kept)) yield void prefix.give(value);
     runner.continueFrom(prefix);
     yield* drawAll(runner, { began, from: kept });
@@ -92,6 +95,29 @@ const JOBS = {
     }
   },
 };
+
+// Draws completions one after the other, each of its own particles, if values are given after others that are not.
+function* drawAround({ given, seed, count, label, guidance, each, began }) {
+  const particles = Math.max(8, Math.min(64, Math.floor(65536 / given.length))); // more values take longer
+  const runner = runnerFor("around", each * particles);
+  const images = [];
+  let shown = 0;
+  while (images.length < count) {
+    runner.resize(each);
+    runner.setGuidance(guidance);
+    runner.start(seed, images.length, label);
+    runner.keep(particles, given);
+    while (runner.draw() < runner.values) {
+      const now = performance.now();
+      if (now - shown > 100) {
+        shown = now;
+        yield { images: [...images, runner.pick()], done: false };
+      } else yield;
+    }
+    images.push(runner.pick());
+    yield { images, done: images.length === count, rate: (1000 * images.length) / (performance.now() - began) };
+  }
+}
 
 function* drawAll(runner, { began, from }) {
   let shown = 0;

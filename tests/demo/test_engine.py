@@ -10,6 +10,7 @@ from demo.node import NODE, Node, needs_node
 from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.cases import CHANGES
 from sampling.test_native_mechanisms import POSITIONS, VARIANTS
+from sampling.test_particles import keep
 
 from linformer_cli.checkpoint import load_model
 from linformer_cli.config import ImageShape
@@ -58,6 +59,17 @@ CONTINUE = """([name], open) => {
   for (const runner of [continued, expected]) while (runner.draw() < runner.values);
   return [continued.allPixels(), expected.allPixels(), probabilities, prefix.stateBytes()];
 }"""
+# Keeps every third value, and draws the others with particles, without and with guidance.
+KEEP_ANYWHERE = """([name], open) => [1, 2.5].map((weight) => {
+  const each = weight === 1 ? 1 : 2;
+  const runner = open(name, 16 * each);
+  runner.resize(each);
+  runner.setGuidance(weight);
+  runner.start(11, 3, 2);
+  runner.keep(16, Array.from({ length: runner.values }, (_, n) => (n % 3 ? -1 : n % 16)));
+  while (runner.draw() < runner.values);
+  return Array.from(runner.pick());
+})"""
 REFUSE = """(names, open) => names.map((name) => {
   try {
     open(name, 1);
@@ -149,6 +161,19 @@ def test_a_beginning_is_completed_in_several_ways(run_node, build_tiny_model) ->
     assert continued == expected
     assert sum(probabilities) == pytest.approx(1, abs=1e-12)
     assert state_bytes == 2 * 2 * (8 * 8 + 8) * 4  # layers, heads, s and z, bytes of a float
+
+
+@needs_node
+@needs_library
+def test_values_are_kept_anywhere_as_in_complete(run_node, build_tiny_model) -> None:
+    model = build_tiny_model(classes=3, optional_class=True)
+    given = torch.tensor([-1 if n % 3 else n % 16 for n in range(64)])
+    expected = []
+    for filters in (Filters(), Filters(guidance=2.5)):
+        engine = NativeEngine(model, 16 * filters.rows_per_image, products=torch.int8)
+        kept = keep(engine, given, index=3, seed=SEED, filters=filters, label=2)
+        expected.append((-(-kept.values * 255 // 15)).tolist())
+    assert run_node(KEEP_ANYWHERE, [encode(model)]) == expected
 
 
 @needs_node

@@ -1,7 +1,5 @@
 """Tests of the demo's page in a headless Chromium."""
 
-import json
-
 import pytest
 import torch
 from demo.browser import COMPLETED, PAGE_ERROR, needs_browser, read_images, serve
@@ -9,8 +7,8 @@ from machine import HAS_LIBRARY
 
 from linformer_cli.checkpoint import load_model
 from linformer_cli.config import ImageShape
-from linformer_cli.demo.site import BINARY, MODEL, RIVAL, File
-from linformer_cli.model.compile_step import encode_model
+from linformer_cli.data.look import Look
+from linformer_cli.demo.site import BINARY, MODEL, File
 from linformer_cli.sampling.choose import Filters
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
@@ -42,6 +40,27 @@ def test_a_drawing_is_completed(open_view) -> None:
     columns = [n % 28 for n in range(kept) if completions[0][n][0] > 128]
     assert min(rows) in (7, 8, 9)  # the centre of mass of a 7 is in its upper half
     assert max(columns) - min(columns) > 10
+
+
+def test_an_erased_part_of_a_drawing_is_drawn_again(open_tiny, build_tiny_model) -> None:
+    page = open_tiny("draw", build_tiny_model(image=ImageShape(height=14, width=14, levels=4)))
+    page.evaluate("document.getElementById('line').focus()")
+    page.press("\ue010")  # end
+    page.wait(COMPLETED)
+    (before, *_) = read_images(page, "#completions")
+    page.click("#tools [value=eraser]")
+    page.drag("#board", [(0.2, 0.5), (0.5, 0.5)])
+    page.wait(COMPLETED)
+    completions = read_images(page, "#completions")
+    page.click("#tools [value=pencil]")
+    page.drag("#board", [(0.2, 0.5), (0.5, 0.5)])
+    page.wait(COMPLETED)
+    inked = read_images(page, "#completions")
+    changed = {n // 14 for image in completions for n in range(196) if image[n] != before[n]}
+    assert changed and changed <= {5, 6, 7, 8}
+    assert len({tuple(image) for image in completions}) == 6
+    # The pen goes over what is erased, and is narrower.
+    assert all(image[7 * 14 + column] == (255, 255, 255) for image in inked for column in range(3, 7))
 
 
 def test_the_line_and_the_pen_follow_the_keyboard(open_view) -> None:
@@ -137,7 +156,7 @@ TAB_KEY = "\ue004"
 CONTROLS = {
     "draw": [
         "Drawing. Arrow keys move the pen, the space bar lowers and lifts it.",
-        *("First row that the model draws", "Undo", "Clear", "Other completions", "Class"),
+        *("First row that the model draws", "Pen", "Undo", "Clear", "Other completions", "Class"),
     ],
     "sample": ["Seed", "Temperature", "Class", "Next seed", "Save PNG"],
     "inspect": ["New image", "Pause", "Step", "Speed", "Layer", "Head", "Show"],
@@ -157,7 +176,8 @@ def test_the_keyboard_reaches_every_control(open_view, view) -> None:
         assert page.evaluate("getComputedStyle(document.activeElement).outlineWidth") == "3px"
     assert found == CONTROLS[view]
     visible = f"document.querySelectorAll('#{view} :is(button, input, select, [tabindex])')"
-    count = f"Array.from({visible}).filter((control) => control.checkVisibility()).length"
+    reached = "(control) => control.checkVisibility() && (control.type !== 'radio' || control.checked)"
+    count = f"Array.from({visible}).filter({reached}).length"
     assert page.evaluate(count) == len(found)
 
 
@@ -234,37 +254,22 @@ def test_a_page_needs_no_server_once_it_is_loaded(open_view, site) -> None:
 
 
 @pytest.mark.parametrize("optional", [False, True])
-def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny_model, optional) -> None:
+def test_a_model_with_classes_draws_the_chosen_class(open_tiny, build_tiny_model, optional) -> None:
     model = build_tiny_model(classes=3, optional_class=optional)
-    description = json.loads(site["model.json"].data)
-    changed = description | {
-        "look": {**description["look"], "frame": None, "class_names": ["ant", "bee", "sea cow"]},
-        "rival": None,
-        "heads": 2,
-        "head_width": 8,
-        "name": "tiny",
-        "optional_class": optional,
-        "guidance": 3.0,
-    }
-    files = {
-        MODEL: File(BINARY, encode_model(model, 8, torch.int8)),
-        "model.json": File("application/json", json.dumps(changed).encode()),
-    }
-    rest = {name: file for name, file in site.items() if name != RIVAL}
-    with serve({**rest, **files}) as address:
-        page = open_view("sample", address)
-        assert page.evaluate("document.getElementById('tab-race').hidden")
-        names = ["any"] * optional + ["ant", "bee", "sea cow"]
-        assert page.evaluate("Array.from(document.getElementById('draw-class').options, ({ text }) => text)") == names
-        page.wait("document.getElementById('sample-speed').textContent.includes('--precision int8')")
-        assert page.evaluate("document.getElementById('class').options[0].text") == ("any" if optional else "all")
-        first = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
-        page.evaluate("document.getElementById('class').value = 2, document.getElementById('class').onchange()")
-        assert page.evaluate("document.getElementById('class').selectedOptions[0].text") == "sea cow"
-        page.wait("document.getElementById('sample-speed').textContent.includes(`--class 'sea cow'`)")
-        said = page.evaluate("document.getElementById('sample-speed').textContent")
-        assert "--guidance" not in said
-        found = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
+    look = Look(model.config.image, class_names=("ant", "bee", "sea cow"))
+    page = open_tiny("sample", model, look, optional_class=optional, guidance=3.0)
+    assert page.evaluate("document.getElementById('tab-race').hidden")
+    names = ["any"] * optional + ["ant", "bee", "sea cow"]
+    assert page.evaluate("Array.from(document.getElementById('draw-class').options, ({ text }) => text)") == names
+    page.wait("document.getElementById('sample-speed').textContent.includes('--precision int8')")
+    assert page.evaluate("document.getElementById('class').options[0].text") == ("any" if optional else "all")
+    first = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
+    page.evaluate("document.getElementById('class').value = 2, document.getElementById('class').onchange()")
+    assert page.evaluate("document.getElementById('class').selectedOptions[0].text") == "sea cow"
+    page.wait("document.getElementById('sample-speed').textContent.includes(`--class 'sea cow'`)")
+    said = page.evaluate("document.getElementById('sample-speed').textContent")
+    assert "--guidance" not in said
+    found = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
     engine, guided = NATIVE if HAS_LIBRARY else "reference", Filters(guidance=3.0 if optional else 1.0)
     for images, labels, filters in ((first, None, Filters()), (found, [2] * len(found), guided)):
         sampler = Sampler(model, 0, filters, engine=engine, products=torch.int8)
@@ -272,38 +277,25 @@ def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny
         assert images == (-(-expected * 255 // 15)).tolist()
 
 
-def test_every_head_of_a_deep_model_can_be_selected(open_view, site, build_tiny_model) -> None:
-    model = build_tiny_model(layers=11)
-    described = json.loads(site["model.json"].data) | {"heads": 2, "head_width": 8, "rival": None}
-    files = {
-        MODEL: File(BINARY, encode_model(model, 8, torch.int8)),
-        "model.json": File("application/json", json.dumps(described).encode()),
-    }
-    with serve({**site, **files}) as address:
-        page = open_view("inspect", address)
-        page.wait("document.body.dataset.known > 0")
-        assert page.evaluate("document.getElementById('state-caption').textContent").startswith("Layer 1, head 1: s (8")
-        # 8 layers are side by side, and 3 below them.
-        for place, layer, head in (((0.9, 0.1), 8, 1), ((0.3, 0.9), 11, 2), ((0.9, 0.9), 11, 2), ((0.1, 0.6), 9, 1)):
-            page.drag("#inside-all", [place])
-            expected = f"Layer {layer}, head {head}: s (8 × 8) and, to its right, z"
-            assert page.evaluate("document.getElementById('state-caption').textContent") == expected
+def test_every_head_of_a_deep_model_can_be_selected(open_tiny, build_tiny_model) -> None:
+    page = open_tiny("inspect", build_tiny_model(layers=11))
+    page.wait("document.body.dataset.known > 0")
+    assert page.evaluate("document.getElementById('state-caption').textContent").startswith("Layer 1, head 1: s (8")
+    # 8 layers are side by side, and 3 below them.
+    for place, layer, head in (((0.9, 0.1), 8, 1), ((0.3, 0.9), 11, 2), ((0.9, 0.9), 11, 2), ((0.1, 0.6), 9, 1)):
+        page.drag("#inside-all", [place])
+        expected = f"Layer {layer}, head {head}: s (8 × 8) and, to its right, z"
+        assert page.evaluate("document.getElementById('state-caption').textContent") == expected
 
 
 @pytest.mark.parametrize("changes", [{}, {"embedding": "none", "context": "recent"}])
-def test_a_model_of_bytes_shows_its_state_and_its_text(open_view, site, build_tiny_model, changes) -> None:
+def test_a_model_of_bytes_shows_its_state_and_its_text(open_tiny, build_tiny_model, changes) -> None:
     model = build_tiny_model(image=ImageShape(height=1, width=40), **changes)
-    text = {"text": True, "bits_unit": "bits/byte", "bits_per_dim": 2.5, "heads": 2, "head_width": 8}
-    files = {
-        MODEL: File(BINARY, encode_model(model, 8, torch.int8)),
-        "model.json": File("application/json", json.dumps(json.loads(site["model.json"].data) | text).encode()),
-    }
-    with serve({**site, **files}) as address:
-        page = open_view("draw", address)  # the only view is the state
-        assert page.evaluate("['draw', 'sample', 'race'].every((name) => document.getElementById(name).hidden)")
-        assert "bits/byte" in page.evaluate("document.getElementById('facts').textContent")
-        page.evaluate("document.getElementById('speed').value = 5")
-        page.wait("document.body.dataset.known == 40")
-        found = page.evaluate("document.getElementById('inside-text').textContent")
+    page = open_tiny("draw", model, text=True, bits_unit="bits/byte", bits_per_dim=2.5)  # the only view is the state
+    assert page.evaluate("['draw', 'sample', 'race'].every((name) => document.getElementById(name).hidden)")
+    assert "bits/byte" in page.evaluate("document.getElementById('facts').textContent")
+    page.evaluate("document.getElementById('speed').value = 5")
+    page.wait("document.body.dataset.known == 40")
+    found = page.evaluate("document.getElementById('inside-text').textContent")
     sampler = Sampler(model, 0, engine=NATIVE if HAS_LIBRARY else "reference", products=torch.int8)
     assert found == sampler.sample([0]).values.numpy().tobytes().decode(errors="replace")

@@ -3,13 +3,12 @@
 import base64
 import dataclasses
 import io
-import json
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from demo.browser import COMPLETED, PAGE_ERROR, Browser, needs_browser, read_images, serve
+from demo.browser import COMPLETED, PAGE_ERROR, Browser, needs_browser, read_images
 from machine import HAS_LIBRARY, NO_LIBRARY
 from numpy.typing import NDArray
 from PIL import Image
@@ -18,8 +17,6 @@ from sampling.cases import CHANGES, PALETTE
 from linformer_cli.config import ImageShape
 from linformer_cli.data.look import Look
 from linformer_cli.data.sequence import paint
-from linformer_cli.demo.site import BINARY, MODEL, File, list_look
-from linformer_cli.model.compile_step import encode_model
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 
@@ -42,25 +39,17 @@ def models(build_tiny_model) -> dict[str, torch.nn.Module]:
 
 
 @pytest.fixture
-def open_board(open_view, site, models) -> Iterator:
+def open_board(open_tiny, models) -> Callable[..., Browser]:
     """Provides `open_board(kind)`: the view of a tiny model. All of the picture is kept, so a completion shows it."""
-    servers = []
 
     def open_board(kind: str, look: Look | None = None) -> Browser:
-        described = json.loads(site["model.json"].data)
-        described |= {"look": list_look(look or LOOKS[kind]), "rival": None, "heads": 2, "head_width": 8}
-        files = {"model.json": File("application/json", json.dumps(described).encode())}
-        files[MODEL] = File(BINARY, encode_model(models[kind], 8, torch.int8))
-        servers.append(serve({**site, **files}))
-        page = open_view("draw", servers[-1].__enter__())
+        page = open_tiny("draw", models[kind], look or LOOKS[kind])
         page.wait(COMPLETED)
         page.evaluate("document.getElementById('line').focus()")
         page.press("\ue010")  # end
         return page
 
-    yield open_board
-    for server in servers:
-        server.__exit__(None, None, None)
+    return open_board
 
 
 def read_board(page: Browser) -> list[tuple[int, ...]]:
@@ -156,7 +145,7 @@ def test_pencil_fill_and_undo_change_pixels(open_board) -> None:
     values[[4, 4, 4, 4], range(4)] = 3
     draw(3, "pencil", [(4, 3), (4, 0)])
     values[[r for r in range(4) for c in range(r)], [c for r in range(4) for c in range(r)]] = 2
-    draw(2, "fill", [(2, 0)])
+    draw(2, "fill", [(3, 2)])
     values[2, 1] = 0
     draw(0, "pencil", [(2, 1)])
     for expected in history[-2::-1]:
@@ -175,9 +164,20 @@ def test_the_keyboard_draws_pixels(open_board) -> None:
     assert read_board(page) == show(values, LOOKS["palette"])
 
 
-def test_a_model_of_colours_has_no_pen(open_board) -> None:
-    page = open_board("colour")
+@pytest.mark.parametrize("kind", LOOKS)
+def test_what_is_erased_is_drawn_again(open_board, kind) -> None:
+    page = open_board(kind)
+    shape = LOOKS[kind].shape
     before = read_board(page)
-    assert page.evaluate("document.getElementById('tools').hidden")
-    page.drag("#board", [(0.2, 0.2), (0.8, 0.8)])
+    if kind == "palette":
+        page.click("#tools [value=eraser]")
+    else:  # the eraser is the only tool
+        assert page.evaluate("document.getElementById('tools').hidden")
+    page.drag("#board", [(0.5 / shape.width, 1.5 / shape.height)])  # the first three rows, and two columns
+    page.wait(COMPLETED)
+    completions = read_images(page, "#completions")
+    changed = {divmod(n, shape.width) for image in completions for n in range(len(image)) if image[n] != before[n]}
+    assert changed and changed <= {(row, column) for row in range(3) for column in range(2)}
+    assert len({tuple(image) for image in completions}) > 1
+    page.click("#undo")
     assert read_board(page) == before
