@@ -55,16 +55,14 @@ class Batches:
 
         Half of the images are flipped. The choice depends only on the seed and the place in the stream.
         """
-        flipped: NDArray[np.bool_] = self._draw(_FLIPS, start, size)[:, 0] >= 2**63
-        return flipped
+        return self._draw(_FLIPS, start, size)[:, 0] >= 2**63
 
     def hidden_classes(self, start: int, size: int, share: float) -> NDArray[np.bool_]:
         """Whether to hide the classes of the images that `batch` returns for `start` and `size`, bool [size].
 
         A class is hidden with probability `share`, which depends only on the seed and the place in the stream.
         """
-        hidden: NDArray[np.bool_] = self._draw(_CLASSES, start, size)[:, 0] / 2.0**64 < share
-        return hidden
+        return self._draw(_CLASSES, start, size)[:, 0] / 2.0**64 < share
 
     def _draw(self, purpose: int, start: int, size: int) -> NDArray[np.uint64]:
         """Return random words [size, 4] for the places start .. start + size - 1 of the stream."""
@@ -92,8 +90,7 @@ def shift_images(images: NDArray[np.uint8], shifts: NDArray[np.int64]) -> NDArra
     count, height, width, _ = images.shape
     rows = (np.arange(height) - shifts[:, :1]).clip(0, height - 1)
     columns = (np.arange(width) - shifts[:, 1:]).clip(0, width - 1)
-    moved: NDArray[np.uint8] = images[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return moved
+    return images[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 def flip_images(images: NDArray[np.uint8], flips: NDArray[np.bool_]) -> NDArray[np.uint8]:

@@ -216,8 +216,7 @@ def _fit_ground(pixels: Floats, border: NDArray[np.bool_]) -> Floats:
     inside, values = terms[border.ravel()], pixels[border]
     usual = abs(values - np.median(values)) <= max(8.0, 2 * float(np.median(abs(values - np.median(values)))))
     factors = np.linalg.lstsq(inside[usual], values[usual], rcond=None)[0]
-    fitted: Floats = (terms @ factors).reshape(pixels.shape)
-    return fitted
+    return (terms @ factors).reshape(pixels.shape)
 
 
 def _split(ink: Floats) -> float:

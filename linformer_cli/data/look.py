@@ -141,8 +141,7 @@ def scale_numbers(pixels: Pixels, span: tuple[float, float] | None) -> NDArray[n
         full = 1.0 if np.issubdtype(pixels.dtype, np.floating) else 255.0
         span = 0.0, full if highest <= full else 255.0 if highest <= 255 else max(65535.0, highest)
     lowest, highest = span
-    scaled: NDArray[np.uint8] = ((values - lowest) / (highest - lowest) * 255).clip(0, 255).round().astype(np.uint8)
-    return scaled
+    return ((values - lowest) / (highest - lowest) * 255).clip(0, 255).round().astype(np.uint8)
 
 
 def pack_colours(pixels: NDArray[np.uint8]) -> NDArray[np.uint32]:

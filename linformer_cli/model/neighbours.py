@@ -145,8 +145,7 @@ class Surroundings(nn.Module):
             numbers = torch.cat([functional.embedding(values, self.colours), *same], dim=-1).flatten(-2)
         else:
             numbers = scale_values(values, self.levels, dtype)
-        y: Tensor = self.output(functional.gelu(self.input(numbers)))
-        return y
+        return self.output(functional.gelu(self.input(numbers)))
 
 
 class NeighbourTables(nn.Module):
@@ -168,8 +167,7 @@ class NeighbourTables(nn.Module):
 
     def forward(self, values: Tensor, channels: Tensor) -> Tensor:
         """The vectors [..., width] for `values`; `channels` int64 [...], the channels of the values, are broadcast."""
-        y: Tensor = self.output(functional.embedding(find_rows(values, channels), self.rows).flatten(-2))
-        return y
+        return self.output(functional.embedding(find_rows(values, channels), self.rows).flatten(-2))
 
 
 def find_rows(values: Tensor, channels: Tensor) -> Tensor:
