@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -46,9 +45,7 @@ class TrainingDisplay(Reporter):
             self._console.show_cursor(True)  # a second Ctrl-C would end the process without restoring the cursor
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._live is not None:
             if kind is None:  # the last step is rarely logged, so the bar is completed here
                 self._live.update(self._bar, completed=1.0)
@@ -136,9 +133,7 @@ class Bar:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
 
