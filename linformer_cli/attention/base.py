@@ -295,7 +295,7 @@ class SumAttention(Attention[Options, State]):
 
     family = "kernel"
     memory = Memory.CONSTANT
-    compiled = CAUSAL_SUMS
+    compiled: ClassVar[Operation[Callable[..., object]] | None] = CAUSAL_SUMS
 
 
 def as_sequence(gates_t: Gates) -> Gates:

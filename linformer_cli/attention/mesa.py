@@ -12,7 +12,7 @@ from torch.nn import functional
 from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Chunk, Gates, Memory
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
 from .kernels.registry import MESA_SOLVER, kernel_for
 from .parts.memory_lengths import log_memories
 from .parts.scaling import directions, shrink_huge
@@ -38,7 +38,7 @@ class MesaState(NamedTuple):
     h: Tensor
 
 
-class MesaAttention(Attention[MesaOptions, MesaState]):
+class MesaAttention(SumAttention[MesaOptions, MesaState]):
     """y_t = s_t^T (h_t + Lambda)^-1 q_t, with s_t = alpha_t s_{t-1} + beta_t k_t v_t^T and h_t likewise with k_t k_t^T.
 
     The matrix W = s_t^T (h_t + Lambda)^-1 minimises the sum of |W k_j - v_j|^2 over all positions so far,
@@ -53,9 +53,7 @@ class MesaAttention(Attention[MesaOptions, MesaState]):
 
     name = "mesa"
     source = "von Oswald 2025, arXiv 2506.05233"
-    family = "kernel"
     method = "least squares over all positions, conjugate gradients"
-    memory = Memory.CONSTANT
     compiled = MESA_SOLVER
     gates = {"write": 1, "decay": 1}
 

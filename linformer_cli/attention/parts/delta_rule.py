@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.attention.base import (
-    Attention,
     AttentionOptions,
     AttentionShape,
     Chunk,
     Gates,
-    Memory,
     Options,
+    SumAttention,
     as_sequence,
 )
 from linformer_cli.attention.kernels.registry import DELTA_RULE, kernel_for
@@ -131,11 +130,9 @@ class DeltaInputs(NamedTuple):
     bonus: Tensor | None = None
 
 
-class DeltaAttention(Attention[Options, DeltaState]):
+class DeltaAttention(SumAttention[Options, DeltaState]):
     """y_t = q_t s_t / rms(q_t s_t), plus a bonus, where s_t follows the delta rule."""
 
-    family = "kernel"
-    memory = Memory.CONSTANT
     updates_per_position: ClassVar[int] = 1
     compiled = DELTA_RULE
 
