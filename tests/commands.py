@@ -63,7 +63,6 @@ class Command:
             stream.close()
 
     def send_signal(self, number: int) -> None:
-        assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
     def wait(self, seconds: float | None = SECONDS) -> int:

@@ -233,7 +233,6 @@ def test_a_layer_ignores_padding_and_projects_as_in_its_causal_form(key: str, pa
 
 def test_the_short_convolution_of_a_layer_stays_causal() -> None:
     layer = build_layer("softmax", {"short_convolution": 3})
-    assert layer.convolution is not None
     torch.nn.init.normal_(layer.convolution.weight)
     x = torch.randn(2, 20, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert_agree(layer.attend_all(x)[:, -1], layer.attend(x, None)[0][:, -1], FLOAT64)

@@ -9,7 +9,7 @@ from attention.cases.bigbird import bigbird, drawn_blocks
 from tolerances import FLOAT64, assert_agree
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.bigbird import BigbirdAttention, draw_blocks
+from linformer_cli.attention.bigbird import draw_blocks
 from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
@@ -96,7 +96,6 @@ def test_the_default_block_is_a_row_but_at_most_64_positions() -> None:
     sizes = []
     for row in (28, 96):
         attention = build(row=row)
-        assert isinstance(attention, BigbirdAttention)
         sizes.append(attention.block)
     assert sizes == [28, 64]
 

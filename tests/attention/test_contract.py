@@ -126,6 +126,16 @@ def test_blocks_and_steps_match_a_single_pass(case: Case, length: int) -> None:
 
 
 @every_case
+@loop_over("capacity", [1, 20])
+def test_steps_beyond_the_capacity_match_a_single_pass(case: Case, capacity: int) -> None:
+    mechanism = build(case)
+    inputs = draw(mechanism, 40)
+    with torch.no_grad():
+        stepped, _ = step_through(mechanism, inputs, init(mechanism, inputs, capacity))
+        assert_agree(stepped, attend(mechanism, inputs)[0], FLOAT64)
+
+
+@every_case
 @loop_over("seed", range(3))
 def test_blocks_and_steps_may_alternate(case: Case, seed: int) -> None:
     mechanism = build(case)
@@ -603,7 +613,7 @@ def change_middle(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 EXTREMES = {
-    **{f"gates {logit}": set_gates(lambda x, logit=logit: x + logit) for logit in (-2000, -200, -30, 30, 200, 2000)},
+    **{f"gates {logit}": set_gates(lambda x, logit=logit: x + logit) for logit in (-200, -100, -30, 30, 100, 200)},
     "gates of 200 or -200": set_gates(lambda x: 200 * x.sign()),
     "gates of 2000 or -2000": set_gates(lambda x: 2000 * x.sign()),
     "gates from -200 to 200": set_gates(lambda x: 200 * (x / math.sqrt(2)).erf()),  # uniformly distributed
@@ -650,7 +660,7 @@ def test_gradients_of_extreme_gates_are_those_of_float64(case: Case, extremes: t
     # Sums of a few random draws cancel. What is divided by such a sum, or summed once more, keeps fewer digits.
     exceeded = {draw: shares for draw, shares in worst.items() if max(shares) > 1}
     assert not any(seed == 0 for _, seed in exceeded), exceeded
-    assert len(exceeded) <= 0.02 * len(worst) and all(plain < 20 for plain, _ in exceeded.values()), exceeded
+    assert len(exceeded) <= 0.03 * len(worst) and all(plain < 20 for plain, _ in exceeded.values()), exceeded
 
 
 def share_of_limit(found: Tensor, expected: Tensor, limit: Tensor | None = None) -> float:

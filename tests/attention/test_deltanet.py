@@ -45,7 +45,6 @@ def test_the_defaults_are_a_gate_and_a_beta_below_one() -> None:
 def test_initial_memories_range_from_an_image_to_a_row(heads: int, memories: list[float]) -> None:
     """With a memory of n positions, a value has decayed to 1/e after n positions."""
     attention = build(heads=heads)
-    assert attention.gate_bias is not None
     forgotten = (-attention.gate_bias).sigmoid()
     assert_agree(1 / forgotten, torch.tensor(memories, dtype=torch.float64) + 1, 1e-5)
 

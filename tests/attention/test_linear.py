@@ -11,8 +11,9 @@ from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
 
 from linformer_cli.attention import linear
-from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
+from linformer_cli.attention.linear import LinearOptions, LinearState
 from linformer_cli.attention.parts.feature_maps import FEATURE_MAPS
+from linformer_cli.attention.parts.sums import divide_by_weight
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import parse_options
 
@@ -104,6 +105,20 @@ def test_the_features_option_is_refused_for_a_map_of_fixed_width(feature_map: st
 
 def test_the_features_option_sets_the_width_of_the_learned_map() -> None:
     attention = build(feature_map="learned", features=9)
-    assert isinstance(attention, LinearAttention)
     assert attention.init_state(3, 1, CPU, torch.float64).s.shape == (3, 2, 9, 5)
     assert build(feature_map="learned").init_state(3, 1, CPU, torch.float64).s.shape == (3, 2, 6, 5)
+
+
+def test_division_by_a_weight_of_zero_gives_zero() -> None:
+    numerator = draw_parts(3, widths=(4, 1, 1))[0].requires_grad_()
+    weight = torch.tensor([[2.0, 0.0, -0.5], [0.0, 1e-300, 1.0]], dtype=torch.float64)
+    weight = weight.expand(2, 2, 3).clone().requires_grad_()
+    y = divide_by_weight(numerator, weight)
+    nothing = weight == 0
+    assert torch.equal(y[nothing], torch.zeros(4, 4, dtype=torch.float64))
+    assert torch.equal(y[~nothing], (numerator / weight.unsqueeze(-1))[~nothing])
+    # A weight of 1e-300 is treated like any other and has a large gradient. Weights of 0 have no gradient.
+    y[:, :, :2].sum().backward()
+    assert not numerator.grad[nothing].any()
+    assert not weight.grad[nothing].any()
+    assert bool(torch.isfinite(numerator.grad).all())

@@ -1,7 +1,6 @@
 """Tests particular to Linformer; test_contract.py covers what all mechanisms share."""
 
 import functools
-import itertools
 
 import pytest
 import torch
@@ -9,8 +8,6 @@ from attention.arguments import build_one, draw_parts, step_through
 from attention.cases.linformer import SHARES
 from tolerances import FLOAT64, assert_agree
 
-from linformer_cli.attention.base import measure_state_bytes
-from linformer_cli.attention.linformer import LinformerAttention
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import parse_options
 
@@ -41,7 +38,6 @@ def test_identity_projections_give_softmax(block: int) -> None:
 @pytest.mark.parametrize("way", ["attend", "step"])
 def test_the_state_is_a_stack_of_rows_and_the_unfinished_block(way: str) -> None:
     attention = build(block=8, rank=2)
-    assert isinstance(attention, LinformerAttention) and attention.value_projection is not None
     q, k, v = draw_parts(19)
     if way == "attend":
         _, state = attention.attend(q, k, v)
@@ -57,38 +53,10 @@ def test_the_state_is_a_stack_of_rows_and_the_unfinished_block(way: str) -> None
     assert int(state.position) == 19
 
 
-def test_steps_beyond_the_capacity_match_attend() -> None:
-    """The steps start from a capacity of 0, from capacities that are too small, and after attend without a state."""
-    attention = build(block=8, rank=2)
-    inputs = draw_parts(60)
-    expected, _ = attention.attend(*inputs)
-    for capacity in (0, 1, 8, 9, 20):
-        y, _ = step_through(attention, inputs, attention.init_state(2, capacity, CPU, torch.float64))
-        assert_agree(y, expected, FLOAT64)
-    for place in (7, 8, 9):
-        _, state = attention.attend(*(part[:, :, :place] for part in inputs))
-        y, _ = step_through(attention, [part[:, :, place:] for part in inputs], state)
-        assert_agree(y, expected[:, :, place:], FLOAT64)
-
-
-def test_state_bytes_are_exact_and_never_shrink() -> None:
-    attention = build(block=8, rank=8)
-    sizes = [attention.state_bytes(2, length, torch.float64) for length in range(1, 40)]
-    for length, size in enumerate(sizes, start=1):
-        inputs = draw_parts(length)
-        empty = attention.init_state(2, length, CPU, torch.float64)
-        assert measure_state_bytes(empty) == size
-        assert measure_state_bytes(step_through(attention, inputs, empty)[1]) == size
-        assert measure_state_bytes(attention.attend(*inputs)[1]) == size
-    assert all(first <= second for first, second in itertools.pairwise(sizes))
-
-
 def test_the_default_block_is_a_row_and_the_default_rank_is_at_most_the_block() -> None:
     attention = build(row=12)
-    assert isinstance(attention, LinformerAttention)
     assert attention.key_projection.shape == (2, 4, 12)
     narrow = build(row=3)
-    assert isinstance(narrow, LinformerAttention)
     assert narrow.key_projection.shape == (2, 3, 3)
 
 

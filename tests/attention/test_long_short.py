@@ -101,7 +101,6 @@ def test_chunk_scores_may_be_shifted_or_huge(run: Any) -> None:
 def test_the_state_is_a_ring_buffer_rows_and_the_unfinished_chunk(run: Any) -> None:
     attention = build(chunk=8, rank=2, window=5)
     inputs = draw(19, 2)
-    assert inputs.extra is not None
     _, state = run(attention, inputs)
     window_norm = attention.window_norm.weight, attention.window_norm.bias
     row_norm = attention.row_norm.weight, attention.row_norm.bias
@@ -120,18 +119,6 @@ def test_the_state_is_a_ring_buffer_rows_and_the_unfinished_chunk(run: Any) -> N
     content = torch.cat([torch.ones_like(inputs.k[..., :1]), inputs.k, inputs.v], dim=-1)[:, :, 16:]
     assert_agree(state.sums, weights @ content, FLOAT64)
     assert int(state.position) == 19
-
-
-def test_steps_beyond_the_capacity_match_attend() -> None:
-    attention = build(chunk=4, rank=3, window=2)
-    inputs = draw(60, 3)
-    expected, _ = attend(attention, inputs)
-    for capacity in (0, 3, 4, 20):
-        state = attention.init_state(2, capacity, CPU, torch.float64)
-        assert_agree(step_through(attention, inputs, state)[0], expected, FLOAT64)
-    for place in (3, 4, 5):
-        _, state = attend(attention, inputs.block(0, place))
-        assert_agree(step_through(attention, inputs.block(place), state)[0], expected[:, :, place:], FLOAT64)
 
 
 def test_the_defaults_are_a_window_of_56_chunks_of_16_and_rank_1() -> None:

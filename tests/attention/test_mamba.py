@@ -74,7 +74,6 @@ def test_angles_stay_accurate_over_thousands_of_positions() -> None:
     inputs = [None if part is None else part.float() for part in inputs]
     for y, state in (single.attend(*inputs), step_through(single, inputs)):
         assert_agree(y, expected, FLOAT32_DRIFT)
-        assert state.angle is not None
         difference = state.angle.double() - exact.angle
         assert (difference - difference.round()).abs().max() < 1e-5
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.catalogue import fit_attention
-from linformer_cli.attention.single_head import SingleHeadAttention
 from linformer_cli.bench.measure.costs import list_products
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.blocks import TransformerBlock
@@ -24,7 +23,6 @@ def build_block(**changes: Any) -> TransformerBlock:
     sizes = {"layers": 1, "width": 16, "heads": 2, "head_width": 6, "feed_forward": 24, **changes}
     config = ModelConfig(attention="single_head", image=ImageShape(height=4, width=5), **sizes)
     (block,) = build_blocks(config)
-    assert isinstance(block, TransformerBlock)
     block.double()
     fill_parameters(block)
     return block
@@ -83,7 +81,6 @@ def test_the_value_gate_does_not_depend_on_the_position() -> None:
 def test_autocast_rounds_neither_the_gates_nor_the_norm() -> None:
     """The gates and the norm use float32, so rounding a query to bfloat16 is the only rounding."""
     mechanism = build_attention("single_head", {}, AttentionShape(1, 16, 16, positions=20, row=5))
-    assert isinstance(mechanism, SingleHeadAttention)
     q, k = torch.randn(1, 1, 9, 16).bfloat16(), torch.randn(1, 1, 9, 16)
     with torch.autocast("cpu", torch.bfloat16):
         found, _ = mechanism.attend(q, k, k)

@@ -30,13 +30,6 @@ def test_a_full_cache_grows_without_loss(capacity: int) -> None:
     assert torch.equal(state.values[:, :, :25], inputs[2])
 
 
-def test_steps_grow_a_cache_that_attend_filled() -> None:
-    attention, inputs = build(), draw_parts(25)
-    _, state = attention.attend(*(part[:, :, :7] for part in inputs))
-    y, _ = step_through(attention, inputs, state, start=7)
-    assert_agree(y, softmax(*inputs)[:, :, 7:], FLOAT64)
-
-
 def test_steps_within_the_capacity_allocate_nothing() -> None:
     attention, inputs = build(), draw_parts(25)
     state = attention.init_state(2, 25, CPU, torch.float64)

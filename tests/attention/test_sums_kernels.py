@@ -125,7 +125,6 @@ def test_closed_and_fully_open_gates_match_the_reference_form(form: str) -> None
     """Some decays are 1, one is exp(-90), and one is exp(-800), which underflows to 0."""
     inputs = draw(form, 70, 6, 5)
     logs = inputs[-2]
-    assert logs is not None
     logs[:, :, 10:20] = 0
     logs[:, :, 30] = -90
     logs[:, :, 50] = -800
@@ -241,7 +240,6 @@ def test_mismatched_sizes_and_types_are_refused(form: str) -> None:
     FORMS[form](*inputs)
     for place in range(1, len(inputs)):
         part = inputs[place]
-        assert part is not None
         others = [] if form.startswith("linear") else [part.float()]  # plain torch takes mixed types
         for wrong in (part[:, :2], part[..., :-1], *others):
             changed = [*inputs[:place], wrong, *inputs[place + 1 :]]

@@ -16,7 +16,6 @@ from linformer_cli.config import ImageShape, ModelConfig, NetworkConfig
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import UsageError
 from linformer_cli.model.attention_layer import AttentionLayer
-from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.mixers import build_blocks, default_state_bytes
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.library import reference_only
@@ -45,7 +44,6 @@ BuildModel = Callable[..., PixelModel]
 def build_layer(build_model: BuildModel, attention: str, **changes: Any) -> AttentionLayer:
     model = build_model(attention=attention, attention_options=MECHANISMS[attention], layers=1, **changes)
     (block,) = model.typed_blocks
-    assert isinstance(block, TransformerBlock)
     return block.attention
 
 
@@ -118,10 +116,8 @@ def test_a_state_passes_on_gradients(build_model) -> None:
 @pytest.mark.parametrize("attention", ["linear", "deltanet"])
 def test_the_convolution_equals_its_definition(build_model, attention: str) -> None:
     layer, x = build_layer(build_model, attention, short_convolution=3), draw(2, 9, 16)
-    assert layer.convolution is not None
     weight, projected = layer.convolution.weight, x @ layer.input.weight.T + layer.input.bias
     inputs, recent = layer.project(x)
-    assert recent is not None
     for name, found in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v)):
         rows = layer.input_rows[name]
         for t in range(9):
@@ -131,7 +127,6 @@ def test_the_convolution_equals_its_definition(build_model, attention: str) -> N
             assert_agree(found[:, t].flatten(1), expected, FLOAT64)
     assert_agree(recent, projected[:, -2:, :36], FLOAT64)
     if attention == "deltanet":
-        assert inputs.extra is not None
         assert_agree(inputs.extra.flatten(2), projected[..., 36:], FLOAT64)
 
 
@@ -209,7 +204,6 @@ def test_a_configuration_without_parts_has_none() -> None:
 def test_listed_state_bytes_count_the_convolution(build_config) -> None:
     config = build_config("linear", short_convolution=4)
     (block, *_) = build_blocks(config)
-    assert isinstance(block, TransformerBlock)
     shape = block.inner.shape
     found = default_state_bytes("linear", config, shape)
     assert found == block.state_bytes(1, shape.positions, torch.float32)

@@ -34,7 +34,6 @@ def test_a_class_adds_its_vector_at_every_position(build_model: BuildModel, chan
     model = build_model(classes=CLASSES, **changes)
     plain = build_model(**changes)
     values = draw_values(model)
-    assert model.embedding.classes is not None
     for label in range(CLASSES):
         weights = model.state_dict()
         vector = weights.pop("embedding.classes.weight")[label]
@@ -79,7 +78,6 @@ def test_parallel_passes_and_steps_agree_and_images_keep_their_class(build_model
 def test_only_used_classes_get_gradients(build_model: BuildModel) -> None:
     model = build_model(classes=4)
     model.nats(draw_values(model), torch.tensor([0, 2, 2, 0])).sum().backward()
-    assert model.embedding.classes is not None and model.embedding.classes.weight.grad is not None
     assert (model.embedding.classes.weight.grad.abs().sum(dim=1) > 0).tolist() == [True, False, True, False]
 
 

@@ -131,7 +131,6 @@ def test_neighbour_tables_read_four_pixels_of_one_channel(channels: int) -> None
     """The test changes one value at a time and looks at the difference between `hashed` and `wide`."""
     hashed, wide = (build(context, (4, 5, channels)) for context in ("hashed", "wide"))
     wide.load_state_dict({name: part for name, part in hashed.state_dict().items() if "tables" not in name})
-    assert hashed.tables is not None
     hashed.tables.output.weight.data[:, :16] = 0  # only the table of all four values is left
     tokens = draw_tokens(hashed, 1)
     positions = hashed.grid.positions

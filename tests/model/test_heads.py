@@ -39,7 +39,6 @@ def extreme_parameters(head: Head) -> Tensor:
         rows = torch.zeros(6, head.levels, dtype=torch.float64)
         rows[1, 3], rows[2, -1], rows[3, 0], rows[4, :2], rows[5] = 1e4, 1e4, -1e4, 1e3, 1e4
         return rows
-    assert isinstance(head, MixtureHead)
     means = (-1e3, -1.5, -1.0, -0.3, 0.0, 1 / 255, 0.9999, 1.0, 1.5, 1e3)
     log_scales = (-20.0, -7.0, -6.0, -5.0, -3.0, 0.0, 3.0, 10.0, 30.0, 1000.0)
     rows = []
@@ -126,7 +125,6 @@ def test_gradients_at_extreme_parameters_are_finite(build_config: BuildConfig, k
     assert bool(torch.isfinite(nats).all())
     assert bool((nats <= 0).all())
     nats.sum().backward()
-    assert parameters.grad is not None
     assert bool(torch.isfinite(parameters.grad).all())
 
 

@@ -22,7 +22,6 @@ def recurrence(x: Inputs, tensors: Tensors, gate: bool, largest_beta: float, cau
 
 def read_states(x: Inputs, tensors: Tensors, gate: bool, largest_beta: float) -> Tensor:
     """Compute s = alpha (I - beta k k^T) s + beta k v^T and q s, position by position."""
-    assert x.extra is not None
     q, k = direction(x.q), direction(x.k)
     beta = largest_beta * x.extra[..., 0].sigmoid()
     alpha = (x.extra[..., 1] + tensors["gate_bias"].unsqueeze(1)).sigmoid() if gate else torch.ones_like(beta)

@@ -14,7 +14,6 @@ def direction(x: Tensor) -> Tensor:
 
 def recurrence(x: Inputs, tensors: Tensors, decay: str, erase: str, write: str, largest_erase: float) -> Tensor:
     """Compute s = (I - k (b * k)^T) diag(a) s + k (w * v)^T and y = q s / rms(q s), position by position."""
-    assert x.extra is not None
     q, k, v = direction(x.q), direction(x.k), x.v
     keys, values = k.shape[-1], v.shape[-1]
     sizes = [keys if erase == "channel" else 1, {"channel": values, "head": 1, "tied": 0}[write]]

@@ -19,7 +19,6 @@ def gla(x: Inputs, memories: Tensor, temperature: float, gated: bool, causal: bo
     If the extra scalars are 0, a weight falls to 1/e after `memories` positions. Without `causal`, the sums of the
     reversed sequence are added; they include each position itself, as the other sums do, so it is subtracted once.
     """
-    assert x.extra is not None
     gates = memories.shape[-1]
     at_zero = (-temperature / memories).exp()
     a = (x.extra[..., :gates] + (at_zero / (1 - at_zero)).log()).sigmoid() ** (1 / temperature)

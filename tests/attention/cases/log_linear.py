@@ -44,14 +44,12 @@ def root_mean_square(y: Tensor) -> Tensor:
 
 
 def linear(x: Inputs, _: Tensors) -> Tensor:
-    assert x.extra is not None
     q, k = (torch.where(part > 0, part + 1, part.clamp(max=0).exp()) for part in (x.q, x.k))
     weights = weigh_levels(q @ k.transpose(-1, -2), softplus(x.extra))
     return weights @ x.v / weights.sum(-1, keepdim=True)
 
 
 def mamba2(x: Inputs, tensors: Tensors) -> Tensor:
-    assert x.extra is not None
     dt = softplus(x.extra[..., 0] + tensors["dt_bias"].unsqueeze(1))
     alpha = (-tensors["a_log"].exp().unsqueeze(1) * dt).exp()
     pairs = follow(x.q, x.k, alpha, torch.zeros_like(alpha))
@@ -60,7 +58,6 @@ def mamba2(x: Inputs, tensors: Tensors) -> Tensor:
 
 
 def deltanet(x: Inputs, tensors: Tensors) -> Tensor:
-    assert x.extra is not None
     beta, alpha = x.extra[..., 0].sigmoid(), (x.extra[..., 1] + tensors["gate_bias"].unsqueeze(1)).sigmoid()
     pairs = follow(direction(x.q), direction(x.k), alpha, beta)
     y = weigh_levels(pairs, softplus(x.extra[..., 2:])) @ (beta.unsqueeze(-1) * x.v)

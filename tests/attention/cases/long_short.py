@@ -16,7 +16,6 @@ def joint_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def long_short(x: Inputs, tensors: Tensors, chunk: int, window: int) -> Tensor:
-    assert x.extra is not None
     window_norm, row_norm = (
         (tensors[f"{name}.weight"], tensors[f"{name}.bias"]) for name in ("window_norm", "row_norm")
     )
@@ -36,7 +35,6 @@ def long_short(x: Inputs, tensors: Tensors, chunk: int, window: int) -> Tensor:
 
 def long_short_all(x: Inputs, tensors: Tensors, window: int) -> Tensor:
     """See the own segment, half a segment on each side, and the rows of the whole sequence."""
-    assert x.extra is not None
     place, shares = torch.arange(x.v.shape[2]), x.extra.softmax(dim=2).transpose(-1, -2)
     parts = []
     for part in (x.k, x.v):

@@ -29,7 +29,6 @@ def rate_of(logit: Tensor) -> Tensor:
 
 def recurrence(x: Inputs, tensors: Tensors, trapezoidal: bool, rotation: bool, normalise: bool, rate: str) -> Tensor:
     """Compute h = alpha R h + beta R B' x'^T + gamma B x^T and y = Re(conj(C) h) + D x, position by position."""
-    assert x.extra is not None
     width = x.k.shape[-1]
     angles = max(width // 4, min(1, width // 2)) if rotation else 0
     size, *others = (x.extra[..., n] for n in range(x.extra.shape[-1]))

@@ -15,7 +15,6 @@ def direction(x: Tensor) -> Tensor:
 
 def recurrence(x: Inputs, tensors: Tensors) -> Tensor:
     """Compute s = alpha s + beta k v^T, h = alpha h + beta k k^T and y = s^T (h + Lambda)^-1 q for each position."""
-    assert x.extra is not None
     q, k = direction(x.q), direction(x.k)
     beta, alpha = x.extra[..., 0].sigmoid(), (x.extra[..., 1] + tensors["gate_bias"].unsqueeze(1)).sigmoid()
     ridge = torch.diag_embed(functional.softplus(tensors["ridge"]) + 0.25)

@@ -16,7 +16,6 @@ def recurrence(x: Inputs, tensors: Tensors, exponential: bool, normalised: bool)
 
     The outputs are h, divided by its root mean square if `normalised`.
     """
-    assert x.extra is not None
     i, z = x.extra[..., 0].exp(), x.extra[..., 1] + tensors["gate_bias"].unsqueeze(1)
     f = z.exp() if exponential else z.sigmoid()
     k = x.k / math.sqrt(x.k.shape[-1])

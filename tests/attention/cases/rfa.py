@@ -25,7 +25,6 @@ def ungated(x: Inputs, tensors: Tensors, causal: bool = True) -> Tensor:
 
 def gated(x: Inputs, tensors: Tensors) -> Tensor:
     """Weight position j by (1 - g_j) times the gates of positions j + 1 to t."""
-    assert x.extra is not None
     gate = x.extra[..., 0].sigmoid()
     length = gate.shape[-1]
     columns = []

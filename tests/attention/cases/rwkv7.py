@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 def recurrence(x: Inputs, tensors: Tensors, bonus: bool) -> Tensor:
     """Compute s = (diag(w) - (a * kappa) kappa^T) s + c v^T and y = r s / rms(r s) + (r . (rho * c)) v."""
-    assert x.extra is not None
     r, k, v = x.q, x.k, x.v
     tables = {name: table.unsqueeze(1) for name, table in tensors.items()}
     decay, rate = x.extra.chunk(2, dim=-1)
