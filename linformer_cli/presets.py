@@ -74,7 +74,7 @@ FOLDER_RECIPE: dict[str, Any] = {
 }
 # The share of pictures that are trained on without their class, if their folders or labels.csv name classes.
 FOLDER_HIDE_CLASS = 0.2
-# With fewer training images, samples are rough or copies.
+# With fewer training images, a run says what to expect (docs/guide/your-pictures.md).
 FEW_PICTURES = 300
 
 # Default learning rates of optimizers whose learning rate differs from AdamW's. `RECIPES` may override them.

@@ -93,9 +93,9 @@ def train(asked: TrainOptions) -> None:
     """Train a model, or resume a run.
 
     `lintx train PICTURES` trains on the pictures in a folder, such as sprites, icons or photographs. It measures how
-    they look and chooses the network and the length: 15 minutes, or less if validation stops improving. Without
-    arguments, trains `mnist-wide` on MNIST. With `--data bytes:PATH`, trains on windows of bytes from a file or a
-    folder of files, and shows bits/byte.
+    they look and chooses the network and the length: 8 epochs, at most 15 minutes, or less if validation stops
+    improving. Without arguments, trains `mnist-wide` on MNIST. With `--data bytes:PATH`, trains on windows of bytes
+    from a file or a folder of files, and shows bits/byte.
 
     The folder of a run holds config.toml (all settings), metrics.csv, samples/, last/ (the newest save) and best/ (the
     save with the lowest validation bits/dim). Options override --config, which overrides the preset. After the first
@@ -220,8 +220,8 @@ def _explain_choice(settings: "Settings", count: int) -> None:
     )
     if count < FEW_PICTURES:
         info(
-            f"{count_words(count, 'training image')}: below about {FEW_PICTURES}, a model draws rough shapes, or "
-            "copies the training images; compare them with lintx sample --nearest"
+            f"{count_words(count, 'training image')}: expect rough shapes and, if trained for longer, copies; compare "
+            "samples with training images by lintx sample --nearest"
         )
 
 

@@ -230,7 +230,7 @@ def test_a_folder_of_pictures_is_all_that_train_needs(lintx, tmp_path, monkeypat
     run, tiny = tmp_path / "run", ("--preset", "tiny", "--steps", 3, "--batch", 4)
     outcome = lintx("train", tmp_path / "icons", *tiny, "--out", run)
     assert outcome.code == 0, outcome.stderr
-    for line in ("2 classes: a (20), b (20)", "below about", "peak learning rate 0.002", "at most 3 steps"):
+    for line in ("2 classes: a (20), b (20)", "expect rough shapes", "peak learning rate 0.002", "at most 3 steps"):
         assert line in outcome.stderr
     info = read_checkpoint(run).info
     assert info.model.image.palette[0] == "#00000000" and info.data.class_names == ("a", "b")
