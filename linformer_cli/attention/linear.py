@@ -22,7 +22,7 @@ from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
 from .kernels.registry import LINEAR_ATTENTION, LINEAR_ATTENTION_ALL, find_kernel, kernel_for
-from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
+from .parts.feature_maps import FEATURE_MAPS, Learned
 from .parts.sums import causal_sums, divide_by_weight, read_whole_sums, update_and_read
 from .tensors import accumulator_dtype, fill_padding
 
@@ -64,11 +64,7 @@ class LinearAttention(SumAttention[LinearOptions, LinearState]):
 
     def __init__(self, options: LinearOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
-        self.feature_map: FeatureMap
-        if options.feature_map == "learned":
-            self.feature_map = Learned(shape.heads, shape.key_width, options.features)
-        else:
-            self.feature_map = FEATURE_MAPS[options.feature_map](shape.heads, shape.key_width)
+        self.feature_map = FEATURE_MAPS[options.feature_map](shape.heads, shape.key_width, options.features)
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
         widths = self.shape.key_width, self.shape.value_width

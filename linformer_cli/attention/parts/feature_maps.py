@@ -14,15 +14,12 @@ from linformer_cli.attention.tensors import Context
 
 
 class FeatureMap(nn.Module, ABC):
-    """One feature map; `width` is C. A learned map has separate weights for each of the `heads` heads."""
+    """One feature map. A learned map has separate weights for each of the `heads` heads, and may be given its C."""
 
-    def __init__(self, heads: int, key_width: int) -> None:
+    def __init__(self, heads: int, key_width: int, width: int | None = None) -> None:
         super().__init__()
         self.key_width = key_width
-
-    @property
-    def width(self) -> int:
-        return self.key_width
+        self.width = width or key_width  # C
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -85,13 +82,9 @@ class Poly2(FeatureMap):
 
     pairs: Tensor
 
-    def __init__(self, heads: int, key_width: int) -> None:
-        super().__init__(heads, key_width)
+    def __init__(self, heads: int, key_width: int, width: int | None = None) -> None:
+        super().__init__(heads, key_width, width or key_width * (key_width + 1) // 2)
         self.register_buffer("pairs", torch.triu_indices(key_width, key_width), persistent=False)
-
-    @property
-    def width(self) -> int:
-        return self.key_width * (self.key_width + 1) // 2
 
     def forward(self, x: Tensor) -> Tensor:
         return self._multiply_pairs(_clamp_huge(x))
@@ -111,9 +104,8 @@ class Taylor2(Poly2):
     C = 1 + K + K (K + 1) / 2. Coordinates of x and y are limited as in `Poly2`.
     """
 
-    @property
-    def width(self) -> int:
-        return 1 + self.key_width + super().width
+    def __init__(self, heads: int, key_width: int, width: int | None = None) -> None:
+        super().__init__(heads, key_width, 1 + key_width + key_width * (key_width + 1) // 2)
 
     def forward(self, x: Tensor) -> Tensor:
         x = _clamp_huge(x * self.key_width**-0.25)
@@ -127,15 +119,10 @@ class Learned(FeatureMap):
     """
 
     def __init__(self, heads: int, key_width: int, width: int | None = None) -> None:
-        super().__init__(heads, key_width)
-        self._width = width or key_width
-        self.weight = nn.Parameter(torch.empty(heads, self._width, key_width))
-        self.bias = nn.Parameter(torch.full((heads, self._width), 0.1))
+        super().__init__(heads, key_width, width)
+        self.weight = nn.Parameter(torch.empty(heads, self.width, key_width))
+        self.bias = nn.Parameter(torch.full((heads, self.width), 0.1))
         nn.init.normal_(self.weight, std=key_width**-0.5)
-
-    @property
-    def width(self) -> int:
-        return self._width
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
