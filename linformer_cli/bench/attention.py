@@ -8,16 +8,14 @@ from linformer_cli.errors import UsageError
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.variants import Variant
 from linformer_cli.system.memory import measure_free_memory
-from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.units import format_bytes, format_duration
 
 from .growth import Exponents, Point, describe_exponents, extrapolate
 from .measure import attention_pass
 from .measure.attention_pass import Inputs, PassSetup, build_checked_model, build_pass
-from .measure.ceilings import Ceilings
 from .measure.peak_memory import PassFailed, PeakMemory, measure_peak
-from .rounds import BenchReport, Measurement, measure_groups
+from .rounds import Bench, BenchReport, Measurement, measure_groups
 from .rows import AttentionRow
 
 # Total number of positions in a pass. As in Katharopoulos 2020, the batch is inversely proportional to T, so that the
@@ -76,17 +74,12 @@ class AttentionReport(BenchReport[AttentionRow]):
 
 
 def run_attention_bench(
-    variants: Sequence[Variant],
-    positions: Sequence[int],
-    settings: AttentionSettings,
-    ceilings: Ceilings,
-    report: Callable[[AttentionRow], None] = lambda row: None,
-    check: Check = never_stop,
+    variants: Sequence[Variant], positions: Sequence[int], settings: AttentionSettings, bench: Bench
 ) -> AttentionReport:
     """Compare the forms of every variant, then measure it at every length, as `measure_groups` does."""
-    groups = prepare(variants, positions, settings, ceilings, check)
+    groups = prepare(variants, positions, settings, bench)
     comparisons = [measurement.require_agreement for measurement in groups[0]]
-    rows, ended = measure_groups(groups, report, check, comparisons)
+    rows, ended = measure_groups(groups, bench, comparisons)
     labels = [variant.label for variant in variants]
     rows.sort(key=lambda row: labels.index(row.name))  # stable: the lengths of a mechanism stay in order
     conditions = AttentionConditions(
@@ -97,20 +90,16 @@ def run_attention_bench(
         settings.batch if settings.batch is not None else f"scaled: {settings.pass_positions:,} / T, at least 1",
         _describe_memory(settings.device),
     )
-    return AttentionReport(rows, ended, conditions, ceilings.describe(), exponents=describe_exponents(rows))
+    return AttentionReport(rows, ended, conditions, bench.ceilings.describe(), exponents=describe_exponents(rows))
 
 
 def prepare(
-    variants: Sequence[Variant],
-    positions: Sequence[int],
-    settings: AttentionSettings,
-    ceilings: Ceilings,
-    check: Check = never_stop,
+    variants: Sequence[Variant], positions: Sequence[int], settings: AttentionSettings, bench: Bench
 ) -> list[list["AttentionMeasurement"]]:
     """Return groups of measurements by length, shortest length first. Measurements of a group are interleaved."""
     groups: list[list[AttentionMeasurement]] = []
     for length in sorted(set(positions)):
-        inputs, shared = Inputs(), (settings.repeats, ceilings, check, settings.limit_seconds)
+        inputs, shared = Inputs(), (settings.repeats, bench, settings.limit_seconds)
         shorter = groups[-1] if groups else [None] * len(variants)
         groups.append(
             [
@@ -146,14 +135,14 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
     def prepare(self) -> Callable[[], None]:
         if self.memory is None:
             self._require_fit()
-            self.check()
+            self.bench.check()
             self.memory = self.measure_apart(self._measure_memory)
         work = build_pass(self.setup, self.inputs)
         work()
         return work
 
     def time_sample(self, work: Callable[[], None]) -> float:
-        self.check()
+        self.bench.check()
         return time_work(work, self.setup.device)
 
     @cached_property
@@ -182,7 +171,7 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
             row,
             seconds_per_sequence=timing.median / batch,
             seconds_per_sequence_quartiles=(first / batch, third / batch),
-            copy_share=timing.rate(self._least_bytes / 1e9) / self.ceilings.copy.gigabytes_per_second,
+            copy_share=timing.rate(self._least_bytes / 1e9) / self.bench.ceilings.copy.gigabytes_per_second,
         )
 
     def _require_fit(self) -> None:

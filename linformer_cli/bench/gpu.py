@@ -9,7 +9,7 @@ is recorded in the report and does not stop the others.
 import contextlib
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ from . import sample, train
 from .gpu_checks import COMPARED, build_linear, check_attention, check_engines, check_mechanisms, draw_inputs
 from .measure.ceilings import Ceilings, CeilingsReport
 from .models import Network, build_models, preset_network
-from .rounds import measure_groups
+from .rounds import Bench, measure_groups
 from .rows import SamplingRow, TrainingRow
 from .sample import SamplingSettings
 from .train import TrainingSettings
@@ -147,7 +147,7 @@ class GpuBench:
     ) -> None:
         self._device, self._sizes = device, sizes
         self._save, self._info, self._check = save, info, check
-        self._ceilings = Ceilings(device)
+        self._bench = Bench(Ceilings(device), lambda row: self._info(f"{row.precision}, {row.describe()}"), check)
         self.result = GpuReport(device, environment=describe_environment())
 
     def run(self) -> GpuReport:
@@ -172,7 +172,7 @@ class GpuBench:
             except Exception as error:  # the other parts still run
                 self.result.failed[name] = f"{type(error).__name__}: {error}"
                 self._info(f"{name} failed: {self.result.failed[name].splitlines()[0]}")
-            self.result.ceilings = self._ceilings.describe()
+            self.result.ceilings = self._bench.ceilings.describe()
             self._save(self.result)
         return self.result
 
@@ -190,11 +190,9 @@ class GpuBench:
 
         for precision in ("fp32", "bf16"):
             models = build_models(parse_variants(COMPARED), sizes.networks, self._device, precision)
-            for group in sample.prepare(models, settings, self._ceilings, self._check):
+            for group in sample.prepare(models, settings, self._bench):
                 self._check()
-                rows, _ = measure_groups(
-                    [group], lambda row: self._info(f"{row.precision}, {row.describe()}"), self._check
-                )
+                rows, _ = measure_groups([group], self._bench)
                 self.result.sampling += rows
                 self._save(self.result)
 
@@ -223,8 +221,8 @@ class GpuBench:
         settings = TrainingSettings(
             sizes.training_batches, [(AUTO, "bf16")], sizes.repeats, limit_seconds=sizes.limit_seconds
         )
-        groups = train.prepare(models, settings, self._ceilings, self._check)
-        rows, _ = measure_groups(groups, lambda row: self._info(row.describe()), self._check)
+        bench = replace(self._bench, report=lambda row: self._info(row.describe()))
+        rows, _ = measure_groups(train.prepare(models, settings, bench), bench)
         self.result.training += rows
 
     def measure_attention(self) -> None:

@@ -29,7 +29,7 @@ from .models import BenchModel, TrainedRun, build_models, find_trained, load_mod
 from .paper_report import PaperConditions, PaperReport, describe_gaps
 from .paper_sizes import PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes, describe_scaling
 from .published import Source
-from .rounds import Measurement, rows_of, turns_of
+from .rounds import Bench, Measurement, rows_of, turns_of
 from .rows import AttentionRow, ModelRow
 from .sample import SamplingMeasurement, SamplingSettings
 from .train import TrainingSettings
@@ -89,7 +89,7 @@ class PaperBench(BudgetBench[PaperReport]):
         self._training_precision = choose_precision("auto", settings.device, first.width, first.feed_forward).value
         self._sampling_precision = "fp32"
         self._formats: Mapping[str, torch.dtype] = {}
-        self._ceilings = Ceilings(settings.device)
+        self._bench = Bench(Ceilings(settings.device), check=self._stop.raise_if_set)
         self._variants = parse_variants(METHODS)
         self._models: dict[str, list[BenchModel]] = {}
         # The measurements of each part by the title of their group.
@@ -122,7 +122,7 @@ class PaperBench(BudgetBench[PaperReport]):
         sampling, training, scaling = (
             [row for group in groups.values() for row in rows_of(group)] for groups in self._groups.values()
         )
-        ceilings = self._ceilings.describe()
+        ceilings = self._bench.ceilings.describe()
         names = {sum_flops(timed.model): name for name, models in self._models.items() for timed in models}
         return PaperReport(
             budget_seconds=self._settings.budget_seconds,
@@ -216,7 +216,7 @@ class PaperBench(BudgetBench[PaperReport]):
                 runs=self._settings.runs,
                 formats=self._formats,
             )
-            (group,) = sample.prepare(self._models[name], settings, self._ceilings, self._stop.raise_if_set)
+            (group,) = sample.prepare(self._models[name], settings, self._bench)
             groups[f"{name} batch {batch}"] = group
         return self._begin("sampling", groups)
 
@@ -231,7 +231,7 @@ class PaperBench(BudgetBench[PaperReport]):
             settings = TrainingSettings(
                 [batch], [(AUTO, self._training_precision)], 1, seconds / rows, self._settings.runs
             )
-            (groups[name],) = train.prepare(self._models[name], settings, self._ceilings, self._stop.raise_if_set)
+            (groups[name],) = train.prepare(self._models[name], settings, self._bench)
         return self._begin("training", groups)
 
     def _release_training(self) -> None:
@@ -248,7 +248,7 @@ class PaperBench(BudgetBench[PaperReport]):
             device=self._settings.device,
             pass_positions=self._sizes.pass_positions,
         )
-        groups = attention.prepare(self._variants, lengths, settings, self._ceilings, self._stop.raise_if_set)
+        groups = attention.prepare(self._variants, lengths, settings, self._bench)
         for measurement in groups[0]:
             self._stop.raise_if_set()
             measurement.require_agreement()
@@ -268,7 +268,7 @@ class PaperBench(BudgetBench[PaperReport]):
 
         def learn() -> None:
             variants = parse_variants(COPY_METHODS)
-            self._copy = run_copy_task(variants, settings, self._ceilings, seconds, self._stop)
+            self._copy = run_copy_task(variants, settings, self._bench.ceilings, seconds, self._stop)
             if (done := self._copy.settings.updates) < PAPER_UPDATES:
                 self._reduced.append(f"copy task: {done:,} of {PAPER_UPDATES:,} updates")
             self._stop.raise_if_set()

@@ -20,17 +20,28 @@ Work = TypeVar("Work")
 Found = TypeVar("Found")
 
 
+@dataclass(frozen=True)
+class Bench:
+    """What the measurements of a benchmark share.
+
+    `report` is called with each row of a finished group. `check` is called between steps and may raise to stop.
+    """
+
+    ceilings: Ceilings
+    report: Callable[[Any], None] = lambda row: None
+    check: Check = never_stop
+
+
 @dataclass(eq=False)
 class Measurement(ABC, Generic[AnyRow, Work]):
     """One row of a benchmark.
 
     Building a measurement is cheap. `make_ready` prepares its work. There are `repeats` rounds, and each round times
-    the work once. `check` is called between steps and may raise to stop.
+    the work once.
     """
 
     repeats: int
-    ceilings: Ceilings
-    check: Check
+    bench: Bench
     work: Work | None = field(default=None, init=False)
     samples: list[float] = field(default_factory=list, init=False)
     left_out: str | None = field(default=None, init=False)
@@ -71,12 +82,12 @@ class Measurement(ABC, Generic[AnyRow, Work]):
     def measure_apart(self, measure: Callable[[], Found]) -> Found:
         """Return what `measure` finds in a fresh process.
 
-        Ctrl-C also ends that process, so its failure may be an interruption. `check` then raises.
+        Ctrl-C also ends that process, so its failure may be an interruption. The check then raises.
         """
         try:
             return measure()
         finally:
-            self.check()
+            self.bench.check()
 
     def end(self, reason: str) -> None:
         """Take no more samples. If there are none, the measurement is left out for `reason`."""
@@ -131,20 +142,18 @@ class BenchReport(Generic[AnyRow]):
 
 def measure_groups(
     groups: Iterable[Sequence[Measurement[AnyRow, Any]]],
-    report: Callable[[AnyRow], None] = lambda row: None,
-    check: Check = never_stop,
+    bench: Bench,
     comparisons: Iterable[Callable[[], None]] = (),
 ) -> tuple[list[AnyRow], Ending]:
     """Measure all groups and return the rows. The memory of a group is freed before the next group starts.
 
     `comparisons` run first. Each compares the parallel and the step form of a mechanism and raises `DisagreementError`
-    if they disagree. `report` is called with each row of a finished group. `check` is called between steps. If it
-    raises `Interrupted`, the benchmark ends and keeps the rows measured so far.
+    if they disagree. If the check raises `Interrupted`, the benchmark ends and keeps the rows measured so far.
     """
     rows: list[AnyRow] = []
     try:
         for compare in comparisons:
-            check()
+            bench.check()
             compare()
         for group in groups:
             try:
@@ -155,8 +164,8 @@ def measure_groups(
                     measurement.release()
                 for row in rows_of(group):
                     rows.append(row)
-                    report(row)
-            check()
+                    bench.report(row)
+            bench.check()
     except Interrupted:
         return rows, "interrupted"
     return rows, "finished"

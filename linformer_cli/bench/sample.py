@@ -4,7 +4,7 @@ Softmax has two kinds of rows: one with a key-value cache, and one that reads th
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,17 +15,15 @@ from linformer_cli.model.variants import SOFTMAX
 from linformer_cli.sampling.engines import AUTO, ENGINES, REFERENCE, choose_engine
 from linformer_cli.sampling.whole_images import WARM_UP_STEPS, WholeImages
 from linformer_cli.system.memory import measure_free_memory, measure_peak_memory
-from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.units import format_bytes, format_duration
 
 from .measure import costs, sampling_work
-from .measure.ceilings import Ceilings
 from .measure.peak_memory import PassFailed, measure_peak
 from .measure.sampling_work import RERUN, MiddleSteps, RerunPrefixes, SamplingSetup, SamplingWork
 from .models import CHECKED_LAYERS, BenchModel, TrainedRun, group_by_preset
 from .published import find_published
-from .rounds import BenchReport, Measurement, measure_groups
+from .rounds import Bench, BenchReport, Measurement, measure_groups
 from .rows import Extrapolated, SamplingRow
 
 # The number of steps timed to estimate the time of a whole image.
@@ -99,15 +97,11 @@ def describe_network(timed: BenchModel) -> NetworkFacts:
 
 
 def run_sampling_bench(
-    models: Sequence[BenchModel],
-    settings: SamplingSettings,
-    ceilings: Ceilings,
-    report: Callable[[SamplingRow], None] = lambda row: None,
-    check: Check = never_stop,
+    models: Sequence[BenchModel], settings: SamplingSettings, bench: Bench
 ) -> BenchReport[SamplingRow]:
     """Check every model, then time all rows of `prepare`, as `measure_groups` does."""
     comparisons = [timed.require_agreement for timed in models]
-    rows, ended = measure_groups(prepare(models, settings, ceilings, check), report, check, comparisons)
+    rows, ended = measure_groups(prepare(models, settings, bench), bench, comparisons)
     conditions = SamplingConditions(
         settings.repeats,
         settings.limit_seconds,
@@ -115,16 +109,16 @@ def run_sampling_bench(
         [describe_network(timed) for timed in models],
         measure_peak_memory(str(models[0].model.device)) if models else 0,
     )
-    return BenchReport(rows, ended, conditions, ceilings.describe())
+    return BenchReport(rows, ended, conditions, bench.ceilings.describe())
 
 
 def prepare(
-    models: Sequence[BenchModel], settings: SamplingSettings, ceilings: Ceilings, check: Check = never_stop
+    models: Sequence[BenchModel], settings: SamplingSettings, bench: Bench
 ) -> list[list["SamplingMeasurement"]]:
     """Return groups of measurements by preset and batch size. Measurements of a group are interleaved."""
     return [
         [
-            SamplingMeasurement(settings.repeats, ceilings, check, settings, timed, batch, engine)
+            SamplingMeasurement(settings.repeats, bench, settings, timed, batch, engine)
             for timed in group
             for engine in _list_engines(timed, settings)
         ]
@@ -208,7 +202,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
 
     def _plan_steps(self) -> SamplingWork:
         """Plan whole images, or as many steps around the middle as the limit allows."""
-        model, batch, check, limit = self._model, self.batch, self.check, self.settings.limit_seconds
+        model, batch, check, limit = self._model, self.batch, self.bench.check, self.settings.limit_seconds
         if (refusal := ENGINES[self.engine].refusal(model, self._products)) is not None:
             raise PassFailed(f"{self.engine}: {refusal}")
         positions, warm_up = model.config.image.positions, sampling_work.MIDDLE_WARM_UP_STEPS
@@ -223,7 +217,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         return WholeImages(model, batch, self.engine, self._look_ahead, check, self._products)
 
     def _plan_rerun(self) -> SamplingWork:
-        work, limit = RerunPrefixes(self._model, self.batch, self.check), self.settings.limit_seconds
+        work, limit = RerunPrefixes(self._model, self.batch, self.bench.check), self.settings.limit_seconds
         if limit is not None:
             # The time of the shortest prefix is scaled in proportion to length. Longer prefixes may take even longer.
             first = time_work(lambda: work.read(1), str(self._model.device))
@@ -250,7 +244,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
             return row
         batch, positions, rerun = self.batch, row.positions, self.engine == RERUN
         rows = batch * max(1, positions // 2) if rerun else batch
-        products = self.ceilings.both_products(costs.list_products(model), rows)
+        products = self.bench.ceilings.both_products(costs.list_products(model), rows)
         if row.look_ahead:  # with look-ahead, it is unknown how often weights and state were read
             return row
         read = costs.count_rerun_positions(positions) if rerun else positions
@@ -262,4 +256,4 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         if traffic is None:
             return row
         moved = speed / batch * positions * traffic / 1e9
-        return replace(row, state_gigabytes=moved, copy_share=moved / self.ceilings.copy.gigabytes_per_second)
+        return replace(row, state_gigabytes=moved, copy_share=moved / self.bench.ceilings.copy.gigabytes_per_second)

@@ -22,7 +22,7 @@ from linformer_cli.system.timing import Timing
 from .budget import BudgetBench, Groups, Part, Schedule
 from .measure.ceilings import Ceilings
 from .published import find_published_speech
-from .rounds import rows_of, turns_of
+from .rounds import Bench, rows_of, turns_of
 from .speech_report import LengthRow, SpeechConditions, SpeechReport, SpeechRow, describe_findings
 from .speech_training import FoldData, LengthMeasurement, StepSetup, Trainee, compare_epochs
 
@@ -238,13 +238,11 @@ class SpeechBench(BudgetBench[SpeechReport]):
     def _prepare_lengths(self, seconds: float) -> Groups:
         settings, symbols = self._settings, len(self._corpus.alphabet)
         frames = self._describe_conditions().epoch_frames
-        ceilings, check = Ceilings(settings.device), self._stop.raise_if_set
+        bench = Bench(Ceilings(settings.device), check=self._stop.raise_if_set)
         for length in sorted(set(settings.lengths), key=lambda length: abs(length - TABLE_FRAMES)):
             batch = max(settings.lengths) // length  # as many frames as the longest utterance
             setups = [StepSetup(one, self._encoder, symbols, length, batch, settings.device) for one in self._variants]
-            self._lengths[f"{length:,} frames"] = [
-                LengthMeasurement(1, ceilings, check, setup, frames) for setup in setups
-            ]
+            self._lengths[f"{length:,} frames"] = [LengthMeasurement(1, bench, setup, frames) for setup in setups]
         return {title: list(turns_of(group)) for title, group in self._lengths.items()}
 
     def _finish_group(self, part: Part, title: str) -> None:

@@ -153,7 +153,7 @@ class LengthMeasurement(Measurement[LengthRow, Learner[CtcTask]]):
         return self.setup.frames
 
     def prepare(self) -> Learner[CtcTask]:
-        self.check()
+        self.bench.check()
         if self.peak_bytes is None:
             peak = self.measure_apart(lambda: measure_peak(build_step, self.setup, _MEMORY_LIMIT_SECONDS))
             self.peak_bytes = peak.bytes
@@ -165,7 +165,7 @@ class LengthMeasurement(Measurement[LengthRow, Learner[CtcTask]]):
         return learner
 
     def time_sample(self, work: Learner[CtcTask]) -> float:
-        self.check()
+        self.bench.check()
         return time_work(work.train_step, self.setup.device)
 
     def row(self) -> LengthRow:

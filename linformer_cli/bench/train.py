@@ -1,7 +1,7 @@
 """`lintx bench train`: images per second of whole training steps. The steps are the same as in a training run."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,17 +12,15 @@ from linformer_cli.native.library import reference_only
 from linformer_cli.presets import RECIPES, complete_recipe
 from linformer_cli.sampling.engines import AUTO, NATIVE, REFERENCE
 from linformer_cli.system.device import torch_dtype
-from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.pixel_task import PixelTask
 from linformer_cli.units import format_duration
 
-from .measure.ceilings import Ceilings
 from .measure.costs import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .measure.peak_memory import PassFailed
 from .models import BenchModel, TrainedRun, group_by_preset
-from .rounds import BenchReport, Measurement, measure_groups
+from .rounds import Bench, BenchReport, Measurement, measure_groups
 from .rows import TrainingRow
 
 # `reference` is plain torch. `auto` computes as a training run does.
@@ -63,25 +61,22 @@ class TrainingConditions:
 
 
 def run_training_bench(
-    models: Sequence[BenchModel],
-    settings: TrainingSettings,
-    ceilings: Ceilings,
-    report: Callable[[TrainingRow], None] = lambda row: None,
-    check: Check = never_stop,
+    models: Sequence[BenchModel], settings: TrainingSettings, bench: Bench
 ) -> BenchReport[TrainingRow]:
     """Check every model, then time all rows of `prepare`, as `measure_groups` does."""
     comparisons = [timed.require_agreement for timed in models]
-    rows, ended = measure_groups(prepare(models, settings, ceilings, check), report, check, comparisons)
-    return BenchReport(rows, ended, TrainingConditions(settings.repeats, settings.limit_seconds), ceilings.describe())
+    rows, ended = measure_groups(prepare(models, settings, bench), bench, comparisons)
+    conditions = TrainingConditions(settings.repeats, settings.limit_seconds)
+    return BenchReport(rows, ended, conditions, bench.ceilings.describe())
 
 
 def prepare(
-    models: Sequence[BenchModel], settings: TrainingSettings, ceilings: Ceilings, check: Check = never_stop
+    models: Sequence[BenchModel], settings: TrainingSettings, bench: Bench
 ) -> list[list["TrainingMeasurement"]]:
     """Return groups of measurements by preset and batch size. Measurements of a group are interleaved."""
     return [
         [
-            TrainingMeasurement(settings.repeats, ceilings, check, settings, timed, batch, engine)
+            TrainingMeasurement(settings.repeats, bench, settings, timed, batch, engine)
             for timed in group
             for engine in settings.engines
         ]
@@ -138,7 +133,7 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer[PixelTask]]):
             return row
         timing, values = Timing(self.samples), batch * row.positions
         rate = timing.rate(values) * TRAINING_FACTOR * count_product_flops(model) / 1e9
-        ceiling = self.ceilings.both_products(list_products(model), values)[precision]
+        ceiling = self.bench.ceilings.both_products(list_products(model), values)[precision]
         return replace(
             row,
             images_per_second=timing.rate(batch),
@@ -149,7 +144,7 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer[PixelTask]]):
         )
 
     def _time_step(self, trainer: Trainer[PixelTask]) -> float:
-        self.check()
+        self.bench.check()
         with reference_only() if self.engine[0] == REFERENCE else contextlib.nullcontext():
             return time_work(trainer.train_step, trainer.task.device)
 

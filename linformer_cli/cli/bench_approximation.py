@@ -7,7 +7,7 @@ from typing import Literal
 from linformer_cli.config import LARGEST_SIZE
 
 from . import options
-from .config_options import option, with_fields
+from .config_options import count, option, several, with_fields
 from .output import print_json, print_records, write_plot
 
 
@@ -15,14 +15,10 @@ from .output import print_json, print_records, write_plot
 class ApproximationOptions:
     """The options of the command."""
 
-    features: str = option("16,32,64,128,256", "Numbers of features m, separated by commas.", metavar="LIST")
-    norms: str = option(
-        "0.25,0.5,1,2", "Lengths of queries and keys in units of sqrt(K), separated by commas.", metavar="LIST"
-    )
-    maps: str = option(
-        "positive,hyperbolic,trig", "Feature maps, separated by commas: positive, hyperbolic, trig.", metavar="LIST"
-    )
-    draws: int = option(20, "Number of draws of random inputs and directions.", min=1, max=options.LARGEST_COUNT)
+    features: str = several("16,32,64,128,256", "Numbers of features m, separated by commas.")
+    norms: str = several("0.25,0.5,1,2", "Lengths of queries and keys in units of sqrt(K), separated by commas.")
+    maps: str = several("positive,hyperbolic,trig", "Feature maps, separated by commas: positive, hyperbolic, trig.")
+    draws: int = count(20, "Number of draws of random inputs and directions.")
     positions: int = option(128, "Sequence length T.", min=2, max=LARGEST_SIZE)
     head_width: int = option(32, "Width K of a head.", min=2, max=LARGEST_SIZE)
     seed: options.Seed = 0

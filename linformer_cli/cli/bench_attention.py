@@ -1,36 +1,28 @@
 """`lintx bench attention`: how time and memory of training grow with the number of positions."""
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from linformer_cli.config import LARGEST_SIZE
 
 from . import options
+from .config_options import option, several, with_fields
 
 SCALED = "scaled"
 
 
+@with_fields
 def attention(
     names: options.Variants = None,
-    positions: Annotated[
-        str, typer.Option("--positions", help="Sequence lengths T, separated by commas.", metavar="LIST")
-    ] = "512,1024,2048,4096,8192,16384,32768,65536",
-    batch: Annotated[
-        str,
-        typer.Option(
-            "--batch", help="Sequences per pass. 'scaled' means 65,536 / T, but at least 1.", metavar="NUMBER|scaled"
-        ),
-    ] = SCALED,
-    heads: Annotated[int, typer.Option("--heads", min=1, max=LARGEST_SIZE, help="Number of heads.")] = 1,
-    head_width: Annotated[int, typer.Option("--head-width", min=1, max=LARGEST_SIZE, help="Width of a head.")] = 32,
+    positions: str = several("512,1024,2048,4096,8192,16384,32768,65536", "Sequence lengths T, separated by commas."),
+    batch: str = option(
+        SCALED, "Sequences per pass. 'scaled' means 65,536 / T, but at least 1.", metavar="NUMBER|scaled"
+    ),
+    heads: int = option(1, "Number of heads.", min=1, max=LARGEST_SIZE),
+    head_width: int = option(32, "Width of a head.", min=1, max=LARGEST_SIZE),
     repeats: options.Repeats = 5,
-    limit: Annotated[str, typer.Option("--limit", help="Time limit for all passes of one mechanism at one T.")] = "60s",
+    limit: str = option("60s", "Time limit for all passes of one mechanism at one T."),
     device: options.Device = "auto",
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Also plot time and memory against T to a .png or .svg file.")
-    ] = None,
+    plot: Path | None = option(None, "Also plot time and memory against T to a .png or .svg file."),
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
@@ -59,7 +51,6 @@ def attention(
 
     from linformer_cli.bench.attention import AttentionSettings, run_attention_bench
     from linformer_cli.bench.figures import render_growth
-    from linformer_cli.bench.measure.ceilings import Ceilings
 
     from .bench_output import choose_place, print_growth, run_and_show
 
@@ -67,7 +58,8 @@ def attention(
     variants = options.choose_variants(names)
     settings = AttentionSettings(repeats, seconds, heads, head_width, place, size)
     run_and_show(
-        lambda *given: run_attention_bench(variants, lengths, settings, Ceilings(place), *given),
+        place,
+        lambda bench: run_attention_bench(variants, lengths, settings, bench),
         lambda report: print_growth(report.rows, report.exponents, style),
         lambda report: {"plot": (plot, lambda kind: render_growth(report.rows, report.exponents, kind))},
         {} if json else None,

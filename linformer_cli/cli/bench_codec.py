@@ -1,9 +1,7 @@
 """`lintx bench codec`: sizes and speeds of compressed images."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from linformer_cli.data import Split
 from linformer_cli.errors import UsageError
@@ -12,6 +10,7 @@ from linformer_cli.system.environment import describe_machine
 from linformer_cli.units import WINDOWS
 
 from . import options
+from .config_options import option, with_fields
 from .output import info, print_json, print_tables
 from .session import load_images_to_fit, open_session
 
@@ -21,19 +20,16 @@ if TYPE_CHECKING:
 _SHOWN = 12
 
 
+@with_fields
 def codec(
     checkpoint: options.CheckpointOption = None,
     data: options.ModelData = None,
-    split: Annotated[Split, typer.Option("--split", help="The split of the data set.")] = "test",
+    split: Split = option("test", "The split of the data set."),
     data_dir: options.DataDir = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Use only the first N images of the split.")] = 1000,
-    batch: Annotated[
-        int, typer.Option("--batch", min=1, max=2**16, help="Images coded at once, and images of a block.")
-    ] = 256,
+    limit: int = option(1000, "Use only the first N images of the split.", min=1),
+    batch: int = option(256, "Images coded at once, and images of a block.", min=1, max=2**16),
     repeats: options.Repeats = 3,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", help="Also draw where the bits go, to a .png file.")
-    ] = None,
+    picture: Path | None = option(None, "Also draw where the bits go, to a .png file."),
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from linformer_cli.config import LARGEST_SIZE
 
 from . import options
-from .config_options import option, with_fields
+from .config_options import count, option, several, with_fields
 from .output import info, print_json, print_records, print_tables, write_plot
 
 if TYPE_CHECKING:
@@ -24,21 +24,20 @@ _ENDINGS = {"budget": "the budget was spent", "interrupted": "interrupted", "fai
 class CopyOptions:
     """The options of the command."""
 
-    names: str = option(
+    names: str = several(
         "softmax,linear,lsh:rounds=4",
         "Mechanisms, separated by commas, such as lsh, lsh:rounds=4, NAME=lsh:rounds=4 (tables show NAME) or lstm.",
         "--attention",
-        metavar="LIST",
     )
     budget: str = option("10m", "Total time. If it is below 1h, the default length and width are smaller.")
-    updates: int = option(10_000, "Number of updates of each model.", min=1, max=options.LARGEST_COUNT)
+    updates: int = count(10_000, "Number of updates of each model.")
     length: int | None = option(
         None, "Length of the sequences; default 128, or 32 if --budget is below 1h.", min=1, max=LARGEST_SIZE
     )
     width: int | None = option(
         None, "Width of the models; default 256, or 128 if --budget is below 1h.", min=1, max=_LARGEST_WIDTH
     )
-    every: int = option(25, "Updates averaged per point of the curve.", min=1, max=options.LARGEST_COUNT)
+    every: int = count(25, "Updates averaged per point of the curve.")
     seed: options.Seed = 0
     device: options.Device = "auto"
     plot: Path | None = option(None, "Write the curves to a .png or .svg file.")

@@ -2,24 +2,19 @@
 
 import contextlib
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
 from linformer_cli.files import require_writable
 
 from . import options
+from .config_options import option, with_fields
 from .output import info, print_json
 
 
+@with_fields
 def gpu(
-    out: Annotated[
-        Path, typer.Option("--out", help="JSON file for the report, rewritten during the benchmark.")
-    ] = Path("gpu.json"),
-    tiny: Annotated[
-        bool, typer.Option("--tiny", help="Trial run with tiny sizes, on any device. Its figures mean nothing.")
-    ] = False,
+    out: Path = option(Path("gpu.json"), "JSON file for the report, rewritten during the benchmark."),
+    tiny: bool = option(False, "Trial run with tiny sizes, on any device. Its figures mean nothing.", "--tiny"),
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:

@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 
 from linformer_cli.bench import columns as shown
 from linformer_cli.bench.growth import Exponents
-from linformer_cli.bench.measure.ceilings import CeilingsReport
-from linformer_cli.bench.rounds import BenchReport
+from linformer_cli.bench.measure.ceilings import Ceilings, CeilingsReport
+from linformer_cli.bench.rounds import Bench, BenchReport
 from linformer_cli.bench.rows import AttentionRow, ModelRow
 from linformer_cli.report.plots import PlotFormat
 from linformer_cli.report.tables import Column, TableStyle
 from linformer_cli.system.device import choose_device
 from linformer_cli.system.environment import describe_machine
-from linformer_cli.system.signals import Check, catch_signals
+from linformer_cli.system.signals import catch_signals
 
 from .options import STOPPED
 from .output import info, print_json, print_records, print_tables, write_plot
@@ -31,19 +31,20 @@ def choose_place(device: str, more: str = "") -> str:
 
 
 def run_and_show(
-    run: Callable[[Callable[[Any], None], Check], Report],
+    place: str,
+    run: Callable[[Bench], Report],
     show: Callable[[Report], None],
     list_plots: Callable[[Report], Plots],
     document: Mapping[str, object] | None,
 ) -> None:
-    """Call `run` with functions that report a row and that raise after Ctrl-C, and show the report.
+    """Run a benchmark on the device `place`, which prints its rows and stops after Ctrl-C, and show the report.
 
     The report completes `document`, which is printed as JSON on stdout. Without a document, `show` prints tables on
     stdout, and the machine is printed on stderr. Plots come last: if one cannot be written, the figures are not lost.
     After Ctrl-C, the rows so far are shown, and `Interrupted` is raised.
     """
     with catch_signals() as stop:
-        report = run(show_row, stop.raise_if_set)
+        report = run(Bench(Ceilings(place), show_row, stop.raise_if_set))
     if not report.rows:
         stop.raise_if_set("Stopped before anything was measured")
     plots = list_plots(report)

@@ -1,25 +1,23 @@
 """`lintx bench paper`: the tables and figures of Katharopoulos 2020 on this machine."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from linformer_cli.files import require_writable
 from linformer_cli.report.tables import TableStyle
 
 from . import options
+from .config_options import option, with_fields
 from .output import info, print_json, print_records
 
 if TYPE_CHECKING:
     from linformer_cli.bench.paper_report import PaperReport
 
 
+@with_fields
 def paper(
-    budget: Annotated[str, typer.Option("--budget", help="Time for the whole benchmark.")] = "10m",
-    out: Annotated[Path, typer.Option("--out", help="Folder for paper.json, paper.md and the figures.")] = Path(
-        "bench-paper"
-    ),
+    budget: str = option("10m", "Time for the whole benchmark."),
+    out: Path = option(Path("bench-paper"), "Folder for paper.json, paper.md and the figures."),
     runs: options.Runs = None,
     device: options.Device = "auto",
     style: options.Style = "table",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from linformer_cli.errors import UsageError
 
 from . import options
-from .config_options import option, with_fields
+from .config_options import option, several, with_fields
 from .output import info
 
 if TYPE_CHECKING:
@@ -26,14 +26,11 @@ class SampleOptions:
     checkpoint: options.CheckpointOption = None
     names: options.BenchVariants = None
     presets: options.Presets = None
-    image_sizes: str | None = option(
-        None,
-        "Side lengths of square images, separated by commas, at which to time --preset networks.",
-        "--image-size",
-        metavar="LIST",
+    image_sizes: str | None = several(
+        None, "Side lengths of square images, separated by commas, at which to time --preset networks.", "--image-size"
     )
     batch: options.Batches = "1,64"
-    engine: str = option("auto", "Engines, separated by commas: auto, native, cuda, reference.", metavar="LIST")
+    engine: str = several("auto", "Engines, separated by commas: auto, native, cuda, reference.")
     look_ahead: bool = option(
         True, "Let the native engine compute several values of a single image at once (trained models only)."
     )
@@ -78,7 +75,6 @@ def sample(asked: SampleOptions) -> None:
     variants = None if asked.names is None else options.choose_variants(asked.names, True)
 
     from linformer_cli.bench.columns import SAMPLING
-    from linformer_cli.bench.measure.ceilings import Ceilings
     from linformer_cli.bench.models import read_trained_runs
     from linformer_cli.bench.sample import SamplingSettings, run_sampling_bench
     from linformer_cli.sampling.engines import AUTO, ENGINES
@@ -112,7 +108,8 @@ def sample(asked: SampleOptions) -> None:
             print_position_times(report.rows)
 
     run_and_show(
-        lambda *given: run_sampling_bench(models, settings, Ceilings(place), *given),
+        place,
+        lambda bench: run_sampling_bench(models, settings, bench),
         show,
         lambda report: _list_plots(report, asked.plot, asked.bits_plot),
         source if asked.json else None,

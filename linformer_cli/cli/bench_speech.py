@@ -12,7 +12,7 @@ from linformer_cli.files import require_writable
 from linformer_cli.report.tables import TableStyle
 
 from . import options
-from .config_options import option, with_fields
+from .config_options import count, option, several, with_fields
 from .output import info, print_json, print_records, warn, write_plot
 
 if TYPE_CHECKING:
@@ -27,13 +27,12 @@ _FOR_TRANSCRIBING = ("names", "out", "transcribe", "plot", "json")
 class SpeechOptions:
     """The options of the command."""
 
-    names: str | None = option(
+    names: str | None = several(
         None,
         "Encoders, separated by commas: bi-lstm, or a mechanism such as linear, lsh:rounds=1 or "
         "NAME=lsh:rounds=1 (tables show NAME). Default: those of the paper. With --transcribe: the encoder to use; "
         "default: the one with the lowest error rate.",
         "--attention",
-        metavar="LIST",
     )
     data: str = option(
         "fsdd",
@@ -44,14 +43,11 @@ class SpeechOptions:
     budget: str = option("20m", "Time for the whole benchmark.")
     preset: Literal["small", "paper"] = option("small", "Size of the encoders; paper is for a GPU.")
     seeds: int = option(3, "Trainings of each encoder; each holds out other speakers.", min=1, max=100)
-    epochs: int | None = option(
-        None, "Epochs of each training. Default: as many as the budget allows.", min=1, max=options.LARGEST_COUNT
-    )
-    strings: int = option(128, "Strings of digits in an epoch.", min=1, max=options.LARGEST_COUNT)
-    lengths: str = option(
+    epochs: int | None = count(None, "Epochs of each training. Default: as many as the budget allows.")
+    strings: int = count(128, "Strings of digits in an epoch.")
+    lengths: str = several(
         "400,800,1600,3200,6400",
         "Lengths, in frames of 10 ms, at which training steps are timed, separated by commas; or none.",
-        metavar="LIST",
     )
     out: Path = option(Path("bench-speech"), "Folder for speech.json, speech.md, the figures and the trained encoders.")
     transcribe: Path | None = option(

@@ -1,45 +1,34 @@
 """`lintx bench train`: images per second of whole training steps."""
 
-from typing import Annotated, cast, get_args
-
-import typer
+from typing import cast, get_args
 
 from linformer_cli.system.device import Precision
 
 from . import options
+from .config_options import several, with_fields
 from .output import info
 
 
+@with_fields
 def train(
     names: options.BenchVariants = None,
-    presets: Annotated[
-        str,
-        typer.Option("--preset", help="Networks, separated by commas: mnist-paper, cifar10-paper, ...", metavar="LIST"),
-    ] = "mnist-small",
+    presets: str = several("mnist-small", "Networks, separated by commas: mnist-paper, cifar10-paper, ...", "--preset"),
     batch: options.Batches = "16",
     repeats: options.Repeats = 3,
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine",
-            help="Engines, separated by commas. 'auto' computes as lintx train does, with compiled kernels where the "
-            "attention has them. 'reference' is plain torch.",
-            metavar="LIST",
-        ),
-    ] = "auto",
+    engine: str = several(
+        "auto",
+        "Engines, separated by commas. 'auto' computes as lintx train does, with compiled kernels where the "
+        "attention has them. 'reference' is plain torch.",
+    ),
     limit: options.RowLimit = "60s",
     runs: options.Runs = None,
     plot: options.SpeedPlot = None,
     device: options.Device = "auto",
-    precision: Annotated[
-        str,
-        typer.Option(
-            "--precision",
-            help="Precisions of matrix products, separated by commas: auto, fp32, bf16. 'auto' means the faster one "
-            "with engine auto, and fp32 with engine reference.",
-            metavar="LIST",
-        ),
-    ] = "auto",
+    precision: str = several(
+        "auto",
+        "Precisions of matrix products, separated by commas: auto, fp32, bf16. 'auto' means the faster one "
+        "with engine auto, and fp32 with engine reference.",
+    ),
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
@@ -64,7 +53,6 @@ def train(
 
     from linformer_cli.bench.columns import TRAINING
     from linformer_cli.bench.figures import render_speed
-    from linformer_cli.bench.measure.ceilings import Ceilings
     from linformer_cli.bench.models import build_models, preset_network, read_trained_runs
     from linformer_cli.bench.train import ENGINES, TrainingSettings, run_training_bench
     from linformer_cli.probe import choose_precision
@@ -89,7 +77,8 @@ def train(
     models = build_models(variants, networks, place, "fp32")
     settings = TrainingSettings(batches, list(dict.fromkeys(pairs)), repeats, seconds, trained)
     run_and_show(
-        lambda *given: run_training_bench(models, settings, Ceilings(place), *given),
+        place,
+        lambda bench: run_training_bench(models, settings, bench),
         lambda report: print_speeds(report.rows, TRAINING, style),
         lambda report: {"plot": (plot, lambda kind: render_speed(report.rows, kind))},
         {} if json else None,

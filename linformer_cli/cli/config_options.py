@@ -69,6 +69,8 @@ def option(default: Any, help: str, *flags: str, **settings: Any) -> Any:
 
 # An option that is a number of things.
 count = functools.partial(option, min=1, max=LARGEST_COUNT)
+# An option whose value has parts separated by commas.
+several = functools.partial(option, metavar="LIST")
 
 
 def with_fields(command: Callable[..., None]) -> Callable[..., None]:

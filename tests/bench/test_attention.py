@@ -11,7 +11,7 @@ from linformer_cli.bench import attention
 from linformer_cli.bench.attention import AttentionReport, AttentionSettings, prepare, run_attention_bench
 from linformer_cli.bench.measure.attention_pass import PassSetup
 from linformer_cli.bench.measure.peak_memory import PassFailed, PeakMemory
-from linformer_cli.bench.rounds import turns_of
+from linformer_cli.bench.rounds import Bench, turns_of
 from linformer_cli.bench.rows import AttentionRow
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
 from linformer_cli.evaluation.agreement import require_agreement
@@ -71,7 +71,7 @@ def bench(lengths: list[int], limit: float = 100.0, variants=VARIANTS, **changes
     ceilings = changes.pop("ceilings", FixedCeilings())
     calls = {name: changes.pop(name) for name in ("report", "check") if name in changes}
     settings = AttentionSettings(**{"repeats": 3, "limit_seconds": limit, "batch": 1, **changes})
-    return run_attention_bench(variants, lengths, settings, ceilings, **calls)
+    return run_attention_bench(variants, lengths, settings, Bench(ceilings, **calls))
 
 
 def left_out(report: AttentionReport) -> dict[tuple[str, int], str | None]:
@@ -205,7 +205,7 @@ def test_the_copy_share_counts_the_traffic_of_inputs_and_outputs(machine, ceilin
 
 def test_a_measurement_continues_after_its_memory_was_freed(machine) -> None:
     """`bench paper` frees the inputs after each of its rounds."""
-    (group,) = prepare(VARIANTS, [1000], AttentionSettings(repeats=2, batch=1), FixedCeilings())
+    (group,) = prepare(VARIANTS, [1000], AttentionSettings(repeats=2, batch=1), Bench(FixedCeilings()))
     for rounds in (1, 2):
         for turn in turns_of(group):
             turn()

@@ -103,7 +103,7 @@ def test_an_interruption_of_sampling_keeps_its_rows_and_begins_no_other_group(mo
         if begun:
             raise Interrupted("Stopped", 2)
 
-    def measure_groups(groups, report, check):
+    def measure_groups(groups, bench):
         begun.append("group")
         return ["row"], "interrupted"
 

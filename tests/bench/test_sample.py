@@ -16,7 +16,7 @@ from linformer_cli.bench import sample
 from linformer_cli.bench.measure.costs import count_product_flops, count_rerun_positions, state_traffic_bytes
 from linformer_cli.bench.measure.peak_memory import PassFailed, PeakMemory
 from linformer_cli.bench.models import BenchModel, TrainedRun, build_models, with_softmax
-from linformer_cli.bench.rounds import BenchReport
+from linformer_cli.bench.rounds import Bench, BenchReport
 from linformer_cli.bench.rows import Quality, SamplingRow
 from linformer_cli.bench.sample import SamplingSettings, run_sampling_bench
 from linformer_cli.errors import DisagreementError
@@ -39,7 +39,7 @@ def models(tiny_model_config, monkeypatch) -> list[BenchModel]:
 def bench(models: list[BenchModel], batches: list[int], repeats: int = 1, **changes: Any) -> BenchReport[SamplingRow]:
     ceilings = changes.pop("ceilings", FixedCeilings())
     calls = {name: changes.pop(name) for name in ("report", "check") if name in changes}
-    return run_sampling_bench(models, SamplingSettings(batches, repeats, **changes), ceilings, **calls)
+    return run_sampling_bench(models, SamplingSettings(batches, repeats, **changes), Bench(ceilings, **calls))
 
 
 def test_every_model_has_a_row_per_batch_size_and_softmax_has_two(models, clock) -> None:

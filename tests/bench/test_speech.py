@@ -14,6 +14,7 @@ from linformer_cli.bench import budget, speech, speech_training
 from linformer_cli.bench.measure.ceilings import Ceilings
 from linformer_cli.bench.measure.peak_memory import PassFailed
 from linformer_cli.bench.published import find_published_speech
+from linformer_cli.bench.rounds import Bench
 from linformer_cli.bench.speech import METHODS, SpeechBench, SpeechSettings, parse_methods
 from linformer_cli.bench.speech_report import SeedResult, SpeechReport, SpeechRow, describe_findings
 from linformer_cli.bench.speech_training import LengthMeasurement, StepSetup, Trainee, build_step
@@ -98,11 +99,11 @@ def test_a_step_has_the_same_frames_at_every_length(corpus: Corpus, monkeypatch:
     """The benchmark begins with the lengths next to the one in the table."""
     setups: list[StepSetup] = []
 
-    def build(repeats: int, ceilings: Ceilings, check: Any, setup: StepSetup, frames: int) -> LengthMeasurement:
+    def build(repeats: int, bench: Bench, setup: StepSetup, frames: int) -> LengthMeasurement:
         setups.append(setup)
         if len(setups) == 3:
             raise Interrupted("enough", 2)
-        return LengthMeasurement(repeats, ceilings, check, setup, frames)
+        return LengthMeasurement(repeats, bench, setup, frames)
 
     monkeypatch.setattr(speech, "LengthMeasurement", build)
     assert run(corpus, ["softmax"], seeds=1, epochs=1, lengths=(300, 2_400, 600)).ended == "interrupted"
@@ -161,7 +162,7 @@ def test_ctrl_c_while_the_memory_is_measured_leaves_no_row_out(monkeypatch: pyte
 
     monkeypatch.setattr(speech_training, "measure_peak", interrupt)
     setup = StepSetup(Variant("linear", "linear", {}), TINY, 3, 60, 1, "cpu")
-    measurement = LengthMeasurement(1, Ceilings("cpu"), stop.raise_if_set, setup, 1_000)
+    measurement = LengthMeasurement(1, Bench(Ceilings("cpu"), check=stop.raise_if_set), setup, 1_000)
     with pytest.raises(Interrupted):
         measurement.prepare()
     assert measurement.left_out is None

@@ -13,7 +13,7 @@ from machine import HAS_LIBRARY
 from linformer_cli.bench import train
 from linformer_cli.bench.measure.costs import count_product_flops
 from linformer_cli.bench.models import BenchModel, TrainedRun, build_models
-from linformer_cli.bench.rounds import BenchReport
+from linformer_cli.bench.rounds import Bench, BenchReport
 from linformer_cli.bench.rows import Quality, TrainingRow
 from linformer_cli.bench.train import TrainingSettings, build_trainer, prepare, run_training_bench
 from linformer_cli.errors import DisagreementError
@@ -37,7 +37,7 @@ def bench(
     ceilings = changes.pop("ceilings", FixedCeilings())
     calls = {name: changes.pop(name) for name in ("report", "check") if name in changes}
     engines = changes.pop("engines", [("auto", precision)])
-    return run_training_bench(models, TrainingSettings(batches, engines, repeats, **changes), ceilings, **calls)
+    return run_training_bench(models, TrainingSettings(batches, engines, repeats, **changes), Bench(ceilings, **calls))
 
 
 def test_a_timed_step_trains_the_model_as_in_a_run(models, tmp_path, monkeypatch) -> None:
@@ -143,7 +143,8 @@ def test_a_short_limit_gives_fewer_repeats_or_none(models, clock) -> None:
 
 def test_the_limit_does_not_end_repeats_in_separate_rounds(models, clock, ceilings) -> None:
     """`bench paper` takes one repeat in each of many rounds."""
-    ((measurement,),) = prepare(models[1:], TrainingSettings([2], [("auto", "fp32")], 1, limit_seconds=3.0), ceilings)
+    settings = TrainingSettings([2], [("auto", "fp32")], 1, limit_seconds=3.0)
+    ((measurement,),) = prepare(models[1:], settings, Bench(ceilings))
     measurement.make_ready()
     for _ in range(5):
         measurement.measure_round()

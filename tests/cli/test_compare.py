@@ -9,7 +9,6 @@ import signal
 import pytest
 from cli.conftest import NoCapture, run_main
 
-from linformer_cli import probe
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.system.device import Choice
 from linformer_cli.training.learner import Learner
@@ -156,7 +155,8 @@ def test_an_interrupted_compare_keeps_its_results(lintx, tmp_path, monkeypatch):
 def test_compare_chooses_the_precision_for_its_own_network(lintx, tmp_path, monkeypatch):
     """The widths of --config override those of the preset."""
     asked = []
-    monkeypatch.setattr(probe, "choose_precision", lambda *given: asked.append(given) or Choice("fp32", "requested"))
+    chosen = Choice("fp32", "requested")
+    monkeypatch.setattr("linformer_cli.cli.compare.choose_precision", lambda *given: asked.append(given) or chosen)
     file = tmp_path / "network.toml"
     file.write_text("[model]\nwidth = 24\nfeed_forward = 40\n")
     outcome = compare(
