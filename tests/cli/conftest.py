@@ -81,15 +81,12 @@ def raw_lintx(capsysbinary: pytest.CaptureFixture[bytes]) -> Lintx:
 
 @pytest.fixture
 def full_disk(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets `write_file` fail in the bodies of commands.
+    """Lets `write_file` fail, after the files of `run_folder` have been written."""
 
-    `run_folder` imports the modules first; otherwise, they would keep the failing `write_file`.
-    """
-
-    def refuse(path: Path, data: bytes) -> None:
+    def refuse(path: Path, **settings: Any) -> None:
         raise LintxError(f"cannot write {path}: no space left on device")
 
-    monkeypatch.setattr(files, "write_file", refuse)
+    monkeypatch.setattr(files, "open_atomically", refuse)
 
 
 @pytest.fixture(scope="session")
