@@ -146,6 +146,13 @@ class InnerBlock(Block):
         """The part that has the state."""
         return self.inner
 
+    @abstractmethod
+    def attend_all(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Outputs [B, T, width] for x [B, T, width], where a position sees its whole sequence.
+
+        `lengths` and the padding are those of `Attention.attend_all`. The mechanism must have a bidirectional form.
+        """
+
     @property
     def unbounded(self) -> bool:
         return self.inner.unbounded
@@ -182,10 +189,6 @@ class TransformerBlock(InnerBlock):
         return self.add_branches(x, lambda x: self.attention.attend(x, state))
 
     def attend_all(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Outputs [B, T, width] for x [B, T, width], where a position sees its whole sequence.
-
-        `lengths` and the padding are those of `Attention.attend_all`. The mechanism must have an attention layer.
-        """
         layer = self.attention
         assert isinstance(layer, AttentionLayer)
         return exact(self.add_branches(x, lambda x: (layer.attend_all(x, lengths), None))[0])

@@ -41,10 +41,6 @@ class GatedBlock(InnerBlock):
         return self._mix(x, lambda q, k, v: self.attention.attend(q, k, v, state))
 
     def attend_all(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Outputs [B, T, width] for x [B, T, width], where a position sees its whole sequence.
-
-        `lengths` and the padding are those of `Attention.attend_all`.
-        """
         return exact(self._mix(x, lambda q, k, v: (self.attention.attend_all(q, k, v, lengths), None))[0])
 
     @torch.no_grad()

@@ -11,9 +11,8 @@ from torch.nn import functional
 
 from linformer_cli.config import Fraction, ImageShape, Layers, ModelConfig, Size
 from linformer_cli.errors import UsageError
-from linformer_cli.model.blocks import TransformerBlock, initialise_weights
+from linformer_cli.model.blocks import InnerBlock, initialise_weights
 from linformer_cli.model.embedding import sinusoidal_table
-from linformer_cli.model.gated_block import GatedBlock
 from linformer_cli.model.mixers import build_blocks
 
 from .features import BANDS
@@ -90,7 +89,7 @@ class AttentionEncoder(Encoder):
             image=ImageShape(height=_LONGEST_SIDE, width=_LONGEST_SIDE),
         )
         blocks = build_blocks(config)
-        if not all(isinstance(block, TransformerBlock | GatedBlock) and block.inner.bidirectional for block in blocks):
+        if not all(isinstance(block, InnerBlock) and block.inner.bidirectional for block in blocks):
             raise UsageError(f"'{attention}' with these options has no bidirectional form; use another, such as linear")
         self.input = nn.Linear(BANDS * settings.stack, settings.width)
         self.blocks = nn.ModuleList(blocks)
@@ -101,7 +100,7 @@ class AttentionEncoder(Encoder):
         x = self.input(x)
         x = x + sinusoidal_table(x.shape[1], x.shape[2]).to(x)
         for block in self.blocks:
-            assert isinstance(block, TransformerBlock | GatedBlock)
+            assert isinstance(block, InnerBlock)
             x = block.attend_all(x, lengths)
         return self.norm(x)
 
