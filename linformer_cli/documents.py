@@ -6,17 +6,9 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from .errors import UsageError, shorten, unknown_name
 
@@ -52,10 +44,8 @@ class Config(BaseModel):
     def check(self) -> None:
         """Raise `ValueError` if values contradict each other. Every new configuration is checked."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
         self.check()
-        return self
 
 
 def setting(default: Any, description: str, **bounds: Any) -> Any:
