@@ -8,9 +8,7 @@ from attention.arguments import build_one, draw_parts
 from attention.cases.bigbird import bigbird, drawn_blocks
 from tolerances import FLOAT64, assert_agree
 
-from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.bigbird import draw_blocks
-from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
 
@@ -81,15 +79,6 @@ def test_sequences_may_be_longer_than_the_image() -> None:
     y, _ = attention.attend(*inputs)
     assert_agree(attention.attend(*(part[:, :, :50] for part in inputs))[0], y[:, :, :50], FLOAT64)
     assert_agree(y, bigbird(*inputs, 4, 1, 1), FLOAT64)
-
-
-def test_enough_blocks_of_any_kind_give_softmax() -> None:
-    inputs = draw(60)
-    shape = AttentionShape(heads=2, key_width=4, value_width=4, positions=784, row=28)
-    expected, _ = build_attention("softmax", {}, shape).attend(*inputs)
-    for options in ({"block": 20}, {"block": 4, "globals": 12}, {"block": 4, "random": 12}, {"block": 1, "random": 60}):
-        y, _ = build(**options).attend(*inputs)
-        assert_agree(y, expected, FLOAT64)
 
 
 def test_the_default_block_is_a_row_but_at_most_64_positions() -> None:

@@ -72,27 +72,6 @@ def test_a_closed_erase_gate_keeps_what_its_channel_holds() -> None:
         assert_agree((key @ attention.attend(q, k, v, None, extra)[1].s).squeeze(-2), expected, 1e-5)
 
 
-def test_a_closed_write_gate_writes_nothing_to_its_channel() -> None:
-    attention = build()
-    q, k, v, _, extra = draw(13)
-    extra[..., 4 + 2] = -CERTAIN
-    s = attention.attend(q, k, v, None, extra)[1].s
-    assert not s[..., 2].any()
-    assert s[..., [0, 1, 3, 4]].all()
-
-
-def test_a_closed_decay_gate_clears_its_channel_only() -> None:
-    attention = build()
-    q, k, v, _, extra = draw(13)
-    extra[..., :4] = -CERTAIN  # no erasing, which would mix the channels
-    extra[:, :, 20, 9 + 1] = -CERTAIN
-    changed = v.clone()
-    changed[:, :, :20] += 100
-    before, after = (attention.attend(q, k, part, None, extra)[1].s for part in (v, changed))
-    assert_agree(after[:, :, 1], before[:, :, 1], FLOAT64)
-    assert (after - before)[:, :, 2].abs().max() > 1
-
-
 def test_settings_that_contradict_each_other_are_refused(raises_one_line: Any) -> None:
     with raises_one_line(UsageError, "'gdn2'", "write 'tied' needs erase 'head'"):
         parse_options("gdn2", {"write": "tied"})

@@ -17,24 +17,6 @@ CPU = torch.device("cpu")
 build = functools.partial(build_one, "linformer")
 
 
-def test_one_unfinished_block_equals_softmax() -> None:
-    inputs = draw_parts(40)
-    expected, _ = build_one("softmax").attend(*inputs)
-    assert_agree(build(block=40, rank=3).attend(*inputs)[0], expected, FLOAT64)
-
-
-@pytest.mark.parametrize("block", [1, 8])
-def test_identity_projections_give_softmax(block: int) -> None:
-    attention = build(block=block, rank=block)
-    with torch.no_grad():
-        for projection in attention.parameters():
-            projection.copy_(torch.eye(block))
-    inputs = draw_parts(40)
-    expected, _ = build_one("softmax").attend(*inputs)
-    assert_agree(attention.attend(*inputs)[0], expected, FLOAT64)
-    assert_agree(step_through(attention, inputs, attention.init_state(2, 40, CPU, torch.float64))[0], expected, FLOAT64)
-
-
 @pytest.mark.parametrize("way", ["attend", "step"])
 def test_the_state_is_a_stack_of_rows_and_the_unfinished_block(way: str) -> None:
     attention = build(block=8, rank=2)

@@ -1,6 +1,5 @@
 """Tests particular to Transformer-LS; test_contract.py covers what all mechanisms share."""
 
-import math
 from typing import Any
 
 import pytest
@@ -55,30 +54,6 @@ def test_windows_of_one_position_and_unfilled_windows_match_the_definition(run: 
     inputs = draw(40)
     expected = long_short(inputs, dict(attention.named_parameters()), 7, window)
     assert_agree(run(attention, inputs)[0], expected, FLOAT64)
-
-
-@both_ways
-def test_positions_in_both_window_and_rows_count_twice(run: Any) -> None:
-    """With chunks of one position and a window over everything, every key but the query's own is seen twice."""
-    attention = build(chunk=1, window=30)
-    attention.row_norm.load_state_dict(attention.window_norm.state_dict())
-    inputs = draw(30)
-    norm = attention.window_norm.weight, attention.window_norm.bias
-    k, v = joint_norm(inputs.k, *norm), joint_norm(inputs.v, *norm)
-    weights = (inputs.q @ k.transpose(-1, -2) / math.sqrt(6)).exp().tril()
-    weights = weights + weights.tril(-1)
-    expected = weights @ v / weights.sum(dim=-1, keepdim=True)
-    assert_agree(run(attention, inputs)[0], expected, FLOAT64)
-
-
-@both_ways
-def test_a_norm_covers_all_heads_together(run: Any) -> None:
-    attention = build(chunk=7, window=9)
-    inputs = draw(20)
-    k = inputs.k.clone()
-    k[:, 1] *= 2
-    difference = run(attention, inputs._replace(k=k))[0] - run(attention, inputs)[0]
-    assert difference[:, 0, 1:].abs().amax(dim=(0, 2)).min() > 1e-3
 
 
 @both_ways

@@ -10,10 +10,9 @@ from attention.inputs import Inputs
 from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
 
-from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.longformer import LongformerOptions
 from linformer_cli.errors import UsageError
-from linformer_cli.model.mixers import build_attention, parse_options
+from linformer_cli.model.mixers import parse_options
 
 CPU = torch.device("cpu")
 
@@ -43,16 +42,6 @@ def test_a_query_sees_the_expected_positions(dilation: int | str, global_count: 
     assert_agree(y[0, :, -1], expected, FLOAT64)
 
 
-def test_a_window_of_one_returns_the_value() -> None:
-    q, k, v = draw(50)
-    attention = build(window=1, dilation=1, globals=0)
-    state = attention.init_state(2, 50, CPU, torch.float64)
-    assert_agree(attention.attend(q, k, v)[0], v, FLOAT64)
-    for t in range(3):
-        y_t, state = attention.step(q[:, :, t], k[:, :, t], v[:, :, t], state)
-        assert_agree(y_t, v[:, :, t], FLOAT64)
-
-
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_dilation_beyond_the_image_adds_no_padding(window: int) -> None:
     """With such a dilation, a query sees only itself."""
@@ -61,15 +50,6 @@ def test_a_dilation_beyond_the_image_adds_no_padding(window: int) -> None:
     assert_agree(attention.attend(q, k, v)[0], v, FLOAT64)
     assert measure_saved_bytes(attention.attend, q, k, v) < 10 * v.nbytes
     assert attention.state_bytes(1, 784, torch.float64) <= v.nbytes + 1000
-
-
-def test_a_window_over_everything_equals_softmax() -> None:
-    inputs = draw(60)
-    shape = AttentionShape(heads=2, key_width=4, value_width=4, positions=784, row=28)
-    expected, _ = build_attention("softmax", {}, shape).attend(*inputs)
-    for global_count in (0, 5, 100):
-        y, _ = build(window=60, dilation=1, globals=global_count).attend(*inputs)
-        assert_agree(y, expected, FLOAT64)
 
 
 def test_a_window_wider_than_a_block_matches_the_definition() -> None:

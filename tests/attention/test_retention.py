@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from attention.arguments import build_one, draw_parts
-from tolerances import FLOAT64, all_finite, assert_agree
+from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.errors import UsageError
@@ -77,21 +77,6 @@ def test_plane_weights_depend_on_rows_and_columns(waves: int) -> None:
     assert bool((weights.tril() > -1e-12).all())
 
 
-@every_distance
-def test_the_state_tracks_the_column(distance: str) -> None:
-    attention, (q, k, v, _, gate) = build(distance=distance), draw()
-    whole, _ = attention.attend(q, k, v, None, gate)
-    _, state = attention.attend(q[:, :, :15], k[:, :, :15], v[:, :, :15], None, gate[:, :, :15])
-    assert int(state.position) == 15
-    rest = [part[:, :, 15:] for part in (q, k, v)]
-    found, after = attention.attend(*rest, state, gate[:, :, 15:])
-    assert_agree(found, whole[:, :, 15:], FLOAT64)
-    assert int(after.position) == 40
-    misplaced, _ = attention.attend(*rest, state._replace(position=state.position + 1), gate[:, :, 15:])
-    # With raster distances, the column does not matter.
-    assert bool((misplaced - found).abs().max() > 1e-3) == (distance == "plane")
-
-
 def decay_by_distance(order: float) -> Tensor:
     """Weights [T, T] that halve with every unit of distance, which is city-block for order 1 and Euclidean for 2."""
     places = torch.tensor([(t // ROW, t % ROW) for t in range(LENGTH)], dtype=torch.float64)
@@ -124,16 +109,15 @@ def test_incompatible_options_are_refused(raises_one_line: Any) -> None:
 
 
 @every_distance
-def test_outputs_do_not_depend_on_the_norm_of_queries(distance: str) -> None:
+def test_the_state_tracks_the_column(distance: str) -> None:
     attention, (q, k, v, _, gate) = build(distance=distance), draw()
-    expected, _ = attention.attend(1e4 * q, k, v, None, gate)
-    found, _ = attention.attend(1e6 * q, k, v, None, gate)
-    assert_agree(found, expected, 1e-6)
-
-
-def test_zero_keys_give_zero_outputs() -> None:
-    q, k, v, state, gate = draw()
-    leaves = [part.requires_grad_() for part in (q, torch.zeros_like(k), v, gate)]
-    y, _ = build().attend(*leaves[:3], state, leaves[3])
-    assert not y.any()
-    assert all_finite(torch.autograd.grad(y.sum(), leaves))
+    whole, _ = attention.attend(q, k, v, None, gate)
+    _, state = attention.attend(q[:, :, :15], k[:, :, :15], v[:, :, :15], None, gate[:, :, :15])
+    assert int(state.position) == 15
+    rest = [part[:, :, 15:] for part in (q, k, v)]
+    found, after = attention.attend(*rest, state, gate[:, :, 15:])
+    assert_agree(found, whole[:, :, 15:], FLOAT64)
+    assert int(after.position) == 40
+    misplaced, _ = attention.attend(*rest, state._replace(position=state.position + 1), gate[:, :, 15:])
+    # With raster distances, the column does not matter.
+    assert bool((misplaced - found).abs().max() > 1e-3) == (distance == "plane")

@@ -67,13 +67,3 @@ def test_a_rate_of_one_removes_what_the_state_holds_for_a_key() -> None:
     extra[:, :, 20, 4:] = -CERTAIN
     _, state = attention.attend(q, k, v, None, extra)
     assert (key.unsqueeze(-2) @ state.s).abs().max() > 0.1
-
-
-def test_the_bonus_adds_the_value_of_the_position_itself() -> None:
-    attention = build()
-    q, k, v, _, extra = draw()
-    extra[..., 4:] = CERTAIN  # the replacement key is then the key
-    expected, _ = build(bonus=False).attend(q, k, v, None, extra)
-    assert torch.equal(attention.attend(q, k, v, None, extra)[0], expected)
-    attention.bonus.data.fill_(0.5)
-    assert_agree(attention.attend(q, k, v, None, extra)[0], expected + 0.5 * (q * k).sum(-1, keepdim=True) * v, FLOAT64)

@@ -18,7 +18,6 @@ from linformer_cli.attention.parts.sums import (
 from linformer_cli.native.library import reference_only
 
 Sums = Callable[..., tuple[Tensor, Tensor]]
-every_sum = pytest.mark.parametrize("sums", [decayed_causal_sums, featurewise_decayed_causal_sums])
 
 
 @pytest.fixture(autouse=True, params=["compiled", "plain torch"])
