@@ -134,7 +134,7 @@ MUTATIONS = [
              "values = abs(0 - framed)", "data"),
     Mutation("framing: the drawing is not centred", "data/framing.py", "round(wanted - found)",
              "round(wanted - found) + 1", "data"),
-    Mutation("folders: the last test picture becomes one for validation", "data/folders.py",
+    Mutation("folders: the last test picture becomes one for validation", "data/listing.py",
              "free = free[held_out:]", "free = free[held_out - 1:]", "data"),
     Mutation("a shift moves to the wrong side", "data/batches.py", "rows = (np.arange(height) - shifts[:, :1])",
              "rows = (np.arange(height) + shifts[:, :1])", "data"),

@@ -1,5 +1,6 @@
-"""Images in `.npy` files: which axes mean what, and the numbers of their pixels."""
+"""Arrays in files: which axes of those in `.npy` files mean what, and arrays that are read as they are used."""
 
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,24 @@ from numpy.typing import NDArray
 from linformer_cli.errors import DataError
 from linformer_cli.files import is_special
 
-from .mapped import MappedArray
-
 _CHANNELS = (1, 3, 4)
+
+
+class MappedArray(np.memmap):
+    """A memory-mapped array. Indexing it raises `DataError` if its file was cut short, which would end the process.
+
+    A file that is cut short while it is indexed still ends the process.
+    """
+
+    def __getitem__(self, index: Any) -> NDArray[Any]:
+        mapped: mmap.mmap | None = getattr(self, "_mmap", None)
+        if mapped is not None:
+            start = self.offset - self.offset % mmap.ALLOCATIONGRANULARITY
+            if mapped.size() < start + len(mapped):
+                raise DataError(f"{self.filename} became shorter; start again with files that do not change")
+        found: NDArray[Any] = super().__getitem__(index)
+        is_copy = isinstance(found, MappedArray) and getattr(found, "_mmap", None) is None
+        return found.view(np.ndarray) if is_copy else found
 
 
 def open_array(path: Path) -> NDArray[Any]:

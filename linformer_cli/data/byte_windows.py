@@ -14,7 +14,7 @@ from linformer_cli.errors import DataError
 from linformer_cli.files import is_special
 
 from . import Split
-from .mapped import MappedArray
+from .arrays import MappedArray
 
 DEFAULT_LENGTH = 1024
 # The bytes are divided into stretches. One stretch in 20 is for validation, and one in 20 is for testing. Stretches do
@@ -158,9 +158,7 @@ def _measure_files(folder: Path, skipped: list[str]) -> dict[Path, int]:
         for path in (Path(place, name) for name in names if not name.startswith(".")):
             try:
                 if not is_special(path):
-                    with open(
-                        path, "rb"
-                    ) as file:  # a file without the right to read it is skipped now, not in training
+                    with open(path, "rb") as file:  # a file that may not be read is skipped now, not in training
                         found[path.relative_to(folder).as_posix()] = path, os.fstat(file.fileno()).st_size
             except OSError as error:
                 skip(error)

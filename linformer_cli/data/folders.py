@@ -24,9 +24,9 @@ from linformer_cli.errors import DataError, shorten
 from linformer_cli.units import count_words
 
 from . import SPLITS, Split
+from .arrays import MappedArray
 from .listing import Item, Listing, compare_classes, find_classes, list_folder, split_items
 from .look import Look, Pixels
-from .mapped import MappedArray
 from .pictures import read_frames
 from .survey import Survey, describe_sizes, sample_evenly
 

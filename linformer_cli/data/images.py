@@ -170,7 +170,12 @@ def _load(data: DataConfig, splits: Sequence[Split], look: Look | None) -> list[
     else:
         images, labels = load_torchvision_set(name, part == "train", *find_data_dir(data.data_dir))
         look = None
-    return [_cut(name, split, images, labels, look, notes) for split in splits]
+    classes = 0 if labels is None else max(0, int(labels.max()) + 1)
+    parts = [(split, _part(name, split, len(images))) for split in splits]
+    return [
+        ImageSet(name, split, images[part], None if labels is None else labels[part], notes, classes, look)
+        for split, part in parts
+    ]
 
 
 def _check_settings(data: DataConfig, kind: str) -> None:
@@ -237,18 +242,6 @@ def _part(name: str, split: Split, count: int) -> slice:
         raise DataError(f"{name} has {count} training image; at least 2 are needed, one of them for validation")
     held_out = 5_000 if count >= 50_000 else max(1, count // 10)
     return slice(0, count - held_out) if split == "train" else slice(count - held_out, count)
-
-
-def _cut(
-    name: str,
-    split: Split,
-    images: NDArray[np.uint8],
-    labels: NDArray[np.int64] | None,
-    look: Look | None,
-    notes: tuple[str, ...],
-) -> ImageSet:
-    part, classes = _part(name, split, len(images)), 0 if labels is None else max(0, int(labels.max()) + 1)
-    return ImageSet(name, split, images[part], None if labels is None else labels[part], notes, classes, look)
 
 
 def find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:

@@ -46,11 +46,6 @@ class Survey:
         self._spans: list[tuple[float, float, float, float]] = []
         self._seen: set[bytes] = set()  # digests; copies count once, except in `sizes`
 
-    @property
-    def count(self) -> int:
-        """The number of different pictures."""
-        return len(self._seen)
-
     def add(self, pixels: Pixels) -> bytes:
         """Look at a picture, and return a digest that only equal pictures share."""
         height, width, channels = pixels.shape
@@ -103,7 +98,7 @@ class Survey:
         size are too large for a model.
         """
         span, notes = self._choose_range(wanted)
-        art = 2 * self._art > self.count and not self._spans
+        art = 2 * self._art > len(self._seen) and not self._spans
         (height, width), enlarged = self._choose_size(wanted, art)
         notes += enlarged
         given = wanted.model_dump(include={"fit", "ground", "tile"}, exclude_none=True)

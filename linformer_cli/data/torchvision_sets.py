@@ -165,8 +165,14 @@ def import_torchvision_datasets() -> Any:
         except Exception as error:
             raise _mismatch(error) from error
         try:
-            _declare_missing_operators()
-            _forget_half_imported_modules()
+            import torch
+
+            make_library: Any = torch.library.Library  # untyped in torch
+            _operator_libraries.append(library := make_library("torchvision", "FRAGMENT"))
+            for operator in _UNGUARDED_OPERATORS:
+                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            for module in [module for module in sys.modules if module.partition(".")[0] == "torchvision"]:
+                del sys.modules[module]  # it is imported only in part
             return _import()
         except Exception as error:
             raise _mismatch(error) from error
@@ -176,21 +182,6 @@ def _import() -> Any:
     import torchvision.datasets  # type: ignore[import-untyped, unused-ignore]
 
     return torchvision.datasets
-
-
-def _declare_missing_operators() -> None:
-    import torch
-
-    make_library: Any = torch.library.Library  # untyped in torch
-    library = make_library("torchvision", "FRAGMENT")
-    _operator_libraries.append(library)
-    for operator in _UNGUARDED_OPERATORS:
-        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
-def _forget_half_imported_modules() -> None:
-    for module in [module for module in sys.modules if module.partition(".")[0] == "torchvision"]:
-        del sys.modules[module]
 
 
 def _mismatch(error: Exception) -> DataError:

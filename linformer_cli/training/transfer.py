@@ -3,6 +3,7 @@
 If the source has fewer blocks than the model, its blocks are spread evenly among the model's.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -160,10 +161,7 @@ def summarise_names(names: Iterable[str]) -> str:
 
 def _ranges(numbers: list[int]) -> str:
     """Return `0-3`, or `0-1,5` if numbers are missing."""
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+    # Numbers that follow each other differ from their places by the same amount.
+    groups = itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in groups]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
