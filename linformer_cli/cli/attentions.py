@@ -5,15 +5,13 @@ import types
 import typing
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from linformer_cli.config import LARGEST_SIZE, NetworkConfig
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import UsageError
 from linformer_cli.report.tables import Column, TableStyle
 
 from . import options
-from .config_options import count, option, with_fields
+from .config_options import argument, count, option, with_fields
 from .output import info, print_facts, print_json, print_records
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ _DETAIL_COLUMNS = (
 
 @with_fields
 def attentions(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A mechanism to show in detail.")] = None,
+    name: str | None = argument("NAME", "A mechanism to show in detail.", None),
     positions: int | None = count(None, "Number of positions T for state bytes. Default: 784."),
     heads: int | None = count(None, "Number of heads for state bytes. Default: 8."),
     head_width: int | None = count(None, "Width of a head for state bytes. Default: 32."),

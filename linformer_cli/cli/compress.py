@@ -19,7 +19,7 @@ from linformer_cli.files import STREAM, open_atomically, require_writable
 from linformer_cli.units import WINDOWS, count_words
 
 from . import options
-from .config_options import option, with_fields
+from .config_options import argument, option, with_fields
 from .display import Bar
 from .output import info, print_json, read_stdin, require_binary_stdout, warn, write_stdout
 from .session import Session, load_images_to_fit, open_session
@@ -39,13 +39,9 @@ Batch = Annotated[
 class CompressOptions:
     """The options of the command."""
 
-    images: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[IMAGES]...",
-            help="Pictures, or folders of pictures; for a model of bytes, any files. '-' is stdin.",
-        ),
-    ] = None
+    images: list[str] | None = argument(
+        "[IMAGES]...", "Pictures, or folders of pictures; for a model of bytes, any files. '-' is stdin.", None
+    )
     out: str = option("", "The file to write; '-' is stdout.", "-o", "--out", metavar="FILE")
     checkpoint: options.CheckpointOption = None
     data: str | None = option(None, "Compress a data set instead of files.", metavar="NAME")

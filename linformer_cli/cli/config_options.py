@@ -67,6 +67,11 @@ def option(default: Any, help: str, *flags: str, **settings: Any) -> Any:
     return dataclasses.field(default=default, metadata={_OPTION: typer.Option(*flags, help=help, **settings)})
 
 
+def argument(metavar: str, help: str, default: Any = dataclasses.MISSING) -> Any:
+    """An argument, declared like an `option`. `metavar` is its name in the help. It is required without a default."""
+    return dataclasses.field(default=default, metadata={_OPTION: typer.Argument(metavar=metavar, help=help)})
+
+
 # An option that is a number of things.
 count = functools.partial(option, min=1, max=LARGEST_COUNT)
 # An option whose value has parts separated by commas.

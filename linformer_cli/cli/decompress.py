@@ -5,9 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
-
-import typer
+from typing import TYPE_CHECKING, BinaryIO
 
 from linformer_cli.checkpoint_files import shipped_checkpoints
 from linformer_cli.errors import DataError, UsageError
@@ -16,7 +14,7 @@ from linformer_cli.units import count_words
 
 from . import options
 from .compress import Batch
-from .config_options import option, with_fields
+from .config_options import argument, option, with_fields
 from .display import Bar
 from .output import info, print_json, read_stdin, require_binary_stdout, warn, write_stdout
 from .session import Session, open_session
@@ -35,7 +33,7 @@ _MOST_NAMED = 10
 class DecompressOptions:
     """The options of the command."""
 
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of `lintx compress`; '-' is stdin.")]
+    file: str = argument("FILE", "A file of `lintx compress`; '-' is stdin.")
     out: str = option(
         "", "The folder to write to. '-' writes a single file to stdout.", "-o", "--out", metavar="FOLDER"
     )

@@ -2,9 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from linformer_cli.checkpoint_files import WEIGHTS
 from linformer_cli.errors import UsageError
@@ -12,7 +10,7 @@ from linformer_cli.files import require_writable, write_file
 from linformer_cli.system.device import product_dtype, torch_dtype
 
 from . import options
-from .config_options import option, with_fields
+from .config_options import argument, option, with_fields
 from .output import info, print_json
 
 Format = Literal["fp32", "bf16", "int8"]
@@ -20,10 +18,8 @@ Format = Literal["fp32", "bf16", "int8"]
 
 @with_fields
 def export(
-    checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", help="A run, a checkpoint folder or a shipped name.")
-    ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to create, or a file that ends in .lintx.")],
+    checkpoint: str = argument("CHECKPOINT", "A run, a checkpoint folder or a shipped name."),
+    out: Path = argument("OUT", "The folder to create, or a file that ends in .lintx."),
     dtype: Format | None = option(
         None,
         "Format of the weights. bf16 halves the size. int8 divides it by four and is for programs only; an "

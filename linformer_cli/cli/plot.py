@@ -2,9 +2,6 @@
 
 import contextlib
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from linformer_cli.config import choose_words
 from linformer_cli.documents import read_toml
@@ -14,7 +11,7 @@ from linformer_cli.metrics import load_runs
 from linformer_cli.units import Words
 
 from . import options
-from .config_options import count, option, with_fields
+from .config_options import argument, count, option, with_fields
 from .output import info, print_json, write_plot
 
 DEFAULT_PLOT = Path("plot.png")
@@ -22,7 +19,7 @@ DEFAULT_PLOT = Path("plot.png")
 
 @with_fields
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
+    runs: list[Path] = argument("RUN", "Run folders."),
     out: Path | None = option(
         None,
         "Write the curves to a .png or .svg file. Default: plot.png, unless --samples or --json is given.",

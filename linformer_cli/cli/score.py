@@ -4,9 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.files import write_file
@@ -15,7 +13,7 @@ from linformer_cli.report.tables import list_columns
 from linformer_cli.units import WINDOWS
 
 from . import options
-from .config_options import option, with_fields
+from .config_options import argument, option, with_fields
 from .output import info, print_json, print_tables, warn
 from .session import Session, open_session
 
@@ -32,7 +30,7 @@ _NONE = "none"
 class ScoreOptions:
     """The options of the command."""
 
-    pictures: Annotated[list[Path], typer.Argument(metavar="PICTURE...", help="Image files, or folders with images.")]
+    pictures: list[Path] = argument("PICTURE...", "Image files, or folders with images.")
     checkpoint: options.CheckpointOption = None
     against: str | None = option(
         None,

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from linformer_cli.config import LENGTHS, LOOK_SETTINGS, DataConfig, NetworkConfig, TrainConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.files import require_writable
@@ -15,7 +13,7 @@ from linformer_cli.system.distributed import join_team, notice_loss
 from linformer_cli.units import WINDOWS, count_words, format_duration
 
 from . import options
-from .config_options import Fields, option, with_fields
+from .config_options import Fields, argument, option, with_fields
 from .display import TrainingDisplay
 from .output import info, print_facts, print_json, warn
 from .session import load_training_images
@@ -35,12 +33,9 @@ if TYPE_CHECKING:
 class TrainOptions:
     """The options of the command."""
 
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PICTURES", help="A folder of pictures. With --resume: the folder of the run to resume."
-        ),
-    ] = None
+    run: str | None = argument(
+        "PICTURES", "A folder of pictures. With --resume: the folder of the run to resume.", None
+    )
     data: str | None = option(
         None,
         "Data set: mnist, fashion-mnist, cifar10, array:DIR, folder:PATH, bytes:PATH or glyphs. Default: the preset's.",
