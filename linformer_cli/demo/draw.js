@@ -189,14 +189,14 @@ export function setUpDraw(engine, shape, model) {
       takeSample();
     };
   }
-  find("tools").hidden = board.tool === "eraser"; // the only tool
+  find("tool").hidden = board.tool === "eraser"; // the only tool
   find("tool").onchange = ({ target }) => (board.tool = target.value);
   if (model.look.palette.length) {
     find("fill").hidden = false;
     addColours(find("colours"), model.look.palette, board.colour);
     find("colours").onchange = ({ target }) => {
       board.colour = Number(target.value);
-      if (board.tool === "eraser") find("tools").querySelector("[value=pencil]").click();
+      if (board.tool === "eraser") find("tool").querySelector("[value=pencil]").click();
     };
   }
 

@@ -135,7 +135,7 @@ def test_pencil_fill_and_undo_change_pixels(open_board) -> None:
 
     def draw(colour: int, tool: str, places: list[tuple[float, float]]) -> None:
         page.click(f"#colours input:nth-child({colour + 1})")
-        page.click(f"#tools [value={tool}]")
+        page.click(f"#tool [value={tool}]")
         page.drag("#board", [((column + 0.5) / 6, (row + 0.5) / 7) for row, column in places])
         assert read_board(page) == show(values, look), (colour, tool)
         history.append(values.copy())
@@ -170,9 +170,9 @@ def test_what_is_erased_is_drawn_again(open_board, kind) -> None:
     shape = LOOKS[kind].shape
     before = read_board(page)
     if kind == "palette":
-        page.click("#tools [value=eraser]")
+        page.click("#tool [value=eraser]")
     else:  # the eraser is the only tool
-        assert page.evaluate("document.getElementById('tools').hidden")
+        assert page.evaluate("document.getElementById('tool').hidden")
     page.drag("#board", [(0.5 / shape.width, 1.5 / shape.height)])  # the first three rows, and two columns
     page.wait(COMPLETED)
     completions = read_images(page, "#completions")
