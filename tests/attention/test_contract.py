@@ -34,7 +34,7 @@ from linformer_cli.native.library import reference_only
 
 CPU = torch.device("cpu")
 every_case = pytest.mark.parametrize("case", mark_variants(CASES, lambda case: case.attention))
-every_mechanism = pytest.mark.parametrize("key", CATALOGUE)
+every_mechanism = loop_over("key", CATALOGUE)
 
 
 def init(mechanism: Attention, inputs: Inputs, capacity: int | None = None) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from loops import loop_over
 from machine import NO_TRITON, TRITON_DEVICE
 from tolerances import BFLOAT16, assert_agree, assert_all_agree
 from torch import Tensor
@@ -165,8 +166,8 @@ def test_hard_inputs_give_finite_results(scale: float) -> None:
         assert all(bool(torch.isfinite(part).all()) for part in torch.autograd.grad(y.sum(), leaves))
 
 
-@pytest.mark.parametrize("batch", [1, 3, 1000])
-@pytest.mark.parametrize("length", [1, 64, 65, 784, 3072, 100_000])
+@loop_over("batch", [1, 3, 1000])
+@loop_over("length", [1, 64, 65, 784, 3072, 100_000])
 def test_segments_cover_all_positions_once(monkeypatch, batch: int, length: int) -> None:
     monkeypatch.setattr(kernels, "WANTED_PROGRAMS", 256)
     segments, chunks = kernels.cut_into_segments(batch, 8, length)

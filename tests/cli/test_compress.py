@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from commands import Command, run_command
+from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from PIL import Image
 
@@ -358,8 +359,8 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("kind", ODD)
-@pytest.mark.parametrize("tile", [(), ("--tile",)])
+@loop_over("kind", ODD)
+@loop_over("tile", [(), ("--tile",)])
 def test_pictures_that_would_not_come_back_are_refused_by_name(lintx, grey, kind, tile, tmp_path) -> None:
     ODD[kind](tmp_path / "odd.png")
     with Image.open(tmp_path / "odd.png") as picture:
@@ -436,7 +437,7 @@ def test_another_model_is_refused(lintx, grey, build_checkpoint, folder, tmp_pat
     assert found.code == 2 and "--checkpoint" in found.stderr
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("arguments", "code"),
     [
         ((), 2),
@@ -461,7 +462,7 @@ def test_another_model_is_refused(lintx, grey, build_checkpoint, folder, tmp_pat
 )
 def test_wrong_command_lines_give_one_line(lintx, grey, arguments, code, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty").mkdir(exist_ok=True)
     draw(tmp_path / "a.png", (8, 8))
     found = lintx("compress", *arguments, "--checkpoint", grey)
     assert found.code == code and found.stderr.count("Error") == 1 and "Traceback" not in found.stderr

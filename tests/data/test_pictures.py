@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loops import loop_over
 from PIL import Image
 
 from linformer_cli.config import ImageShape
@@ -195,7 +196,7 @@ def test_a_fully_transparent_image_is_uniform(tmp_path: Path) -> None:
 # Orientation and frames
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("orientation", "turn"),
     [
         (1, lambda seen: seen),
@@ -206,7 +207,7 @@ def test_a_fully_transparent_image_is_uniform(tmp_path: Path) -> None:
         (8, lambda seen: np.rot90(seen, -1)),
     ],
 )
-@pytest.mark.parametrize("name", ["picture.jpg", "picture.png", "picture.webp"])
+@loop_over("name", ["picture.jpg", "picture.png", "picture.webp"])
 def test_an_image_is_rotated_according_to_its_exif_data(tmp_path: Path, name, orientation, turn) -> None:
     seen = np.zeros((48, 32), dtype=np.uint8)
     seen[:16, :8] = 255  # in the upright picture, the top left corner is bright
@@ -268,9 +269,9 @@ def test_stretch_keeps_everything_and_distorts(tmp_path: Path) -> None:
     assert (stretched == stretched[0]).all()
 
 
-@pytest.mark.parametrize("size", [(1, 5000), (5000, 1), (1, 1)])
-@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
-@pytest.mark.parametrize("look", [GREY, COLOUR])
+@loop_over("size", [(1, 5000), (5000, 1), (1, 1)])
+@loop_over("fit", ["crop", "pad", "stretch"])
+@loop_over("look", [GREY, COLOUR])
 def test_extreme_aspect_ratios_can_be_fitted(tmp_path: Path, size, fit, look) -> None:
     image = load_picture(store(tmp_path, Image.new("RGB", size, (90, 90, 90))), look, fit).image
     assert image.shape == (6, 4, look.shape.channels)

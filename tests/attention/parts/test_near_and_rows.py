@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from attention.measures import measure_saved_bytes
+from loops import loop_over
 from tolerances import FLOAT64, all_finite, assert_agree, assert_all_agree
 from torch import Tensor
 
@@ -60,7 +61,7 @@ def gradients(run: Callable[[], Tensor], inputs: list[Tensor]) -> tuple[Tensor, 
 
 
 @every_pattern
-@pytest.mark.parametrize("group_scores", [1, 2000, 5000, 2**20])
+@loop_over("group_scores", [1, 2000, 5000, 2**20])
 def test_groups_of_any_size_match_the_definition(pattern: Pattern, group_scores: int, monkeypatch) -> None:
     monkeypatch.setattr(near_and_rows, "GROUP_SCORES", group_scores)
     inputs = draw(pattern)
