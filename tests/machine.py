@@ -2,12 +2,14 @@
 
 import os
 
+import pytest
 import torch
 
 from linformer_cli.native.library import NoLibrary, try_library
 
 HAS_LIBRARY = not isinstance(try_library(), NoLibrary)
 NO_LIBRARY = "there is no compiled library"
+needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 # The engine that `--engine auto` selects for linear attention in float32.
 FASTEST_ENGINE = "native" if HAS_LIBRARY else "reference"
 # Triton kernels run on a GPU if there is one, otherwise on the CPU in Triton's interpreter.

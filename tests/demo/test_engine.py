@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from demo.node import NODE, Node, needs_node
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from sampling.cases import CHANGES
 from sampling.test_native_mechanisms import POSITIONS, VARIANTS
 from sampling.test_particles import keep
@@ -23,28 +23,21 @@ from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.sampling.engines.native import NativeEngine
 
-needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 SEED = 11
-DRAW_FILES = """(names, open) => names.map((name) => [1, 2].map((batch) => {
-  const runner = open(name, batch);
-  runner.start(11);
+# Draws 1 and 2 images with every file, after a setting. With guidance, an image takes two places of the batch.
+DRAW = """(names, open) => names.map((name) => [1, 2].map((images) => {{
+  const runner = open(name, {batch} * images);
+  {setting}
+  runner.start(11, 0, {label});
   while (runner.draw() < runner.values);
   return runner.allPixels().map((pixels) => Array.from(pixels));
-}))"""
-DRAW_COLD = """([name], open) => [1, 2].map((batch) => {
-  const runner = open(name, batch);
-  runner.setTemperature(0.8);
-  runner.start(11);
-  while (runner.draw() < runner.values);
-  return runner.allPixels().map((pixels) => Array.from(pixels));
-})"""
-DRAW_GUIDED = """([name], open) => [1, 2].map((images) => {
-  const runner = open(name, 2 * images);
-  runner.setGuidance(2.5);
-  runner.start(11, 0, 7);
-  while (runner.draw() < runner.values);
-  return runner.allPixels().map((pixels) => Array.from(pixels));
-})"""
+}}))"""
+
+
+def draw(setting: str = "", batch: int = 1, label: str = "null") -> str:
+    return DRAW.format(setting=setting, batch=batch, label=label)
+
+
 # Returns images that continue a prefix read once, the same images if each of them reads the prefix, the probabilities
 # of the next value, and the bytes of the state.
 CONTINUE = """([name], open) => {
@@ -116,7 +109,7 @@ def test_the_digest_covers_the_sources(monkeypatch, tmp_path) -> None:
 def test_a_shipped_model_draws_the_images_of_the_sampler(run_node) -> None:
     model = load_model("mnist-deep")
     expected = sample(model, 2)
-    assert run_node(DRAW_FILES, [encode(model)]) == [[expected[:1], expected]]
+    assert run_node(draw(), [encode(model)]) == [[expected[:1], expected]]
 
 
 @needs_node
@@ -125,7 +118,7 @@ def test_a_shipped_model_draws_the_images_of_the_sampler(run_node) -> None:
 def test_a_temperature_gives_the_images_of_the_sampler(run_node, build_tiny_model, name) -> None:
     model = build_tiny_model(head="mixture") if name == "mixture" else load_model(name)
     expected = sample(model, 2, Filters(temperature=0.8))
-    assert run_node(DRAW_COLD, [encode(model)]) == [expected[:1], expected]
+    assert run_node(draw("runner.setTemperature(0.8);"), [encode(model)]) == [[expected[:1], expected]]
     assert expected != sample(model, 2)
 
 
@@ -135,7 +128,7 @@ def test_guidance_gives_the_images_of_the_sampler(run_node) -> None:
     model = load_model("mnist-deep")
     sampler = Sampler(model, SEED, Filters(guidance=2.5), engine=NATIVE, products=torch.int8)
     expected = [image.reshape(-1).tolist() for image in sampler.sample_images(2, labels=[7, 7])]
-    assert run_node(DRAW_GUIDED, [encode(model)]) == [expected[:1], expected]
+    assert run_node(draw("runner.setGuidance(2.5);", batch=2, label="7"), [encode(model)]) == [[expected[:1], expected]]
 
 
 @needs_node
@@ -148,7 +141,7 @@ def test_every_mechanism_draws_the_images_of_the_sampler(run_node, build_tiny_mo
     }
     models |= {name: build_tiny_model(**CHANGES[name]) for name in ("palette", "palette, hashed, odd widths", "RGBA")}
     models["mixture in colour"] = build_tiny_model(head="mixture", image=ImageShape(height=5, width=4, channels=3))
-    drawn = run_node(DRAW_FILES, [encode(model) for model in models.values()])
+    drawn = run_node(draw(), [encode(model) for model in models.values()])
     for (name, model), (alone, together) in zip(models.items(), drawn, strict=True):
         expected = sample(model, 2)
         assert [alone, together] == [expected[:1], expected], name
@@ -208,5 +201,5 @@ def test_the_engine_needs_nothing_from_the_page(tmp_path) -> None:
 def test_a_browser_without_simd_gets_a_clear_message(run_node, tmp_path) -> None:
     (tmp_path / "engine.wasm").write_bytes(b"\0asm\1\0\0\0\xff")
     with pytest.raises(subprocess.CalledProcessError) as failed:
-        run_node(DRAW_FILES, [])
+        run_node(draw(), [])
     assert b"This browser cannot run the engine: its WebAssembly has no SIMD." in failed.value.stderr

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from demo.browser import COMPLETED, PAGE_ERROR, needs_browser, read_images, serve
-from machine import HAS_LIBRARY
+from machine import needs_library
 
 from linformer_cli.checkpoint import load_model
 from linformer_cli.config import ImageShape
@@ -98,6 +98,7 @@ def test_a_change_of_the_tab_loses_no_value(open_view) -> None:
     page.wait("!document.getElementById('save').disabled")
 
 
+@needs_library
 @pytest.mark.parametrize("temperature", [1.0, 0.8])
 def test_samples_are_those_of_the_command_line(open_view, temperature) -> None:
     page = open_view("sample")
@@ -108,8 +109,8 @@ def test_samples_are_those_of_the_command_line(open_view, temperature) -> None:
     command = page.evaluate("document.getElementById('sample-speed').textContent")
     assert command.endswith("--precision int8" if temperature == 1 else "--temperature 0.8")
     found = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
-    engine, filters = NATIVE if HAS_LIBRARY else "reference", Filters(temperature)
-    sampler = Sampler(load_model("mnist-deep"), 7, filters, engine=engine, products=torch.int8)
+    filters = Filters(temperature)
+    sampler = Sampler(load_model("mnist-deep"), 7, filters, engine=NATIVE, products=torch.int8)
     assert found == [image.reshape(-1).tolist() for image in sampler.sample_images(len(found))]
 
 
@@ -253,6 +254,7 @@ def test_a_page_needs_no_server_once_it_is_loaded(open_view, site) -> None:
     page.wait(COMPLETED)
 
 
+@needs_library
 @pytest.mark.parametrize("optional", [False, True])
 def test_a_model_with_classes_draws_the_chosen_class(open_tiny, build_tiny_model, optional) -> None:
     model = build_tiny_model(classes=3, optional_class=optional)
@@ -270,9 +272,9 @@ def test_a_model_with_classes_draws_the_chosen_class(open_tiny, build_tiny_model
     said = page.evaluate("document.getElementById('sample-speed').textContent")
     assert "--guidance" not in said
     found = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
-    engine, guided = NATIVE if HAS_LIBRARY else "reference", Filters(guidance=3.0 if optional else 1.0)
+    guided = Filters(guidance=3.0 if optional else 1.0)
     for images, labels, filters in ((first, None, Filters()), (found, [2] * len(found), guided)):
-        sampler = Sampler(model, 0, filters, engine=engine, products=torch.int8)
+        sampler = Sampler(model, 0, filters, engine=NATIVE, products=torch.int8)
         expected = sampler.sample(range(len(images)), labels).values.long()
         assert images == (-(-expected * 255 // 15)).tolist()
 
@@ -288,6 +290,7 @@ def test_every_head_of_a_deep_model_can_be_selected(open_tiny, build_tiny_model)
         assert page.evaluate("document.getElementById('state-caption').textContent") == expected
 
 
+@needs_library
 @pytest.mark.parametrize("changes", [{}, {"embedding": "none", "context": "recent"}])
 def test_a_model_of_bytes_shows_its_state_and_its_text(open_tiny, build_tiny_model, changes) -> None:
     model = build_tiny_model(image=ImageShape(height=1, width=40), **changes)
@@ -297,5 +300,5 @@ def test_a_model_of_bytes_shows_its_state_and_its_text(open_tiny, build_tiny_mod
     page.evaluate("document.getElementById('speed').value = 5")
     page.wait("document.body.dataset.known == 40")
     found = page.evaluate("document.getElementById('inside-text').textContent")
-    sampler = Sampler(model, 0, engine=NATIVE if HAS_LIBRARY else "reference", products=torch.int8)
+    sampler = Sampler(model, 0, engine=NATIVE, products=torch.int8)
     assert found == sampler.sample([0]).values.numpy().tobytes().decode(errors="replace")

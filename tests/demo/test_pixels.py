@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from demo.browser import COMPLETED, PAGE_ERROR, Browser, needs_browser, read_images
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from numpy.typing import NDArray
 from PIL import Image
 from sampling.cases import CHANGES, PALETTE
@@ -94,7 +94,7 @@ def test_a_picture_becomes_the_values_of_the_model(open_board, kind) -> None:
             assert read_board(page) == show(look.read(pixels), look), (fit, size)
 
 
-@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+@needs_library
 def test_the_board_begins_with_a_sample_of_the_model(open_board, models) -> None:
     for kind, look in LOOKS.items():
         page = open_board(kind)
