@@ -104,8 +104,11 @@ def _list_files(folder: Path) -> tuple[list[str], list[str]]:
             with os.scandir(place) as opened:
                 entries = [entry for entry in opened if not entry.name.startswith(".")]
         except OSError as error:
+            if place == folder and isinstance(error, FileNotFoundError | NotADirectoryError):
+                kind = "is not a folder" if folder.exists() else "does not exist"
+                raise DataError(f"{folder} {kind}; pass a folder that holds images, as in folder:PATH") from None
             if place == folder:
-                raise _unreadable(folder, error) from None
+                raise DataError(f"cannot read the folder {folder} ({error.strerror or error})") from None
             unread.append(f"cannot read the folder {place} ({error.strerror or error})")
             continue
         for entry in entries:
@@ -122,13 +125,6 @@ def _list_files(folder: Path) -> tuple[list[str], list[str]]:
             else:
                 found.append(path.relative_to(folder).as_posix())
     return sorted(found), sorted(unread)
-
-
-def _unreadable(folder: Path, error: OSError) -> DataError:
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        found = "is not a folder" if folder.exists() else "does not exist"
-        return DataError(f"{folder} {found}; pass a folder that holds images, as in folder:PATH")
-    return DataError(f"cannot read the folder {folder} ({error.strerror or error})")
 
 
 def compare_classes(classes: dict[str, list[str]]) -> list[str]:

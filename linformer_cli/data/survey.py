@@ -120,7 +120,9 @@ class Survey:
             look = Look(look.shape, look.fit, ground, span, look.smooth, look.tile)
         if self._transparent and not look.keeps_opacity:
             notes.append(f"{count_words(self._transparent, 'picture')} with transparent parts put on {look.ground}")
-        return look, [_describe_shape(look), *notes]
+        kind = "one value a pixel" if indexed else {1: "grey", 3: "RGB", 4: "RGB with opacity"}[channels]
+        never = ", pixel art, which is never smoothed" if art else ""
+        return look, [f"images of {height} x {width}, {kind}, T = {look.shape.positions:,}{never}", *notes]
 
     def _choose_range(self, wanted: DataConfig) -> tuple[tuple[float, float] | None, list[str]]:
         if not self._spans:
@@ -231,14 +233,6 @@ def describe_sizes(sizes: Mapping[tuple[int, int], int], look: Look) -> list[str
 def sample_evenly(items: Any) -> Any:
     """At most `_SAMPLE_PICTURES` of the items."""
     return items[:: -(-len(items) // _SAMPLE_PICTURES) or 1]
-
-
-def _describe_shape(look: Look) -> str:
-    shape = look.shape
-    kinds = {1: "grey", 3: "RGB", 4: "RGB with opacity"}
-    kind = "one value a pixel" if shape.palette else kinds[shape.channels]
-    art = "" if look.smooth else ", pixel art, which is never smoothed"
-    return f"images of {shape.height} x {shape.width}, {kind}, T = {shape.positions:,}{art}"
 
 
 def _measure_block(packed: NDArray[np.uint32]) -> int:

@@ -152,10 +152,6 @@ class Pictures:
     shape: ImageShape
     classes: int
 
-    @property
-    def preset(self) -> str:
-        return CIFAR10_PRESET if self.shape.channels > 1 else DEFAULT_PRESET
-
 
 def merge_settings(
     given: Given,
@@ -174,7 +170,8 @@ def merge_settings(
     document = read_tables(file) if file is not None else {}
     recipe: dict[str, Any] = {}
     if pictures is not None:
-        images_preset, recipe = images_preset or pictures.preset, dict(FOLDER_RECIPE)
+        images_preset = images_preset or (CIFAR10_PRESET if pictures.shape.channels > 1 else DEFAULT_PRESET)
+        recipe = dict(FOLDER_RECIPE)
         chosen = {**document.get("train", {}), **given.train}
         if not chosen.keys().isdisjoint(("steps", "epochs")):
             del recipe["epochs"], recipe["max_time"]
