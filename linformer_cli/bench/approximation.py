@@ -220,11 +220,6 @@ def list_error_columns(error: ErrorName) -> tuple[Column, ...]:
     return (*_SETTINGS, mean, Column(key, "quartiles", format="{0.first_quartile:.2e} - {0.third_quartile:.2e}".format))
 
 
-def sort_rows(rows: Sequence[Approximation]) -> list[Approximation]:
-    """Sort rows by norm and features, so that rows of the same cost stand together."""
-    return sorted(rows, key=lambda row: (row.norm, row.features))
-
-
 def render_approximation(rows: Sequence[Approximation], error: ErrorName, kind: PlotFormat) -> bytes:
     """Plot medians and quartiles against features, with a panel per norm and dashes for independent directions."""
     key = _name_field(error)

@@ -105,12 +105,22 @@ class CopyModel(nn.Module):
 
     The blocks normalise before each branch, and they have no dropout. Their feed-forward layers are four times as wide
     as the model. The authors' code differs: it has sinusoidal positions, normalisation after the sum, and dropout of
-    0.1.
+    0.1. Some mechanisms need rows, so the sequence becomes a nearly square image.
     """
 
     def __init__(self, variant: Variant, settings: CopySettings) -> None:
         super().__init__()
-        config = build_config(variant, settings)
+        row = max(1, round(settings.length**0.5))
+        config = ModelConfig(
+            attention=variant.attention,
+            attention_options=variant.options,
+            layers=LAYERS,
+            heads=HEADS,
+            width=settings.width,
+            head_width=settings.width // HEADS,
+            feed_forward=4 * settings.width,
+            image=ImageShape(height=math.ceil(settings.length / row), width=row),
+        )
         self.symbols = nn.Embedding(SYMBOLS + 1, settings.width)
         self.positions = nn.Embedding(settings.length, settings.width)
         for table in (self.symbols, self.positions):
@@ -130,21 +140,6 @@ class CopyModel(nn.Module):
             x, _ = block.attend(x, None)
         logits: Tensor = self.head(self.norm(exact(x)))
         return logits
-
-
-def build_config(variant: Variant, settings: CopySettings) -> ModelConfig:
-    """Return the network for the task. Some mechanisms need rows, so the sequence becomes a nearly square image."""
-    row = max(1, round(settings.length**0.5))
-    return ModelConfig(
-        attention=variant.attention,
-        attention_options=variant.options,
-        layers=LAYERS,
-        heads=HEADS,
-        width=settings.width,
-        head_width=settings.width // HEADS,
-        feed_forward=4 * settings.width,
-        image=ImageShape(height=math.ceil(settings.length / row), width=row),
-    )
 
 
 class CopyTask(Task[CopyModel, tuple[Tensor, Tensor]]):

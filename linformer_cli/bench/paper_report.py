@@ -68,7 +68,8 @@ class PaperReport(BudgetReport):
             lines.append(f"Not finished: {', '.join(self.unfinished)}.")
         lines += _table("Sampling", self.sampling, shown.SAMPLING.file)
         if self.sampling:
-            lines += ["", f"Published figures: {published.source}. Their hardware: {_list(published.hardware)}."]
+            hardware = "; ".join(f"{name.replace('_', ' ')}: {text}" for name, text in published.hardware.items())
+            lines += ["", f"Published figures: {published.source}. Their hardware: {hardware}."]
             lines += ["Published bits/dim leave out the first value of an image; ours count every value."]
         lines += _table("Training", self.training, shown.TRAINING.file)
         lines += _table("Time and memory against T", self.scaling, shown.SCALING_COLUMNS)
@@ -129,7 +130,3 @@ def _table(title: str, rows: Sequence[Record], columns: Sequence[Column]) -> lis
     keep = [column.key for column in columns if column.key in shown.QUALITY]
     chosen = shown.choose_columns(rows, columns, keep) or columns
     return ["", f"## {title}", "", render_records(rows, chosen, "md").rstrip("\n")]
-
-
-def _list(facts: Mapping[str, str]) -> str:
-    return "; ".join(f"{name.replace('_', ' ')}: {text}" for name, text in facts.items())

@@ -69,6 +69,7 @@ def approximation(asked: ApproximationOptions) -> None:
         print_json({**report, "plot": asked.plot, "environment": describe_environment()})
     else:
         columns = bench.CSV_COLUMNS if asked.style == "csv" else bench.list_error_columns(asked.error)
-        print_records(bench.sort_rows(rows), columns, asked.style)
+        by_cost = sorted(rows, key=lambda row: (row.norm, row.features))
+        print_records(by_cost, columns, asked.style)
     write_plot(asked.plot, lambda kind: bench.render_approximation(rows, asked.error, kind))
     stop.raise_if_set(f"Stopped after {done:,} of {asked.draws:,} draws; their results are shown")

@@ -19,8 +19,17 @@ class Timer:
         return tuple(float(number + 1) for number in range(repeats))
 
 
-def test_the_rate_of_products_is_their_operations_per_second() -> None:
-    found = Ceilings("cpu", 3, Timer()).product([(8, 4), (4, 16)], 10, "fp32")
+@pytest.fixture
+def timer(monkeypatch: pytest.MonkeyPatch) -> Timer:
+    """Three samples are taken by a made-up timer."""
+    made = Timer()
+    monkeypatch.setattr(ceilings_module, "time_samples", made)
+    monkeypatch.setattr(ceilings_module, "REPEATS", 3)
+    return made
+
+
+def test_the_rate_of_products_is_their_operations_per_second(timer) -> None:
+    found = Ceilings("cpu").product([(8, 4), (4, 16)], 10, "fp32")
     assert found.flops == 2 * 10 * (8 * 4 + 4 * 16) and found.products == 2
     assert found.gigaflops == pytest.approx(found.flops / 2 / 1e9)
     assert found.gigaflops_quartiles == pytest.approx((found.flops / 2.5 / 1e9, found.flops / 1.5 / 1e9))
@@ -28,7 +37,7 @@ def test_the_rate_of_products_is_their_operations_per_second() -> None:
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_products_use_the_requested_precision(monkeypatch, precision, dtype) -> None:
+def test_products_use_the_requested_precision(monkeypatch, timer, precision, dtype) -> None:
     seen = []
     linear = torch.nn.functional.linear
     monkeypatch.setattr(
@@ -36,32 +45,31 @@ def test_products_use_the_requested_precision(monkeypatch, precision, dtype) -> 
         "linear",
         lambda x, w: seen.append((x.dtype, w.dtype, x.shape, w.shape)) or linear(x, w),
     )
-    Ceilings("cpu", 1, Timer()).product([(8, 4), (8, 2)], 3, precision)
+    Ceilings("cpu").product([(8, 4), (8, 2)], 3, precision)
     assert seen == [(dtype, dtype, (3, 8), (4, 8)), (dtype, dtype, (3, 8), (2, 8))]
 
 
-def test_a_copy_counts_bytes_read_and_bytes_written(monkeypatch) -> None:
+def test_a_copy_counts_bytes_read_and_bytes_written(monkeypatch, timer) -> None:
     monkeypatch.setattr(ceilings_module, "measure_free_memory", lambda device: 8 * 4000)
-    found = Ceilings("cpu", 3, Timer()).copy
+    found = Ceilings("cpu").copy
     assert found.copied_bytes == 4000
     assert found.gigabytes_per_second == pytest.approx(2 * 4000 / 2.0 / 1e9)
 
 
-def test_each_ceiling_is_measured_once(monkeypatch) -> None:
+def test_each_ceiling_is_measured_once(monkeypatch, timer) -> None:
     monkeypatch.setattr(ceilings_module, "measure_free_memory", lambda device: 8000)
-    timer = Timer()
-    ceilings = Ceilings("cpu", 2, timer)
+    ceilings = Ceilings("cpu")
     first = ceilings.product([(8, 4), (8, 4)], 5, "fp32")
     assert ceilings.product([(8, 4), (8, 4)], 5, "fp32") is first
     assert ceilings.product([(8, 4)], 5, "fp32") is not first
     assert ceilings.product([(8, 4)], 5, "bf16").precision == "bf16"
     assert ceilings.product([(8, 4)], 10 * MOST_ROWS, "fp32").rows == MOST_ROWS
-    elsewhere = Ceilings("meta", 2, Timer())  # a device without contents, in place of a GPU
+    elsewhere = Ceilings("meta")  # a device without contents, in place of a GPU
     assert elsewhere.product([(8, 4)], 10 * MOST_ROWS, "fp32").rows == 10 * MOST_ROWS
     assert ceilings.copy is ceilings.copy
     described = ceilings.describe()
     assert [row.products for row in described.products] == [2, 1, 1, 1] and described.copy is ceilings.copy
-    assert timer.timed == 5
+    assert timer.timed == 6
 
 
 def test_short_work_is_repeated_within_a_sample() -> None:

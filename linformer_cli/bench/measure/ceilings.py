@@ -1,6 +1,7 @@
 """The ceilings of a machine: its highest rates of matrix products and memory copies. Each benchmark measures them."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -18,9 +19,6 @@ _SAMPLE_SECONDS = 0.02
 COPY_BYTES = 2**28
 # More rows are not expected to increase the rate of a product. A GPU needs more of them than a CPU.
 MOST_ROWS, MOST_ROWS_ON_GPU = 1024, 2**16
-
-# A function of (work, device, repeats). It takes `repeats` samples and returns the seconds per `work` of each.
-Timer = Callable[[Callable[[], object], str, int], tuple[float, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +73,9 @@ def time_samples(work: Callable[[], object], device: str, repeats: int) -> tuple
 class Ceilings:
     """The ceilings that a benchmark needs. Each is measured once, on first use."""
 
-    def __init__(self, device: str, repeats: int = REPEATS, timer: Timer | None = None) -> None:
-        self._device, self._repeats, self._timer = device, repeats, timer or time_samples
+    def __init__(self, device: str) -> None:
+        self._device = device
         self._products: dict[tuple[object, ...], ProductCeiling] = {}
-        self._copy: CopyCeiling | None = None
 
     def product(self, shapes: Sequence[tuple[int, int]], rows: int, precision: str) -> ProductCeiling:
         """Measure the rate of multiplying [rows, inputs] by a matrix of each of `shapes` (inputs, outputs) in turn."""
@@ -92,11 +89,14 @@ class Ceilings:
         """Measure the ceilings in both precisions, so that the report contains both."""
         return {precision: self.product(shapes, rows, precision) for precision in ("fp32", "bf16")}
 
-    @property
+    @functools.cached_property
     def copy(self) -> CopyCeiling:
-        if self._copy is None:
-            self._copy = self._measure_copy()
-        return self._copy
+        """Copy a block of `COPY_BYTES`, or of an eighth of the free memory if that is less."""
+        free = measure_free_memory(self._device)
+        count = max(1, min(COPY_BYTES, COPY_BYTES if free is None else free // 8) // 4)
+        source, target = (allocate_zeros((count,), torch.float32).to(self._device).fill_(1) for _ in range(2))
+        timing = Timing(time_samples(lambda: target.copy_(source), self._device, REPEATS))
+        return CopyCeiling(timing.rate(2 * 4 * count / 1e9), 4 * count, timing.samples)
 
     def describe(self) -> CeilingsReport:
         """Return all measured ceilings."""
@@ -112,15 +112,7 @@ class Ceilings:
             for weight in weights:
                 functional.linear(inputs[weight.shape[1]], weight)
 
-        timing = Timing(self._timer(work, device, self._repeats))
+        timing = Timing(time_samples(work, device, REPEATS))
         flops = sum(2 * rows * width * outputs for width, outputs in shapes)
         speed, quartiles = timing.rate(flops / 1e9), timing.rate_quartiles(flops / 1e9)
         return ProductCeiling(len(shapes), rows, precision, speed, quartiles, flops, timing.samples)
-
-    def _measure_copy(self) -> CopyCeiling:
-        """Copy a block of `COPY_BYTES`, or of an eighth of the free memory if that is less."""
-        free = measure_free_memory(self._device)
-        count = max(1, min(COPY_BYTES, COPY_BYTES if free is None else free // 8) // 4)
-        source, target = (allocate_zeros((count,), torch.float32).to(self._device).fill_(1) for _ in range(2))
-        timing = Timing(self._timer(lambda: target.copy_(source), self._device, self._repeats))
-        return CopyCeiling(timing.rate(2 * 4 * count / 1e9), 4 * count, timing.samples)
