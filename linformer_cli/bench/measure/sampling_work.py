@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 
@@ -17,7 +16,7 @@ from linformer_cli.config import ModelConfig
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import build_engine
-from linformer_cli.sampling.whole_images import warm_up
+from linformer_cli.sampling.whole_images import WholeImages, warm_up
 from linformer_cli.system.device import product_dtype, seeded, torch_dtype
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import time_work
@@ -36,17 +35,6 @@ MEMORY_METHOD = (
     f"{LAST_STEPS} steps (in a re-run, it reads whole images once), but at least the size of the state. Weights are "
     "not counted. On a GPU, torch counts this memory"
 )
-
-
-class SamplingWork(Protocol):
-    """Work whose samples draw `steps` of the T values of every image. If `steps` < T, the rest is extrapolated."""
-
-    @property
-    def steps(self) -> int: ...
-
-    def time_sample(self) -> float:
-        """Return the seconds of one sample, after an untimed warm-up."""
-        ...
 
 
 @dataclass
@@ -110,6 +98,11 @@ class RerunPrefixes:
                 torch.zeros(self.batch, length, dtype=torch.int64, device=self.model.device)
             )
             self.model.head.draw(parameters[:, -1], streams.take().to(self.model.device))
+
+
+# Work whose samples draw `steps` of the T values of every image. If `steps` < T, the rest is extrapolated.
+# `time_sample` returns the seconds of one sample, after an untimed warm-up.
+SamplingWork = WholeImages | MiddleSteps | RerunPrefixes
 
 
 def place_state(model: PixelModel, position: int) -> PixelState:
