@@ -108,14 +108,10 @@ def read_samples(file: Path, speed: Speed) -> list[float]:
         record = read_json(file)
         same = Speed(**{key: record.get(key) for key in vars(speed)}) == speed
         samples: list[float] = record["samples_seconds"] if same else []
-        return samples if all(map(_is_time, samples)) else []
+        # No clock measures less than a nanosecond.
+        return samples if all(isinstance(one, float) and _SHORTEST <= one < math.inf for one in samples) else []
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
-
-
-def _is_time(seconds: object) -> bool:
-    """Whether `seconds` can be a measured time, which no clock measures as less than a nanosecond."""
-    return isinstance(seconds, float) and _SHORTEST <= seconds < math.inf
 
 
 def _keep_samples(file: Path, speed: Speed, samples: Sequence[float]) -> None:

@@ -40,10 +40,13 @@ def render_runs(series: Sequence[RunSeries], kind: PlotFormat, words: Words = IM
     bits = [
         Panel("", _build_bits_curves(series, place), x_label, words.bits, x_scale="linear") for x_label, place in places
     ]
-    rates = [
-        Panel("", _build_rate_curves(series, place), x_label, "learning rate", x_scale="linear", y_scale="linear")
-        for x_label, place in places
-    ]
+    rates = []
+    for x_label, place in places:
+        curves = [
+            _build_training_curve(run, colour, place, [point.learning_rate for point in run.training])
+            for colour, run in enumerate(series)
+        ]
+        rates.append(Panel("", curves, x_label, "learning rate", x_scale="linear", y_scale="linear"))
     return render_plot([*bits, *rates], "", "", kind, columns=len(places))
 
 
@@ -58,13 +61,6 @@ def _build_bits_curves(series: Sequence[RunSeries], place: _Place) -> list[Curve
     return curves
 
 
-def _build_rate_curves(series: Sequence[RunSeries], place: _Place) -> list[Curve]:
-    return [
-        _build_training_curve(run, colour, place, [point.learning_rate for point in run.training])
-        for colour, run in enumerate(series)
-    ]
-
-
 def _build_training_curve(run: RunSeries, colour: int, place: _Place, y: list[float]) -> Curve:
     x = [place(point) for point in run.training]
     return Curve(f"{run.label}, training", x, y, colour=colour, dash=_TRAINING_DASH)
@@ -75,7 +71,8 @@ def find_grids(run: Path, most: int) -> dict[int, Path]:
 
     Raises `DataError` if the run has no grids.
     """
-    found = {int(match[1]): path for path in _list_pictures(run) if (match := _STEP.fullmatch(path.name))}
+    pictures = (path for path in (run / _SAMPLES).glob("*.png") if path.is_file())  # opening a pipe would block
+    found = {int(match[1]): path for path in pictures if (match := _STEP.fullmatch(path.name))}
     if not found:
         raise DataError(f"'{run}' has no grids in {_SAMPLES}/; lintx train writes one every --sample-every steps")
     steps = sorted(found)
@@ -83,10 +80,6 @@ def find_grids(run: Path, most: int) -> dict[int, Path]:
         last = len(steps) - 1
         steps = [steps[last - round(index * last / max(1, most - 1))] for index in reversed(range(most))]
     return {step: found[step] for step in steps}
-
-
-def _list_pictures(run: Path) -> list[Path]:
-    return [path for path in (run / _SAMPLES).glob("*.png") if path.is_file()]  # opening a pipe would block
 
 
 def render_strips(runs: Sequence[Path], most: int) -> Image.Image:
@@ -98,7 +91,7 @@ def render_strips(runs: Sequence[Path], most: int) -> Image.Image:
     rows = []
     for run, label in zip(runs, label_runs(runs), strict=True):
         grids = find_grids(run, most)
-        pictures = [_read_grid(path) for path in grids.values()]
+        pictures = [grid.convert("L" if grid.mode == "L" else "RGB") for grid in map(read_png, grids.values())]
         smaller = -(-sum(picture.width for picture in pictures) // _WIDEST_STRIP)
         captions = [f"step {step:,}" for step in grids]
         rows += [
@@ -106,8 +99,3 @@ def render_strips(runs: Sequence[Path], most: int) -> Image.Image:
             render_captioned_row([picture.reduce(smaller) for picture in pictures], captions, _STRIP_GAP),
         ]
     return stack_rows(rows, gap=_STRIP_GAP)
-
-
-def _read_grid(path: Path) -> Image.Image:
-    picture = read_png(path)
-    return picture.convert("L" if picture.mode == "L" else "RGB")
