@@ -159,7 +159,7 @@ export function setUpDraw(engine, shape, model) {
   }
 
   async function takePicture(file) {
-    if (!file) return;
+    if (!file || find("draw").hidden) return;
     try {
       const pixels = await readPicture(file, shape, model.look);
       board.remember();
@@ -176,13 +176,16 @@ export function setUpDraw(engine, shape, model) {
     find("draw-lead").textContent = `${begin} The model draws what is below the line or erased.`;
     find("pictures").hidden = false;
     find("pick").onclick = () => find("file").click();
-    find("file").onchange = () => takePicture(find("file").files[0]);
-    find("draw").ondragover = (event) => event.preventDefault();
-    find("draw").ondrop = (event) => {
-      event.preventDefault();
+    find("file").onchange = () => {
+      takePicture(find("file").files[0]);
+      find("file").value = ""; // so that the same file can be opened again
+    };
+    document.ondragover = (event) => event.preventDefault();
+    document.ondrop = (event) => {
+      event.preventDefault(); // the browser would leave the page and show the file
       takePicture(event.dataTransfer.files[0]);
     };
-    document.onpaste = ({ clipboardData }) => find("draw").hidden || takePicture(clipboardData.files[0]);
+    document.onpaste = ({ clipboardData }) => takePicture(clipboardData.files[0]);
     find("example").onclick = () => {
       board.remember();
       example++;

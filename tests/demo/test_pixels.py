@@ -22,7 +22,8 @@ from linformer_cli.sampling.engines import NATIVE
 
 pytestmark = needs_browser
 COLOUR = ImageShape(height=5, width=4, channels=3)
-LOOKS = {"palette": Look(PALETTE, smooth=False), "colour": Look(COLOUR, smooth=False)}
+RGBA = ImageShape(height=5, width=4, channels=4)
+LOOKS = {name: Look(shape, smooth=False) for name, shape in (("palette", PALETTE), ("colour", COLOUR), ("RGBA", RGBA))}
 # Gives a file to the page as an event; the names are those of the event, of its class and of its property.
 GIVE = """((type, kind, property) => {
   const data = new DataTransfer();
@@ -35,7 +36,8 @@ DROP, PASTE = "('drop', DragEvent, 'dataTransfer')", "('paste', ClipboardEvent, 
 
 @pytest.fixture
 def models(build_tiny_model) -> dict[str, torch.nn.Module]:
-    return {"palette": build_tiny_model(**CHANGES["palette"]), "colour": build_tiny_model(image=COLOUR)}
+    palette = build_tiny_model(**CHANGES["palette"])
+    return {"palette": palette, "colour": build_tiny_model(image=COLOUR), "RGBA": build_tiny_model(image=RGBA)}
 
 
 @pytest.fixture
