@@ -15,7 +15,7 @@ from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.units import WINDOWS
 
 from . import options
-from .config_options import with_fields
+from .config_options import option, with_fields
 from .output import info, print_json, warn, warn_smaller_batch
 from .session import DrawingOptions, Session
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from linformer_cli.sampling.complete import Completion
     from linformer_cli.sampling.decode import Sampler
 
+_TOP = "top:0.5"
 # The native engine has memory for so many.
 _MOST_PARTICLES = 2**16
 # All completions of an image are in one row of the result, so the number is limited.
@@ -43,65 +44,38 @@ class CompleteOptions:
 
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files of any size and format.")]
     checkpoint: options.CheckpointOption = None
-    keep: Annotated[
-        str | None,
-        typer.Option(
-            "--keep",
-            help="The part to keep: top:0.5 (fraction), top:50%, top:14rows (or top:14), top:392px, the same with "
-            "left, right and bottom, or box:ROW,COLUMN,HEIGHT,WIDTH. Default: all that is not erased, masked or "
-            "transparent, or else top:0.5.",
-            metavar="PART",
-        ),
-    ] = None
-    erase: Annotated[
-        str | None, typer.Option("--erase", help="A part to draw anew, such as box:8,8,12,12.", metavar="PART")
-    ] = None
-    mask: Annotated[
-        Path | None,
-        typer.Option(
-            "--mask",
-            help="A picture of the size of the images, or of the model's: what is white is kept.",
-            metavar="FILE",
-        ),
-    ] = None
-    particles: Annotated[
-        int,
-        typer.Option(
-            "--particles",
-            min=1,
-            max=_MOST_PARTICLES,
-            help="Images that are drawn for each completion, unless the first rows are kept. More take longer and "
-            "follow the kept part better.",
-        ),
-    ] = PARTICLES
-    class_name: Annotated[
-        str | None, typer.Option("--class", help="The class of the images, for a model with classes.")
-    ] = None
-    count: Annotated[
-        int, typer.Option("-n", "--count", min=1, max=_MOST_COMPLETIONS, help="Completions of each image.")
-    ] = 3
-    out: Annotated[Path, typer.Option("-o", "--out", help="PNG file for the result.")] = Path("completed.png")
-    frame: Annotated[
-        Framing,
-        typer.Option(
-            "--frame",
-            help="'auto' matches the position, size, contrast and background of a drawing to those of the training "
-            "images, unless the file already has the model's size. 'none' only resizes. --fit and --invert imply none.",
-        ),
-    ] = "auto"
-    fit: Annotated[
-        Fit | None,
-        typer.Option(
-            "--fit", help="How to fit an image whose aspect ratio is not the model's. Default: as in training."
-        ),
-    ] = None
-    invert: Annotated[
-        bool, typer.Option("--invert", help="Invert the brightness of the images before they are completed.")
-    ] = False
+    keep: str | None = option(
+        None,
+        "The part to keep: top:0.5 (fraction), top:50%, top:14rows (or top:14), top:392px, the same with left, right "
+        "and bottom, or box:ROW,COLUMN,HEIGHT,WIDTH. Default: all that is not erased, masked or transparent, or else "
+        f"{_TOP}.",
+        metavar="PART",
+    )
+    erase: str | None = option(None, "A part to draw anew, such as box:8,8,12,12.", metavar="PART")
+    mask: Path | None = option(
+        None, "A picture of the size of the images, or of the model's: what is white is kept.", metavar="FILE"
+    )
+    particles: int = option(
+        PARTICLES,
+        "Images that are drawn for each completion, unless the first rows are kept. More take longer and follow the "
+        "kept part better.",
+        min=1,
+        max=_MOST_PARTICLES,
+    )
+    class_name: str | None = option(None, "The class of the images, for a model with classes.", "--class")
+    count: int = option(3, "Completions of each image.", "-n", "--count", min=1, max=_MOST_COMPLETIONS)
+    out: Path = option(Path("completed.png"), "PNG file for the result.", "-o", "--out")
+    frame: Framing = option(
+        "auto",
+        "'auto' matches the position, size, contrast and background of a drawing to those of the training images, "
+        "unless the file already has the model's size. 'none' only resizes. --fit and --invert imply none.",
+    )
+    fit: Fit | None = option(
+        None, "How to fit an image whose aspect ratio is not the model's. Default: as in training."
+    )
+    invert: bool = option(False, "Invert the brightness of the images before they are completed.", "--invert")
     scale: options.Scale = None
-    gif: Annotated[
-        Path | None, typer.Option("--gif", help="Also write an animation of the images being drawn.", metavar="FILE")
-    ] = None
+    gif: Path | None = option(None, "Also write an animation of the images being drawn.", metavar="FILE")
     drawing: DrawingOptions
     quiet: options.Quiet = False
     json: options.Json = False
@@ -137,7 +111,7 @@ def complete(asked: CompleteOptions) -> None:
         path = session.checkpoint.name
         raise UsageError(f"'{path}' draws bytes, not images; to continue a text: lintx sample {path} --prompt TEXT")
     given = [name for name in (asked.keep, asked.erase, asked.mask) if name is not None]
-    keep = asked.keep if given else "top:0.5"
+    keep = asked.keep if given else _TOP
     kept = None
     if keep is not None or asked.erase is not None:
         kept = choose_pixels(keep, asked.erase, session.model.config.image)

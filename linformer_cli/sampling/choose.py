@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from linformer_cli.config import CLASS_GUIDANCE, LARGEST_GUIDANCE
@@ -84,25 +82,15 @@ class UniformStreams:
     def __init__(self, seed: int, indices: Sequence[int]) -> None:
         self.seed, self.indices = seed, indices
         self.taken = 0  # numbers of every stream so far
-        self._generators: list[np.random.Philox] = []
-        self._block: NDArray[np.float64] = np.empty((len(indices), 0))
-        self._used = 0
+        self._first, self._block = 0, torch.empty(0, len(indices), dtype=torch.float64)
 
     def take(self) -> Tensor:
         """The next uniform number in [0, 1) of every stream: float64 [B] on the CPU."""
-        if not self._generators:
-            keys = [np.array([self.seed, index], dtype=np.uint64) for index in self.indices]
-            self._generators = [np.random.Philox(key=key) for key in keys]
-            for generator in self._generators if self.taken else ():
-                generator.random_raw(self.taken)
-        if self._used == self._block.shape[1]:
-            # numpy guarantees the same raw words in all versions, but not the same distributions. The upper 53 of
-            # the 64 bits fit the significand of a float64.
-            words = np.stack([generator.random_raw(_BLOCK) for generator in self._generators])
-            self._block, self._used = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53, 0
-        self._used += 1
+        if not self._first <= self.taken < self._first + len(self._block):
+            self._first = self.taken
+            self._block = draw_uniforms(self.seed, self.indices, self.taken, _BLOCK, torch.device("cpu"))
         self.taken += 1
-        return torch.from_numpy(self._block[:, self._used - 1].copy())
+        return self._block[self.taken - 1 - self._first]
 
     def take_many(self, count: int, device: torch.device) -> Tensor:
         """The numbers of the next `count` calls of `take`: float64 [count, B], computed on `device`."""
@@ -113,8 +101,6 @@ class UniformStreams:
     def skip(self, count: int) -> None:
         """Leave out the numbers of the next `count` calls of `take`."""
         self.taken += count
-        # numpy's generators are now behind; `take` builds new ones.
-        self._generators, self._used = [], self._block.shape[1]
 
 
 def guide(log_probabilities: Tensor, weight: float) -> Tensor:

@@ -15,7 +15,6 @@ from linformer_cli.errors import LintxError
 from linformer_cli.system.signals import Check
 
 from .choose import Filters, UniformStreams, filter_log_probabilities
-from .philox import draw_uniforms
 
 if TYPE_CHECKING:
     from .engines import Engine
@@ -89,7 +88,7 @@ def draw_particles(
     engine: "Engine", starts: Tensor, given: Tensor, streams: UniformStreams, filters: Filters, before_step: Check
 ) -> KeptImage:
     """Do what `Engine.keep_values` explains."""
-    each, index, drawn = filters.rows_per_image, streams.indices[0], 0
+    each, cpu = filters.rows_per_image, torch.device("cpu")
     count = engine.batch // each
     engine.fork(torch.zeros(each, dtype=torch.int64))
     parameters = engine.step(starts)
@@ -105,7 +104,7 @@ def draw_particles(
             groups.weights = groups.weights + logs[:, value].double().cpu().numpy()[groups.rows]
             values[:, number] = value
         else:
-            uniforms = draw_uniforms(streams.seed, [index], drawn * (count + 1), count + 1, torch.device("cpu"))[:, 0]
+            uniforms = streams.take_many(count + 1, cpu)[:, 0]
             if groups.measure_size() < count / 2:
                 groups.resample(float(uniforms[count]))
             places = _spread(uniforms.numpy(), groups.copies)
@@ -116,10 +115,9 @@ def draw_particles(
             engine.fork(torch.cat([parents + n * len(values) for n in range(each)]))
             values = values[parents]
             values[:, number] = own
-            drawn += 1
         if number < len(given) - 1:
             parameters = engine.step(values[:, number].repeat(each).to(starts.device))
-    last = float(draw_uniforms(streams.seed, [index], drawn * (count + 1) + count, 1, torch.device("cpu")))
+    last = float(streams.take_many(count + 1, cpu)[count])
     sums, size = groups.add_up(), groups.measure_size()
     chosen_group = int(np.searchsorted(sums[:-1], last * sums[-1], side="right"))
     bits = -groups.find_evidence() / float(np.log(2))
