@@ -233,25 +233,6 @@ def test_a_changed_config_does_not_fit_the_weights(mine, raises_one_line) -> Non
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, TRAINING])
-def test_a_file_with_one_bit_changed_is_refused(mine, raises_one_line, name) -> None:
-    data = bytearray((mine / name).read_bytes())
-    data[-1] ^= 1
-    (mine / name).write_bytes(bytes(data))
-    with raises_one_line(CheckpointError, name, "SHA-256"):
-        load_model(mine) if name == WEIGHTS else load_training_state(read_checkpoint(mine))
-
-
-@pytest.mark.parametrize("name", [WEIGHTS, TRAINING])
-@pytest.mark.parametrize("kept", [0, 4, 100, -1])
-def test_a_truncated_file_is_refused_even_with_a_matching_digest(mine, raises_one_line, name, kept) -> None:
-    (mine / name).write_bytes((mine / name).read_bytes()[:kept])
-    for parts in ((name, "SHA-256"), (name, "cannot be read")):
-        with raises_one_line(CheckpointError, *parts):
-            load_model(mine) if name == WEIGHTS else load_training_state(read_checkpoint(mine))
-        believe(mine, name)
-
-
-@pytest.mark.parametrize("name", [WEIGHTS, TRAINING])
 def test_a_missing_file_is_named(mine, raises_one_line, name) -> None:
     (mine / name).unlink()
     with raises_one_line(CheckpointError, f"no {name}", str(mine)):
@@ -667,15 +648,6 @@ def test_weights_are_loaded_from_the_folder_that_was_read(tmp_path, mine, build_
     assert equal_weights(load_weights(read), build_tiny_model())
     with pytest.raises(CheckpointError, match="was replaced while"):
         load_weights(moved)
-
-
-def test_a_link_out_of_the_folder_is_refused(tiny_checkpoint, tmp_path, raises_one_line) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(tiny_checkpoint, copy)
-    (copy / WEIGHTS).rename(tmp_path / "elsewhere.safetensors")
-    (copy / WEIGHTS).symlink_to(tmp_path / "elsewhere.safetensors")
-    with raises_one_line(CheckpointError, WEIGHTS, "links to a file outside its folder"):
-        load_model(copy)
 
 
 @pytest.mark.parametrize("key", ["width", "feed_forward", "layers", "heads", "head_width", "mixtures"])

@@ -106,14 +106,6 @@ def test_the_triangular_system_is_solved_accurately_for_any_keys(adversary, nega
         assert_agree(found.s, expected.s, FLOAT32_DRIFT)
 
 
-def test_a_closed_gate_erases_all_earlier_values() -> None:
-    attention, (q, k, v, _, extra) = build(), draw(80)
-    extra[:, :, 77, 1] = -60.0
-    y, _ = attention.attend(q, k, v, None, extra)
-    rest, _ = attention.attend(*(part[:, :, 77:] for part in (q, k, v)), None, extra[:, :, 77:])
-    assert_agree(y[:, :, 77:], rest, FLOAT64)
-
-
 def test_almost_closed_gates_lose_no_precision() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 64, 8, generator=generator, dtype=torch.float64) for _ in range(3))

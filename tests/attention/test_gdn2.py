@@ -60,18 +60,6 @@ def test_initial_memories_of_a_head_range_from_an_image_to_a_row() -> None:
     assert torch.equal(memories[0], memories[1])
 
 
-def test_a_closed_erase_gate_keeps_what_its_channel_holds() -> None:
-    """A repeated key replaces its value if the erase gates are open, and adds to it if they are closed."""
-    attention = build(decay="none", write="head")
-    q, k, v, _, extra = draw(4 + 1, 2)
-    k[:, :, 1] = k[:, :, 0]
-    extra[..., 4] = CERTAIN
-    key = torch.nn.functional.normalize(torch.nn.functional.silu(k[:, :, 0]), dim=-1).unsqueeze(-2)
-    for gate, expected in ((CERTAIN, v[:, :, 1]), (-CERTAIN, v[:, :, 0] + v[:, :, 1])):
-        extra[..., :4] = gate
-        assert_agree((key @ attention.attend(q, k, v, None, extra)[1].s).squeeze(-2), expected, 1e-5)
-
-
 def test_settings_that_contradict_each_other_are_refused(raises_one_line: Any) -> None:
     with raises_one_line(UsageError, "'gdn2'", "write 'tied' needs erase 'head'"):
         parse_options("gdn2", {"write": "tied"})

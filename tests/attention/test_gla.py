@@ -54,15 +54,3 @@ def test_initial_scalar_gates_equal_retention() -> None:
 def test_casting_to_bfloat16_keeps_the_initial_gates(gate: str) -> None:
     inputs = draw_for(build(gate))
     assert torch.equal(build(gate).bfloat16().attend(*inputs)[0], build(gate).attend(*inputs)[0])
-
-
-@every_gate
-def test_a_closed_gate_forgets(gate: str) -> None:
-    attention = build(gate)
-    q, k, v, state, extra = draw_for(attention)
-    extra[:, :, 20, : attention.gates["decay"]] = -1e5
-    changed = v.clone()
-    changed[:, :, :20] += 100
-    before, after = (attention.attend(q, k, part, state, extra)[0] for part in (v, changed))
-    assert (after - before)[:, :, 19].abs().max() > 0.1
-    assert_agree(after[:, :, 20:], before[:, :, 20:], FLOAT64)

@@ -44,24 +44,6 @@ def test_directions_are_saved_and_only_sigma_is_learned(gate: bool) -> None:
     assert set(attention.state_dict()) == {"sigma", "directions"}
 
 
-def test_with_a_gate_the_total_weight_follows_its_recurrence() -> None:
-    attention = build()
-    inputs = draw(40)
-    gate = inputs[4][..., 0].sigmoid()
-    total = torch.zeros(2, 2, dtype=torch.float64)
-    for t in range(40):
-        total = gate[:, :, t] * total + 1 - gate[:, :, t]
-    assert_agree(attention.attend(*inputs)[1].n, total, FLOAT64)
-
-
-def test_a_closed_gate_keeps_nothing() -> None:
-    attention, (q, k, v, _, extra) = build(), draw(40)
-    y, _ = attention.attend(q, k, v, None, extra - 60)
-    for t in range(0, 40, 7):
-        one = [part[:, :, t : t + 1] for part in (q, k, v)]
-        torch.testing.assert_close(y[:, :, t : t + 1], attention.attend(*one, None, extra[:, :, t : t + 1] - 60)[0])
-
-
 @with_and_without_gate
 def test_the_denominator_is_at_least_a_tenth_of_the_weight(gate: bool) -> None:
     """There is one direction, and queries and keys are opposite, so all similarities are -1."""

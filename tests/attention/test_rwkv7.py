@@ -8,7 +8,6 @@ import pytest
 import torch
 from attention.arguments import build_one, draw_parts
 from tolerances import FLOAT64, assert_agree
-from torch.nn import functional
 
 # The sigmoid of this scalar is 1 in every type, and the sigmoid of its negative is 0.
 CERTAIN = 2000.0
@@ -55,15 +54,3 @@ def test_the_fastest_decay_is_that_of_the_source() -> None:
         attention.attend(*(part[:, :, :end] for part in (q, k, v)), None, extra[:, :, :end])[1].s for end in (1, 2)
     )
     assert_agree(last, math.exp(-math.exp(-0.5)) * first, FLOAT64)
-
-
-def test_a_rate_of_one_removes_what_the_state_holds_for_a_key() -> None:
-    attention = build()
-    q, k, v, _, extra = draw(21)
-    extra[:, :, 20, :4], extra[:, :, 20, 4:], v[:, :, 20] = -CERTAIN, CERTAIN, 0
-    _, state = attention.attend(q, k, v, None, extra)
-    key = functional.normalize(k[:, :, 20], dim=-1)
-    assert (key.unsqueeze(-2) @ state.s).abs().max() < 1e-5
-    extra[:, :, 20, 4:] = -CERTAIN
-    _, state = attention.attend(q, k, v, None, extra)
-    assert (key.unsqueeze(-2) @ state.s).abs().max() > 0.1

@@ -345,9 +345,7 @@ ODD = {
     "palette": lambda path: Image.new("P", (8, 8)).save(path),
     "deep": lambda path: Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16)).save(path),
     "transparent": lambda path: Image.new("L", (8, 8)).save(path, transparency=0),
-    "animated": lambda path: Image.new("L", (8, 8)).save(
-        path, save_all=True, append_images=[Image.new("L", (8, 8), 9)]
-    ),
+    "animated": lambda path: Image.new("L", (8, 8)).save(path, save_all=True, append_images=[SECOND]),
     "rotated": lambda path: Image.new("L", (8, 8)).save(path, exif=ROTATED),
     # Pillow opens these with 8 bits.
     "deep colour": make_deep_colour,
