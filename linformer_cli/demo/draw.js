@@ -18,7 +18,7 @@ export function setUpDraw(engine, shape, model) {
   let at = 0.45; // the place of the line, from 0 at the top to 1
   let pen = { x: (Math.floor(shape.width / 2) + 0.5) / shape.height, y: 0.25, down: false, shown: false };
   let seed = 1, sent = null, busy = false, wanted = false;
-  let erased = false; // whether the eraser has been used
+  let drawing = false, erased = false; // whether the pen or the eraser draws now, and the eraser has been used
   let example = 0, empty = colours; // the number of the sample on the board, and whether it is still to be drawn
 
   canvas.style.aspectRatio = aspect;
@@ -72,7 +72,8 @@ export function setUpDraw(engine, shape, model) {
   }
 
   function add(place, begin) {
-    if (empty && board.tool === "eraser") return;
+    if (begin) drawing = !(empty && board.tool === "eraser"); // there is nothing to erase yet
+    if (!drawing) return;
     const inside = [Math.max(0, Math.min(aspect, place[0])), Math.max(0, Math.min(1, place[1]))];
     if (begin && board.tool === "eraser" && !erased) [erased, at] = [true, 1]; // the rest is to stay
     if (begin) board.begin(inside);
