@@ -22,9 +22,9 @@ def demo(
 ) -> None:
     """Show a model in the browser.
 
-    The page completes what you draw, draws samples, shows the state of the model, and races the model against softmax
-    attention. For a model of bytes, it shows only the state. The engine runs in the page, as WebAssembly. Nothing
-    leaves the machine. Ctrl-C ends the command.
+    The page completes what you draw, draws again what you erase, draws samples, shows the state of the model, and races
+    the model against softmax attention. For a model of bytes, it shows only the state. The engine runs in the page, as
+    WebAssembly. Nothing leaves the machine. Ctrl-C ends the command.
 
     Examples:
 
