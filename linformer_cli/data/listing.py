@@ -59,7 +59,7 @@ def list_folder(folder: Path) -> Listing:
         notes.append(f"{count_words(heic, 'HEIC picture')} left out; pip install pillow-heif, or save as JPEG")
     if len(others) > heic:
         first = next(name for name in others if not name.lower().endswith(HEIC_ENDINGS))
-        notes.append(f"{count_words(len(others) - heic, 'file')} ignored, which are no pictures, such as {first}")
+        notes.append(f"{count_words(len(others) - heic, 'file')} ignored (not pictures), such as {first}")
     return Listing(pictures, labels, unread, notes)
 
 
