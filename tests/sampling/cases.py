@@ -13,6 +13,7 @@ from linformer_cli.native.runner import Runner
 from linformer_cli.sampling.choose import Filters
 from linformer_cli.sampling.complete import Completion, complete_values
 from linformer_cli.sampling.decode import SampledBatch, Sampler
+from linformer_cli.sampling.engines.native import NativeEngine
 
 # Seven colours, the first of them transparent and the last half transparent.
 _COLOURS = ("#00000000", "#ff8000", "#0080ff", "#ffffff", "#000000", "#20a040", "#80208080")
@@ -94,6 +95,13 @@ def draw_tokens(model: PixelModel, batch: int, count: int = 60) -> torch.Tensor:
     """Return tokens [batch, count]: start tokens of rotating classes, then random values."""
     values = torch.randint(0, model.config.image.levels, (batch, count), generator=torch.Generator().manual_seed(3))
     return model.shift_values(values, model.take_turns(range(1, 1 + batch))).to(model.device)
+
+
+def step_native(model: PixelModel, tokens: torch.Tensor, threads: int = 1, **options: Any) -> torch.Tensor:
+    """Return the parameters [B, T, P] that a new native engine computes for tokens [B, T]."""
+    engine = NativeEngine(model, len(tokens), **options)
+    engine.use_threads(threads)
+    return torch.stack([engine.step(token).clone() for token in tokens.unbind(dim=1)], dim=1)
 
 
 def open_runner(builder: Builder, output: int, batch: int, positions: int = 1) -> Runner:

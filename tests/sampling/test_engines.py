@@ -12,7 +12,7 @@ import pytest
 import torch
 from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
-from sampling.cases import CHANGES, complete_top, draw_tokens, sample_values
+from sampling.cases import CHANGES, complete_top, draw_tokens, sample_values, step_native
 from tolerances import assert_agree
 
 from linformer_cli.attention.base import fork_state
@@ -197,13 +197,9 @@ def test_engines_draw_the_same_images(build_tiny_model, changes) -> None:
 def test_native_outputs_have_the_same_bits_for_any_batch_and_threads(build_tiny_model, dtype) -> None:
     model = build_tiny_model(width=24, layers=3).to(dtype)
     tokens = draw_tokens(model, 23)
-    outputs = []
-    for batch, threads in ((23, 1), (23, 3), (7, 1), (2, 1), (1, 1)):
-        native = NativeEngine(model, batch)
-        native.use_threads(threads)
-        outputs.append(torch.stack([native.step(token).clone() for token in tokens[:batch].unbind(dim=1)], dim=1))
-    for output in outputs[1:]:
-        assert torch.equal(output, outputs[0][: len(output)])
+    expected = step_native(model, tokens)
+    for batch, threads in ((23, 3), (7, 1), (2, 1), (1, 1)):
+        assert torch.equal(step_native(model, tokens[:batch], threads), expected[:batch])
 
 
 @needs_library
@@ -212,12 +208,7 @@ def test_threads_do_not_interfere(build_tiny_model, batch) -> None:
     """The threads are real, and the products are large enough to be divided among them."""
     model = build_tiny_model(width=128, heads=4, head_width=32, feed_forward=512)
     tokens = draw_tokens(model, batch)
-    outputs = []
-    for threads in (1, 2):
-        native = NativeEngine(model, batch)
-        native.use_threads(threads)
-        outputs.append([native.step(token).clone() for token in tokens.unbind(dim=1)])
-    assert all(torch.equal(one, two) for one, two in zip(*outputs, strict=True))
+    assert torch.equal(step_native(model, tokens, 1), step_native(model, tokens, 2))
 
 
 @needs_library
@@ -225,14 +216,8 @@ def test_engines_in_several_python_threads_do_not_interfere(build_tiny_model) ->
     """The engines of a process share their helper threads."""
     model = build_tiny_model(width=128, heads=4, head_width=32, feed_forward=512)
     tokens = draw_tokens(model, 4)
-
-    def draw(_: int) -> torch.Tensor:
-        native = NativeEngine(model, 4)
-        native.use_threads(3)
-        return torch.stack([native.step(token).clone() for token in tokens.unbind(dim=1)])
-
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        outputs = list(pool.map(draw, range(8)))
+        outputs = list(pool.map(lambda _: step_native(model, tokens, threads=3), range(8)))
     assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 

@@ -9,7 +9,7 @@ import torch
 from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from numpy.typing import NDArray
-from sampling.cases import CHANGES, LAYER_PARTS, draw_tokens, open_runner
+from sampling.cases import CHANGES, LAYER_PARTS, draw_tokens, open_runner, step_native
 from sampling.test_native_mechanisms import VARIANTS, every_model, every_variant
 from torch import Tensor
 
@@ -147,9 +147,7 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelMod
 
 def step_through(model: PixelModel, batch: int, threads: int = 1) -> Tensor:
     """Return the head's parameters [batch, 60, P] of the first images, computed in int8."""
-    engine = NativeEngine(model, batch, products=torch.int8)
-    engine.use_threads(threads)
-    return torch.stack([engine.step(token).clone() for token in draw_tokens(model, batch).unbind(dim=1)], dim=1)
+    return step_native(model, draw_tokens(model, batch), threads, products=torch.int8)
 
 
 @every_other

@@ -8,7 +8,7 @@ import torch
 from attention.inputs import mark_variants
 from loops import loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
-from sampling.cases import LAYER_PARTS, draw_tokens
+from sampling.cases import LAYER_PARTS, draw_tokens, step_native
 from tolerances import assert_agree
 
 from linformer_cli.attention.base import fork_state
@@ -125,13 +125,10 @@ def test_looking_ahead_draws_the_same_image(build, variant: str) -> None:
 @every_model
 def test_outputs_have_the_same_bits_in_any_batch(build, variant: str) -> None:
     model = build(variant)
-    tokens, outputs = draw_tokens(model, 7, POSITIONS), []
-    for batch, threads in ((7, 1), (7, 3), (1, 1)):  # three threads divide seven images
-        native = NativeEngine(model, batch)
-        native.use_threads(threads)
-        outputs.append(torch.stack([native.step(token).clone() for token in tokens[:batch].unbind(dim=1)], dim=1))
-    for output in outputs[1:]:
-        assert torch.equal(output, outputs[0][: len(output)])
+    tokens = draw_tokens(model, 7, POSITIONS)
+    expected = step_native(model, tokens)
+    for batch, threads in ((7, 3), (1, 1)):  # three threads divide seven images
+        assert torch.equal(step_native(model, tokens[:batch], threads), expected[:batch])
 
 
 @every_model
