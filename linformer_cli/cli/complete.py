@@ -213,7 +213,8 @@ def _complete_all(task: _Task, images: Sequence[Path]) -> _Work:
         try:
             for picture, completion in task.complete(path):
                 done.append((picture, completion))
-                _show_bits(picture, completion, task.session.checkpoint.info.training.validation_bits_per_dim)
+                usual = task.session.checkpoint.info.training.validation_bits_per_dim
+                _show_bits(picture, completion, task.asked.particles, usual)
         except DataError as error:
             if len(images) == 1:
                 raise
@@ -260,8 +261,11 @@ def _render(
     return render_completion(original, kept, completed, scale, picture.unframed)
 
 
-def _show_bits(picture: "Picture", completion: "Completion", usual: float | None) -> None:
-    """Print the bits/dim of an image. `usual` are those of the model's validation images."""
+def _show_bits(picture: "Picture", completion: "Completion", particles: int, usual: float | None) -> None:
+    """Print the bits/dim of an image, and how well its kept part was followed with this number of particles.
+
+    `usual` are the bits/dim of the model's validation images.
+    """
     kept, completed = completion.kept_bits_per_dim, completion.completed_bits_per_dim
     shown = "none" if math.isnan(kept) else f"{kept:.3f}"
     info(
@@ -270,8 +274,9 @@ def _show_bits(picture: "Picture", completion: "Completion", usual: float | None
     )
     for number, image in enumerate(completion.particles, 1):
         info(f"{picture.path}: {number}: kept part {image.bits:.1f} bits, effective sample size {image.fewest:.1f}")
-    if any(image.fewest < _FEW for image in completion.particles):
-        info(f"hint: {picture.path}: completions with an effective sample size near 1 may not fit; try --particles 512")
+    if few := sum(image.fewest < _FEW for image in completion.particles):
+        found = f"{few} of {len(completed)} completions rest on one or two particles"
+        info(f"hint: {picture.path}: {found}; if they do not fit, try --particles {4 * particles}")
     if usual is not None and kept > _UNLIKE * usual:
         info(f"{picture.path}: the kept part is unlike the training images, whose bits/dim are {usual:.3f}")
 

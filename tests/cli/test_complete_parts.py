@@ -77,6 +77,9 @@ def test_the_kept_part_stays_and_the_rest_is_drawn(complete, pictures) -> None:
         pixels.append(picture)
     assert (pixels[0] != pixels[1]).any()
     document = complete("grey.png", "--erase", "box:3,2,3,6").document
+    assert ("try --particles 32" in outcome.stderr) == any(
+        size < 2 for size in outcome.document["rows"][0]["effective_sample_size"]
+    )
     assert document["erase"] == "box:3,2,3,6" and document["keep"] is None and document["particles"] == 8
     assert all(1 <= size <= 8 for size in document["rows"][0]["effective_sample_size"])
 
