@@ -10,6 +10,7 @@ from loops import loop_over
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 
 from linformer_cli.attention.log_linear import LogLinearAttention
+from linformer_cli.attention.parts.level_sums import count_buckets, count_carries
 from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
@@ -110,3 +111,13 @@ def test_the_triangular_system_is_solved_accurately_for_a_repeated_key(chunk: in
         assert_agree(attention.attend(*inputs)[1].s, expected.s, FLOAT64)
         single = [None if part is None else part.float() for part in inputs]
         assert_agree(attention.attend(*single)[1].s, expected.s, FLOAT32_DRIFT)
+
+
+def test_a_position_is_merged_with_the_buckets_of_its_trailing_one_bits() -> None:
+    buckets: set[int] = set()
+    for position in range(200):
+        carries = count_carries(position)
+        assert buckets >= set(range(carries)) and carries not in buckets
+        buckets = (buckets - set(range(carries))) | {carries}
+        assert sum(2**bucket for bucket in buckets) == position + 1
+        assert max(buckets) == count_buckets(position + 1) - 1
