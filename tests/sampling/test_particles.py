@@ -8,6 +8,7 @@ import pytest
 import torch
 from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.cases import CHANGES
+from sampling.test_native_mechanisms import POSITIONS, build, every_variant
 from torch import Tensor
 
 from linformer_cli.config import ImageShape
@@ -19,8 +20,10 @@ from linformer_cli.sampling.engines.base import Engine
 from linformer_cli.sampling.engines.cuda import CudaEngine
 from linformer_cli.sampling.engines.native import NativeEngine
 from linformer_cli.sampling.engines.reference import ReferenceEngine
-from linformer_cli.sampling.particles import KeptImage
+from linformer_cli.sampling.particles import KeptImage, draw_particles
+from linformer_cli.system.signals import never_stop
 
+__all__ = ["build"]
 needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 TINY = ImageShape(height=3, width=3, levels=4)
 # Values from the middle, the end and after the first drawn value are kept.
@@ -132,6 +135,22 @@ def test_the_engine_of_graphs_forks_its_rows(build_tiny_model, attention: str) -
     images = [keep(kind(model, 16), given, 3, 1, filters, label=2) for kind in (CudaEngine, ReferenceEngine)]
     assert torch.equal(images[0].values, images[1].values)
     assert images[0].bits == pytest.approx(images[1].bits, rel=1e-5)
+
+
+@needs_library
+@every_variant
+def test_every_mechanism_keeps_values(build, variant: str) -> None:
+    """The loop in Python steps and forks the same engine, so only the loops can differ."""
+    model = build(variant)
+    given, filters = hide(torch.arange(POSITIONS) * 5 % 16), Filters()
+    engine = NativeEngine(model, 8, products=torch.int8)
+    found = keep(engine, given, 3, 1)
+    engine.start()
+    streams = UniformStreams(1, [3])
+    expected = draw_particles(engine, model.start_tokens(1), given, streams, filters, never_stop)
+    assert torch.equal(found.values, expected.values)
+    assert found.bits == pytest.approx(expected.bits, rel=1e-6)
+    assert found.fewest == pytest.approx(expected.fewest, rel=1e-4)
 
 
 @needs_library
