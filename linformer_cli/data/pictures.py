@@ -145,17 +145,21 @@ def load_picture(
     A `mask` uint8 [h, w] of the picture's size or the images' size says what is kept: white. Without a mask and if
     `erases`, opaque parts are kept unless the look itself keeps opacity. What does not have the images' size prevents
     framing. Raises `DataError` for a file that is missing, broken or too large to open safely, and for a mask of
-    another size.
+    another size or one that keeps everything.
     """
     path, shape = Path(path), look.shape
     with open_picture(path, str(path)) as opened:
         frames, pixels = getattr(opened, "n_frames", 1), _read_pixels(opened)
     notes = [f"has {frames} frames; only the first is used"] if frames > 1 else []
     picture = look.convert(pixels)
-    if mask is None and erases and not look.keeps_opacity and pixels.shape[2] == 4 and pixels[..., 3].min() < 128:
-        mask = pixels[..., 3]
-        notes.append("transparent pixels are drawn, the others are kept")
     kept = None if mask is None else _fit_mask(mask, picture.size, look, fit)
+    if kept is not None and kept.all():
+        raise DataError("the mask keeps the whole picture: nothing is left to complete")
+    if mask is None and erases and not look.keeps_opacity and pixels.shape[2] == 4:
+        opaque = _fit_mask(pixels[..., 3], picture.size, look, fit)
+        if not opaque.all():  # a few transparent pixels of a large picture are lost in its image
+            mask, kept = pixels[..., 3], opaque
+            notes.append("transparent pixels are drawn, the others are kept")
     framing = framing and (mask is None or mask.shape == (shape.height, shape.width))
     if invert and (shape.palette or look.keeps_opacity):  # numbers of colours and opacity have no negative
         colours = np.array(picture)
@@ -183,7 +187,7 @@ def load_picture(
 def _fit_mask(mask: NDArray[np.uint8], size: tuple[int, int], look: Look, fit: Fit | None) -> NDArray[np.bool_]:
     """The pixels bool [H, W] that a mask uint8 [h, w] keeps, brought to the images' size as its picture is.
 
-    `size` is the width and height of the picture. Raises `DataError` if the mask has another size, or keeps everything.
+    `size` is the width and height of the picture. Raises `DataError` if the mask has another size.
     """
     shape = ImageShape(height=look.shape.height, width=look.shape.width)
     sizes = {size[::-1], (shape.height, shape.width)}
@@ -192,8 +196,6 @@ def _fit_mask(mask: NDArray[np.uint8], size: tuple[int, int], look: Look, fit: F
         raise DataError(f"a mask for this picture has {allowed} pixels, found {mask.shape[1]} x {mask.shape[0]}")
     grey = dataclasses.replace(look, shape=shape, ground="#ffffff")
     kept: NDArray[np.bool_] = grey.finish(Image.fromarray(mask), fit)[..., 0] > 127
-    if kept.all():
-        raise DataError("the mask keeps the whole picture: nothing is left to complete")
     return kept
 
 

@@ -55,6 +55,13 @@ def palette_with_transparency() -> bytes:
     return encode(picture("RGB").quantize(8), "PNG", transparency=3)
 
 
+def pixel_of_transparency() -> bytes:
+    """A large picture, in whose image the transparent pixel disappears."""
+    opacity = np.full((400, 600), 255, np.uint8)
+    opacity[7, 9] = 0
+    return encode(Image.merge("LA", (picture("L", 600, 400), Image.fromarray(opacity))), "PNG")
+
+
 GOOD: dict[str, Callable[[], bytes]] = {
     "grey.png": lambda: encode(picture("L"), "PNG"),
     "one-bit.png": lambda: encode(picture("1"), "PNG"),
@@ -64,6 +71,7 @@ GOOD: dict[str, Callable[[], bytes]] = {
     "grey-alpha.png": lambda: encode(picture("LA"), "PNG"),
     "colour.png": lambda: encode(picture("RGB"), "PNG"),
     "alpha.png": lambda: encode(picture("RGBA"), "PNG"),
+    "one-transparent-pixel.png": pixel_of_transparency,
     "all-transparent.png": lambda: encode(Image.new("RGBA", (9, 9)), "PNG"),
     "tall.png": lambda: encode(picture("L", 1, 5000), "PNG"),
     "wide.png": lambda: encode(picture("L", 5000, 1), "PNG"),
