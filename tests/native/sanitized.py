@@ -29,7 +29,7 @@ def use_sanitizers(folder: Path) -> None:
 def train_everything() -> None:
     """Run every kernel forward and backward: sizes around those of vectors and blocks, NaN, and several threads."""
     import torch
-    from attention.test_sums_kernels import FORMS, SIZES, differentiate, draw
+    from attention.test_sums_kernels import DELTA_RULES, FORMS, SIZES, differentiate, draw
 
     from linformer_cli.attention.catalogue import CATALOGUE
     from linformer_cli.config import ImageShape, ModelConfig
@@ -42,11 +42,12 @@ def train_everything() -> None:
             for carry in (False, True):
                 inputs = [None if x is None else x.float() for x in draw(form, length, *widths, carry)]
                 differentiate(form, inputs)
-                if form != "no decay":
+                if form in ("one decay", "featurewise", *DELTA_RULES):
                     inputs[-2][:, :, length // 2] = -90  # the gradient of a closed gate takes another path
                     differentiate(form, inputs)
-                inputs[1][:, 1, length // 2] = torch.nan
-                differentiate(form, inputs)
+                if length > 1:  # where the only position is NaN, nothing depends on the carried sums
+                    inputs[1][:, 1, length // 2] = torch.nan
+                    differentiate(form, inputs)
     for number, name in enumerate(CATALOGUE):
         rows = 60 if name in ("linear", "performer", "mesa") else 7
         sizes = {"layers": 2, "heads": 1 + number % 3, "width": 21, "head_width": 9, "feed_forward": 19, "dropout": 0.1}
