@@ -8,6 +8,7 @@ import platform
 import secrets
 import shutil
 import tempfile
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from .errors import LintxError
 # Matches the files and folders that `write_file` and `write_folder` may leave behind if the process is killed.
 TEMPORARY_FILES = ".lintx-*.tmp"
 STREAM = "-"  # in place of a path: stdin or stdout
+_SWEEPING = threading.Lock()
 
 _ADVICE = {
     errno.EACCES: "choose a folder that you may write to",
@@ -150,7 +152,8 @@ def temporary_path(folder: Path) -> Path:
     The first call for a folder removes what killed processes of this machine have left there.
     """
     folder = Path(os.path.realpath(folder))
-    _remove_leftovers(folder)
+    with _SWEEPING:  # otherwise a thread might remove what another one has begun to write
+        _remove_leftovers(folder)
     # It is not derived from the target's name, which may already be as long as the system allows.
     return folder / TEMPORARY_FILES.replace("*", f"{_machine()}-{os.getpid()}-{secrets.token_hex(6)}")
 
