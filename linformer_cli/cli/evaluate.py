@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from linformer_cli.config import ImageShape, choose_words
 from linformer_cli.data import Split
-from linformer_cli.errors import CheckpointError, UsageError
+from linformer_cli.errors import UsageError
 from linformer_cli.files import write_file
 from linformer_cli.report.tables import Column, render_records
 from linformer_cli.system.device import SamplingPrecision
@@ -159,9 +159,8 @@ class _Measured:
 
     def measure(self, images: "ImageSet", limit: int | None, batch: int, stepped: bool = False) -> "ImageNats":
         """Return the nats of the first `limit` images, with the session's engine if `stepped`."""
-        from linformer_cli.evaluation.bits import block_nats, measure_nats, stepped_nats
+        from linformer_cli.evaluation.bits import block_nats, stepped_nats
         from linformer_cli.sampling.engines import EngineCache
-        from linformer_cli.sampling.engines.base import DAMAGED
 
         session, model = self.session, self.session.model
         chosen = (
@@ -170,10 +169,7 @@ class _Measured:
         nats = functools.partial(block_nats, model)
         if stepped:
             nats = functools.partial(stepped_nats, EngineCache(session.engine, model, products=session.products))
-        measured = measure_nats(model, chosen, batch, nats=nats, labels=self.find_labels(images))
-        if not measured.whole.isfinite().all():
-            raise CheckpointError(f"'{session.checkpoint.name}': {DAMAGED}")
-        return measured
+        return session.measure(chosen, batch, self.find_labels(images), nats)
 
 
 def _choose_size(asked: EvaluateOptions, session: Session, data: str) -> ImageShape:

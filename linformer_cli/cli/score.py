@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from linformer_cli.evaluation.bits import ImageNats
     from linformer_cli.evaluation.scores import FolderScore, Score
 
 _NONE = "none"
@@ -70,14 +71,16 @@ def score(asked: ScoreOptions) -> None:
     session = _open(asked.checkpoint, asked.device)
     other = _open_other(asked, session)
 
+    import numpy as np
+
     from linformer_cli.evaluation.scores import compare_folders, render_sheet
     from linformer_cli.report.grids import encode_png
 
-    names, images, failures = _read(asked.pictures, session)
     label = session.choose_class(asked.class_name, "pictures")
-    bits, labels = _measure(session, images, asked.batch, label)
-    others = None if other is None else _measure(other, images, asked.batch, None)[0]
-    scores = _list_scores(names, bits, others)
+    names, images, failures = _read(asked.pictures, session)
+    labels = None if label is None else np.full(len(images), label)
+    nats = session.measure(images, asked.batch, labels)
+    scores = _list_scores(names, nats, None if other is None else other.measure(images, asked.batch))
     order = sorted(range(len(scores)), key=lambda place: (-scores[place].rank, scores[place].picture))
     scores, images = [scores[place] for place in order], images[order]
     folders = compare_folders(scores)
@@ -88,7 +91,8 @@ def score(asked: ScoreOptions) -> None:
         info(f"wrote {asked.out}")
     _print(asked, {**session.record, "against": against, "class": label, "out": asked.out}, scores, folders)
     if failures:
-        raise DataError(f"{failures} of {len(names) + failures} pictures could not be read; the others have figures")
+        total = len(set(names)) + failures  # a picture may show several drawings
+        raise DataError(f"{failures} of {total} pictures could not be read; the others have figures")
 
 
 def _open(name: str | None, device: str) -> Session:
@@ -101,15 +105,14 @@ def _open(name: str | None, device: str) -> Session:
 def _open_other(asked: ScoreOptions, session: Session) -> Session | None:
     """Open the second model: the one asked for, or the shipped model of colour pictures if these have its size."""
     shape, name = session.model.config.image, asked.against
-    if name is None and (shape.height, shape.width, shape.channels, shape.palette) == (32, 32, 3, ()):
+    fits = (shape.height, shape.width, shape.channels, shape.palette) == (32, 32, 3, ())
+    if name is None and fits and session.checkpoint.name != CIFAR10_PRESET:
         name = CIFAR10_PRESET
         info(f"ranked against {name}, because every model finds smooth pictures likely; '--against {_NONE}' does not")
     if name is None or name == _NONE:
         return None
     other = _open(name, asked.device)
     if other.checkpoint.digest == session.checkpoint.digest:
-        if asked.against is None:
-            return None
         raise UsageError("--against is the same model; name another one")
     if other.model.config.image != shape:
         raise UsageError(f"'{other.checkpoint.name}' is for images of a different size or palette")
@@ -119,16 +122,17 @@ def _open_other(asked: ScoreOptions, session: Session) -> Session | None:
 
 
 def _list_pictures(paths: Sequence[Path]) -> Iterator[Path]:
-    """The files named by `paths`, of which a folder stands for the pictures below it, without hidden ones."""
-    from linformer_cli.data.pictures import list_endings
+    """The files named by `paths`, of which a folder stands for the pictures below it. Says what else is there."""
+    from linformer_cli.data.listing import list_folder
 
-    endings = list_endings()
     for path in paths:
         if not path.is_dir():
             yield path
             continue
-        inside = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in endings]
-        inside = [file for file in inside if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+        found = list_folder(path)
+        inside = [path / name for name in found.pictures if not name.endswith(".npy")]
+        for note in (*found.unread, *found.notes):
+            info(f"{path}: {note}")
         if not inside:
             raise DataError(f"'{path}' has no pictures")
         yield from inside
@@ -162,28 +166,13 @@ def _read(paths: Sequence[Path], session: Session) -> "tuple[list[Path], NDArray
     return names, np.stack(images), failures
 
 
-def _measure(
-    session: Session, images: "NDArray[np.uint8]", batch: int, label: int | None
-) -> "tuple[NDArray[np.float64], NDArray[np.int64] | None]":
-    """The bits/dim of each image [N], and the labels that the model was given."""
-    import numpy as np
-
-    from linformer_cli.evaluation.bits import measure_nats
-
-    labels = None if label is None else np.full(len(images), label)
-    measured = measure_nats(session.model, images, batch, labels=labels)
-    return measured.bits_per_image.numpy(), labels
-
-
-def _list_scores(
-    paths: Sequence[Path], bits: "NDArray[np.float64]", others: "NDArray[np.float64] | None"
-) -> "list[Score]":
+def _list_scores(paths: Sequence[Path], nats: "ImageNats", others: "ImageNats | None") -> "list[Score]":
     from linformer_cli.evaluation.scores import Score
 
-    second = [None] * len(bits) if others is None else others.tolist()
+    against = [None] * len(paths) if others is None else others.bits_per_image.tolist()
     return [
-        Score(str(path), own, against, str(path.parent))
-        for path, own, against in zip(paths, bits.tolist(), second, strict=True)
+        Score(str(path), own, other, str(path.parent))
+        for path, own, other in zip(paths, nats.bits_per_image.tolist(), against, strict=True)
     ]
 
 

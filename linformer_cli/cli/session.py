@@ -1,11 +1,12 @@
 """What commands open: a checkpoint, with its model on a device in a precision, and images."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from linformer_cli.config import DataConfig
 from linformer_cli.data import Split
-from linformer_cli.errors import UsageError, shorten
+from linformer_cli.errors import CheckpointError, UsageError, shorten
 from linformer_cli.system.device import Choice, SamplingPrecision, product_dtype, torch_dtype
 from linformer_cli.system.distributed import ALONE, Team
 from linformer_cli.units import Words, parse_count
@@ -14,11 +15,16 @@ from . import options
 from .output import info
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
 
     from linformer_cli.checkpoint import Checkpoint
+    from linformer_cli.data.byte_windows import ByteWindows
     from linformer_cli.data.images import ImageSet
     from linformer_cli.data.look import Look
+    from linformer_cli.evaluation.bits import ImageNats
     from linformer_cli.model.pixel_model import PixelModel
     from linformer_cli.sampling.decode import Sampler
 
@@ -63,6 +69,22 @@ class Session:
     def products(self) -> "torch.dtype | None":
         """The argument `products` of an engine for this precision."""
         return product_dtype(self.precision)
+
+    def measure(
+        self,
+        images: "NDArray[np.uint8] | ByteWindows",
+        batch: int,
+        labels: "NDArray[np.int64] | None" = None,
+        nats: "Callable[[Tensor, Tensor | None], Tensor] | None" = None,
+    ) -> "ImageNats":
+        """Do what `measure_nats` does. Raises `CheckpointError` if the model's predictions are not finite numbers."""
+        from linformer_cli.evaluation.bits import measure_nats
+        from linformer_cli.sampling.engines.base import DAMAGED
+
+        measured = measure_nats(self.model, images, batch, nats=nats, labels=labels)
+        if not measured.whole.isfinite().all():
+            raise CheckpointError(f"'{self.checkpoint.name}': {DAMAGED}")
+        return measured
 
     def choose_classes(self, wanted: str | None) -> list[int]:
         """Return the classes in the value of `--class`: `7`, `1,7`, names, or `all`. Without a value, return [].

@@ -74,7 +74,7 @@ class ImageNats:
     @property
     def bits_per_image(self) -> Tensor:
         """Bits/dim of every image, float64 [N]."""
-        return self.whole / (math.log(2) * self.positions)
+        return _to_bits(self.whole, self.positions)
 
     def describe(self) -> Bits:
         """Return bits/dim: the nats divided by ln 2 and by the number of values."""
@@ -177,7 +177,11 @@ def _double_ranges(positions: int) -> list[range]:
     return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
+def _to_bits(nats_per_image: Tensor, values: int) -> Tensor:
+    return nats_per_image / (math.log(2) * max(values, 1))
+
+
 def _mean_and_error(nats_per_image: Tensor, values: int) -> tuple[float, float | None]:
-    bits = nats_per_image / (math.log(2) * max(values, 1))
+    bits = _to_bits(nats_per_image, values)
     error = float(bits.std()) / math.sqrt(len(bits)) if len(bits) > 1 else None
     return float(bits.mean()), error

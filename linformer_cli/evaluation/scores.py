@@ -39,7 +39,7 @@ class Score:
     @property
     def rank(self) -> float:
         """The higher, the odder."""
-        return self.bits_per_dim if self.against is None else self.bits_per_dim - self.against
+        return self.bits_per_dim if self.difference is None else self.difference
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,13 @@ def test_scores_are_those_of_eval_and_the_oddest_come_first(run_folder, pictures
     areas = {Path(row["folder"]).name: (row["pictures"], row["area"]) for row in found["folders"]}
     assert areas == {"noise": (3, pytest.approx(area)), "glyphs": (4, pytest.approx(1 - area))}
     evaluated = tmp_path / "images.csv"
-    lintx("eval", run_folder, "--limit", 4, "--per-image", evaluated, "--against", run_folder)
+    arguments = ("eval", run_folder, "--limit", 4, "--per-image", evaluated, "--against", run_folder, "--json")
+    mean = lintx(*arguments).document["bits_per_dim"]
     table = list(csv.DictReader(io.StringIO(evaluated.read_text(encoding="utf-8"))))
     expected = {row["image"]: float(row["bits_per_dim"]) for row in table}
     own = {Path(row["picture"]).stem: row["bits_per_dim"] for row in rows if "glyphs" in row["picture"]}
     assert own == pytest.approx(expected, rel=1e-6)
+    assert np.mean([*expected.values()]) == pytest.approx(mean)
     assert all(row["bits_per_dim"] == row["against_bits_per_dim"] for row in table)
     # A row of pictures with their heat maps; there are too few for a second row.
     with Image.open(sheet) as drawn:
@@ -53,13 +55,14 @@ def test_the_second_model_decides_the_order(run_folder, pictures, lintx, tmp_pat
     other = tmp_path / "other"
     options = ("--data", "glyphs", "--image-size", 10, "--preset", "tiny", "--steps", 1, "--batch", 4, "--seed", 5)
     assert lintx("train", *options, "--out", other).code == 0
-    arguments = ("score", pictures / "glyphs", "--checkpoint", run_folder)
+    arguments = ("score", pictures, "--checkpoint", run_folder)
     alone = {row["picture"]: row["bits_per_dim"] for row in lintx(*arguments, "--json").document["pictures"]}
-    second = lintx("score", pictures / "glyphs", "--checkpoint", other, "--json").document["pictures"]
+    second = lintx("score", pictures, "--checkpoint", other, "--json").document["pictures"]
     against = {row["picture"]: row["bits_per_dim"] for row in second}
     outcome = lintx(*arguments, "--against", other, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(outcome.stdout)))
     wanted = sorted(alone, key=lambda name: against[name] - alone[name])
+    assert wanted != sorted(alone, key=lambda name: -alone[name]), "these pictures do not tell the two orders apart"
     assert [row["picture"] for row in rows] == wanted
     for row in rows:
         assert float(row["difference"]) == pytest.approx(alone[row["picture"]] - against[row["picture"]], abs=1e-9)

@@ -19,6 +19,7 @@ import torch
 from cli.conftest import run_main
 from faults.runs import DIGESTS, assert_refused, sign, use
 from loops import loop_over
+from PIL import Image
 
 from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoint
 from linformer_cli.checkpoint_files import CONFIG, TRAINING, WEIGHTS
@@ -137,10 +138,17 @@ def test_a_model_that_gives_nan_is_refused(new_copy, capsys, value: float) -> No
         for parameter in model.parameters():
             parameter.mul_(value)
     save_checkpoint(copy.parent / "nan", model, read_checkpoint(copy / "last").info)
-    out = copy.parent / "out.png"
-    for arguments in (("sample", "-n", "1", "-o", out), ("eval",), ("eval", "--engine", "native"), ("export", out)):
+    nan, out, picture = (copy.parent / name for name in ("nan", "out.png", "picture.png"))
+    Image.new("L", (28, 28), 90).save(picture)
+    for arguments in (
+        ("sample", nan, "-n", "1", "-o", out),
+        ("eval", nan),
+        ("eval", nan, "--engine", "native"),
+        ("score", picture, "--checkpoint", nan),
+        ("export", nan, out),
+    ):
         if arguments[0] == "export" and math.isfinite(value):
             continue
-        outcome = run_main((arguments[0], copy.parent / "nan", *arguments[1:]), capsys)
+        outcome = run_main(arguments, capsys)
         assert outcome.code == 1 and "not a finite number" in outcome.stderr, outcome
     assert not out.exists()
