@@ -23,8 +23,8 @@ _MOST_COLOURS = 256
 # A palette has the first of these numbers of colours whose mean error, of 255, is at most this. With fewer colours, a
 # model learns from fewer pictures.
 _PALETTES, _SMALL_ERROR = (64, 128, 256), 8.5
-# Pixel art has few colours for its pixels, and many equal neighbours.
-_PIXELS_PER_COLOUR, _FEW_COLOURS, _EQUAL = 8, 16, 0.1
+# Pixel art has few colours for its pixels, few opacities, and many equal neighbours.
+_PIXELS_PER_COLOUR, _FEW_COLOURS, _FEW_OPACITIES, _EQUAL = 8, 16, 16, 0.1
 # A picture has colours if more than this share of its pixels differs by more than this between the channels.
 _COLOURED, _SPREAD = 0.002, 8
 # The most pixels to measure in a picture; then the pictures, the pixels of each, and the pixels for making a palette.
@@ -64,7 +64,8 @@ class Survey:
             found = np.unique(packed)
         equal = float((packed[::step, 1:] == packed[::step, :-1]).mean()) if width > 1 else 1.0
         most = max(_FEW_COLOURS, height * width // _PIXELS_PER_COLOUR) if channels > 1 else _FEW_COLOURS
-        is_art = len(found) <= min(_MOST_COLOURS, most) and equal >= _EQUAL
+        opacities = np.unique(unpack_colours(found)[:, 3])
+        is_art = len(found) <= min(_MOST_COLOURS, most) and len(opacities) <= _FEW_OPACITIES and equal >= _EQUAL
         self._art += is_art
         block = _measure_block(packed) if is_art else 1
         self._blocks[height, width] = math.gcd(self._blocks[height, width], block)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from loops import loop_over
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from linformer_cli.config import ImageShape
 from linformer_cli.data.images import ImageSet, load_images
@@ -80,6 +80,18 @@ def test_photographs_keep_their_channels(tmp_path: Path) -> None:
     numbers = load_images(f"folder:{tmp_path / 'c'}", "train", colours=16)
     palette = np.array(numbers.shape.colours)
     assert len(palette) == 16 and palette[0, 3] == 0 and np.ptp(palette[:, :3], axis=1).max() > 50
+
+
+def test_icons_with_soft_edges_keep_their_opacity(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    icons = []
+    for _ in range(16):
+        large = Image.new("RGBA", (192, 192))
+        ImageDraw.Draw(large).ellipse((20, 30, *random.integers(120, 180, 2)), fill=(*random.integers(0, 256, 3), 255))
+        icons.append(large.resize((48, 48), Image.Resampling.LANCZOS))
+    found = load_images(fill(tmp_path / "icons", icons), "train")
+    assert (found.shape.channels, found.shape.palette, found.look.smooth) == (4, (), True)
+    assert load_images(f"folder:{tmp_path / 'icons'}", "train", colours=16).shape.levels == 16
 
 
 def test_one_ground_is_chosen_for_the_whole_set_and_said(tmp_path: Path) -> None:
