@@ -38,7 +38,7 @@ from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import DisagreementError, Interrupted, LintxError, UsageError
 from linformer_cli.metrics import read_metrics
-from linformer_cli.model.mixers import MIXERS
+from linformer_cli.model.mixers import list_mixers
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.variants import parse_variants
 from linformer_cli.presets import PRESETS
@@ -174,7 +174,7 @@ def test_a_run_with_other_settings_is_refused(finished, raises_one_line) -> None
 
 
 def test_matched_models_have_as_many_parameters_as_the_first(tmp_path) -> None:
-    names = ["linear", *MIXERS]
+    names = ["linear", *list_mixers()]
     entries = plan(tmp_path, *(f"{index}={name}" for index, name in enumerate(names)), match=True)
     counts = {
         name: PixelModel(entry.config.model).parameter_count() for name, entry in zip(names, entries, strict=True)

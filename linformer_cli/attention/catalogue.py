@@ -1,10 +1,13 @@
 """All attention mechanisms by name, grouped by family and ordered by year within a family.
 
-A new mechanism needs one file, one line here, test cases and a docs page.
+A new mechanism needs one file, one line here, test cases and a docs page. Those from outside the package follow.
 """
 
-from linformer_cli.errors import unknown_name
+from collections.abc import Iterable, Mapping
 
+from linformer_cli.errors import UsageError, unknown_name
+
+from . import plugins
 from .base import Attention, AttentionOptions, AttentionShape
 from .bigbird import BigbirdAttention
 from .deltanet import DeltanetAttention
@@ -64,10 +67,25 @@ CATALOGUE: dict[str, type[Attention]] = {
 }
 
 
-def find_attention(name: str) -> type[Attention]:
-    """The mechanism called `name`; raises `UsageError` with a suggestion for an unknown name."""
-    if name not in CATALOGUE:
-        raise unknown_name("attention", name, CATALOGUE)
+def add_mechanisms(mechanisms: Iterable[type[Attention]]) -> None:
+    """Make mechanisms known to every command. Raises `UsageError` if another one has the name of one of them."""
+    for one in mechanisms:
+        if CATALOGUE.setdefault(one.name, one) is not one:
+            raise UsageError(f"{one.__module__}: there already is a mechanism '{one.name}'; choose another name")
+
+
+def list_attentions() -> Mapping[str, type[Attention]]:
+    """All mechanisms by name: those of this package, then those from outside. Raises what `plugins` raises."""
+    add_mechanisms((*plugins.read_files(), *plugins.read_packages()))
+    return CATALOGUE
+
+
+def find_attention(name: str, others: Iterable[str] = ()) -> type[Attention]:
+    """The mechanism called `name`. Raises `UsageError` for an unknown name; `others` may be suggested, too."""
+    add_mechanisms(plugins.read_files())
+    if name not in CATALOGUE and name not in list_attentions():
+        error = unknown_name("attention", name, [*CATALOGUE, *others])
+        raise UsageError(f"{error} (if it is your own: --plugin FILE.py)")
     return CATALOGUE[name]
 
 

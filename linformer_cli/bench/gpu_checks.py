@@ -12,7 +12,7 @@ from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.linear import LinearAttention, LinearOptions
 from linformer_cli.config import ModelConfig
 from linformer_cli.evaluation.agreement import AgreementRow, build_row, follow, relative_error
-from linformer_cli.model.mixers import MIXERS
+from linformer_cli.model.mixers import list_mixers
 from linformer_cli.model.variants import parse_variant, parse_variants
 from linformer_cli.native.library import reference_only
 from linformer_cli.sampling.decode import Sampler
@@ -66,7 +66,7 @@ def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]
 @torch.no_grad()
 def check_mechanisms(device: str) -> Iterator[AgreementRow]:
     """Compare the parallel and the step form of every mechanism in float32."""
-    for name in MIXERS:
+    for name in list_mixers():
         model = build_checked_model(PassSetup(parse_variant(name, True), heads=2, head_width=16, positions=144)).to(
             device
         )

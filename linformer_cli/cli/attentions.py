@@ -61,7 +61,7 @@ def attentions(
     """
     from linformer_cli.attention.base import AttentionShape
     from linformer_cli.checkpoint import read_checkpoint
-    from linformer_cli.model.mixers import MIXERS, find_mixer
+    from linformer_cli.model.mixers import find_mixer, list_mixers
 
     if checkpoint is not None:
         if positions or heads or head_width:
@@ -82,7 +82,7 @@ def attentions(
         }
         network = parse_config(NetworkConfig, widths, "sizes")
     shape = AttentionShape(heads, head_width, head_width, positions, row)
-    chosen = MIXERS if name is None else {name: find_mixer(name)}
+    chosen = {key: find_mixer(key) for key in (list_mixers() if name is None else [name])}
     rows = [_describe(key, network, shape) for key in chosen]
     sizes = {"positions": positions, "heads": heads, "head_width": head_width}
     if name is None:

@@ -1,6 +1,6 @@
 """`lintx check`: how closely the parallel and the step form of a model agree."""
 
-from linformer_cli.errors import DisagreementError
+from linformer_cli.errors import DisagreementError, UsageError
 from linformer_cli.report.tables import Column
 
 from . import options
@@ -23,6 +23,12 @@ def check(
     checkpoint: options.CheckpointArgument = None,
     images: int = option(2, "Number of images.", "-n", "--count", min=1, max=_MOST_IMAGES),
     positions: int | None = option(None, "Number of positions. Default: all.", min=2),
+    mechanism: str | None = option(
+        None,
+        "Check a mechanism instead of a model: its name, perhaps with options as in lsh:rounds=1, or its class as "
+        "FILE.py:CLASS or MODULE:CLASS.",
+        metavar="NAME",
+    ),
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -34,11 +40,21 @@ def check(
     gives the same predictions when it reads an image in blocks, and that later values do not change earlier
     predictions. The exit code is 1 if an error exceeds its tolerance.
 
+    With --mechanism, the contract of one mechanism is checked with random inputs: steps and blocks equal one pass, also
+    in their gradients; later inputs, NaN and other images change nothing that they must not change; the state has the
+    size that it claims. If the class has a method `oracle(q, k, v, extra)`, it is compared with that, too.
+
     Examples:
 
     - `lintx check`
     - `lintx check runs/first --json`
+    - `lintx check --mechanism mine.py:MyAttention`
     """
+    if mechanism is not None:
+        if checkpoint is not None:
+            raise UsageError("--mechanism checks a mechanism without a model; drop the checkpoint")
+        _check_mechanism(mechanism, json)
+        return
     session = open_session(checkpoint, "cpu", "fp32")
 
     from linformer_cli.evaluation.agreement import measure_agreement
@@ -55,3 +71,27 @@ def check(
     items = session.checkpoint.info.data.words.items
     sizes = f"{agreement.images} {items} of {agreement.positions} positions"
     info(f"passed: {sizes}, {agreement.state_bytes:,} state bytes")
+
+
+def _check_mechanism(name: str, json: bool) -> None:
+    from linformer_cli.attention.catalogue import add_mechanisms
+    from linformer_cli.attention.plugins import read_class
+    from linformer_cli.evaluation.contract import build_mechanism, measure_contract
+    from linformer_cli.model.variants import parse_variant
+
+    if ":" in name and "=" not in name:
+        found = read_class(name)
+        add_mechanisms([found])
+        name = found.name
+    variant = parse_variant(name)
+    rows = measure_contract(build_mechanism(variant))
+    failed = [row.name for row in rows if not row.passed]
+    if json:
+        print_json({**variant.described, "passed": not failed, "rows": rows})
+    else:
+        print_records(rows, _COLUMNS, "table")
+    if failed:
+        raise DisagreementError(
+            f"'{variant.label}' breaks the contract in {len(failed)} of {len(rows)} checks: {', '.join(failed)}"
+        )
+    info(f"passed: {len(rows)} checks of '{variant.label}'")

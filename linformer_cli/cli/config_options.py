@@ -22,7 +22,7 @@ from linformer_cli.config import Duration
 from linformer_cli.documents import Config
 from linformer_cli.presets import DEFAULT_PRESET, PRESETS, preset_defaults
 
-from .options import LARGEST_COUNT, parse_duration, parse_pairs
+from .options import LARGEST_COUNT, Plugins, parse_duration, parse_pairs
 
 # The key under which a field of a dataclass keeps its option.
 _OPTION = "option"
@@ -83,6 +83,7 @@ def with_fields(command: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(command)
     given = signature.parameters
     parameters = [one for each in given.values() for one in _expand(each.name, each.annotation, each.default)]
+    parameters += _expand("plugin", Plugins, None)  # every command may meet mechanisms from outside
 
     @functools.wraps(command)
     def run(**values: Any) -> None:

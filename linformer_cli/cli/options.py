@@ -29,6 +29,28 @@ LARGEST_COUNT = 2**24
 LONGEST_SECONDS = 3_650 * 86_400.0
 
 
+def _use_plugins(files: list[str] | None) -> None:
+    for file in files or []:
+        if not os.path.isfile(file):
+            raise UsageError(f"--plugin takes a Python file, such as mine.py, found '{file}'")
+    if files:
+        # `attention.plugins`, which loads torch, reads it, also in other processes of the command.
+        os.environ["LINTX_PLUGIN"] = os.pathsep.join(map(os.path.abspath, files))
+
+
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        help="A Python file that defines mechanisms; repeatable.",
+        metavar="FILE",
+        callback=_use_plugins,
+        expose_value=False,
+        is_eager=True,
+    ),
+]
+
+
 def _set_quiet(quiet: bool) -> bool:
     set_quiet(quiet)
     return quiet

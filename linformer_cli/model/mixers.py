@@ -6,10 +6,10 @@ from typing import Any, cast
 import torch
 
 from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape, measure_state_bytes
-from linformer_cli.attention.catalogue import CATALOGUE, find_attention, fit_attention
+from linformer_cli.attention.catalogue import find_attention, fit_attention, list_attentions
 from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.documents import Config, parse_config
-from linformer_cli.errors import UsageError, unknown_name
+from linformer_cli.errors import UsageError
 
 from .attention_layer import build_convolution
 from .blocks import Block, TransformerBlock
@@ -19,14 +19,16 @@ from .lstm import LstmBlock, LstmOptions
 Mixer = type[Attention] | type[LstmBlock]
 
 BASELINES: dict[str, type[LstmBlock]] = {LstmBlock.name: LstmBlock}
-MIXERS: dict[str, Mixer] = {**CATALOGUE, **BASELINES}
+
+
+def list_mixers() -> list[str]:
+    """The names of all mechanisms, and then of the baselines."""
+    return [*list_attentions(), *BASELINES]
 
 
 def find_mixer(name: str) -> Mixer:
     """The mechanism or baseline called `name`; raises `UsageError` with a suggestion for an unknown name."""
-    if name not in MIXERS:
-        raise unknown_name("attention", name, MIXERS)
-    return MIXERS[name]
+    return BASELINES[name] if name in BASELINES else find_attention(name, BASELINES)
 
 
 def parse_options(name: str, options: Mapping[str, Any]) -> Config:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from linformer_cli.attention.catalogue import CATALOGUE, find_attention
+from linformer_cli.attention.catalogue import find_attention, list_attentions
 from linformer_cli.errors import UsageError
 
-from .mixers import MIXERS, find_mixer, parse_options
+from .mixers import find_mixer, list_mixers, parse_options
 from .pixel_model import PixelModel
 
 # The mechanism with which all others are compared.
@@ -33,7 +33,7 @@ class Variant:
 
 def list_variants(baselines: bool = False) -> list[Variant]:
     """List every mechanism of the catalogue with its defaults. With `baselines`, the LSTM is included."""
-    return [parse_variant(name, baselines) for name in (MIXERS if baselines else CATALOGUE)]
+    return [parse_variant(name, baselines) for name in (list_mixers() if baselines else list_attentions())]
 
 
 def parse_variants(entries: Sequence[str], baselines: bool = False) -> list[Variant]:

@@ -1,4 +1,4 @@
-"""Random inputs, and the cases of the contract tests: a mechanism with small options and its oracle."""
+"""The cases of the contract tests: a mechanism with small options and its oracle."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -6,25 +6,9 @@ from typing import Any, Literal, NamedTuple
 import pytest
 from torch import Tensor, nn
 
+from linformer_cli.evaluation.contract import Inputs
+
 Tensors = Mapping[str, Tensor]
-
-
-class Inputs(NamedTuple):
-    """q and k [B, H, T, K], v [B, H, T, V] and, for mechanisms that use extra scalars, extra [B, H, T, E]."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    extra: Tensor | None = None
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
-        return Inputs(*(None if part is None else change(part) for part in self))
-
-    def block(self, start: int, stop: int | None = None) -> "Inputs":
-        return self.map(lambda part: part[:, :, start:stop])
-
-    def leaves(self) -> list[Tensor]:
-        return [part for part in self if part is not None]
 
 
 Oracle = Callable[[Inputs, Tensors], Tensor]

@@ -1,8 +1,6 @@
-"""Mechanisms of the cases with random inputs, and gradients of their outputs."""
+"""Mechanisms of the cases, and comparisons of their gradients and with their oracles."""
 
 import importlib
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from attention.inputs import Case, Inputs, Oracle
@@ -12,9 +10,6 @@ from torch import Tensor
 from linformer_cli.attention.base import Attention, AttentionShape
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.model.mixers import build_attention
-
-LENGTH = 130
-
 
 # Every mechanism has a file of cases with its name.
 CASES: dict[str, Case] = {
@@ -38,41 +33,6 @@ def build(
     if case.prepare:
         case.prepare(mechanism)
     return mechanism.to(dtype).eval()
-
-
-def draw(
-    mechanism: Attention, length: int = LENGTH, batch: int = 2, seed: int = 0, dtype: Any = torch.float64
-) -> Inputs:
-    """Draw random inputs in float64, so that all types start from the same numbers."""
-    generator = torch.Generator().manual_seed(seed)
-    shape, extra = mechanism.shape, mechanism.extra_per_head
-    widths = (shape.key_width, shape.key_width, shape.value_width, extra)
-    parts = [
-        torch.randn(batch, shape.heads, length, width, generator=generator, dtype=torch.float64).to(dtype)
-        for width in widths
-    ]
-    return share(mechanism, Inputs(*parts[:3], parts[3] if extra else None))
-
-
-def share(mechanism: Attention, inputs: Inputs) -> Inputs:
-    if mechanism.shared_key_value:
-        return inputs._replace(v=inputs.k)
-    return inputs._replace(q=inputs.k) if mechanism.shared_query_key else inputs
-
-
-def gradients(mechanism: Attention, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> dict[str, Tensor]:
-    """Differentiate a random weighted sum of the outputs with respect to the inputs and all parameters, by name."""
-    leaves = share(mechanism, inputs.map(lambda part: part.detach().clone().requires_grad_()))
-    y = run(leaves)
-    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y.dtype)
-    wanted = {name: part for name, part in leaves._asdict().items() if part is not None}
-    if mechanism.shared_query_key:
-        del wanted["q"]
-    if mechanism.shared_key_value:
-        del wanted["k"]
-    wanted |= dict(mechanism.named_parameters())
-    found = torch.autograd.grad((y * weights).sum(), list(wanted.values()), materialize_grads=True)
-    return dict(zip(wanted, found, strict=True))
 
 
 def assert_gradients_agree(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from attention.inputs import Case, Inputs, mark_variants
+from attention.inputs import Case, mark_variants
 from attention.measures import measure_saved_bytes
-from attention.mechanisms import CASES, LENGTH, assert_gradients_agree, build, draw, gradients, run_oracle, share
+from attention.mechanisms import CASES, assert_gradients_agree, build, run_oracle
 from loops import loop_over
 from tolerances import BFLOAT16, CAUSALITY, FLOAT32_DRIFT, FLOAT64, all_finite, assert_agree
 from torch import Tensor
@@ -16,6 +16,7 @@ from linformer_cli.attention.base import Attention
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.config import NetworkConfig
 from linformer_cli.errors import UsageError
+from linformer_cli.evaluation.contract import LENGTH, Inputs, draw, gradients, share
 from linformer_cli.model.attention_layer import AttentionLayer
 from linformer_cli.native.library import reference_only
 

@@ -1,6 +1,5 @@
 """The contract tests: every mechanism of the catalogue must pass them. A new mechanism needs one file in `cases/`."""
 
-import functools
 import importlib
 import itertools
 import math
@@ -12,9 +11,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
-from attention.inputs import Case, Inputs, mark_variants
+from attention.inputs import Case, mark_variants
 from attention.measures import CountOperations, CountWork, measure_saved_bytes
-from attention.mechanisms import CASES, LENGTH, assert_gradients_agree, build, draw, gradients, run_oracle, share
+from attention.mechanisms import CASES, assert_gradients_agree, build, run_oracle
 from loops import loop_over
 from tolerances import BFLOAT16, CAUSALITY, EXTREME, FLOAT32_DRIFT, FLOAT64, all_finite, assert_agree, assert_all_agree
 from torch import Tensor
@@ -29,45 +28,25 @@ from linformer_cli.attention.base import (
 )
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.errors import UsageError
+from linformer_cli.evaluation import contract
+from linformer_cli.evaluation.contract import (
+    LENGTH,
+    Inputs,
+    attend,
+    attend_blocks,
+    draw,
+    gradients,
+    init,
+    random_cuts,
+    share,
+    step_through,
+)
 from linformer_cli.model.mixers import build_attention, parse_options
 from linformer_cli.native.library import reference_only
 
 CPU = torch.device("cpu")
 every_case = pytest.mark.parametrize("case", mark_variants(CASES, lambda case: case.attention))
 every_mechanism = loop_over("key", CATALOGUE)
-
-
-def init(mechanism: Attention, inputs: Inputs, capacity: int | None = None) -> Any:
-    return mechanism.init_state(len(inputs.v), capacity or inputs.v.shape[2], CPU, inputs.v.dtype)
-
-
-def attend(mechanism: Attention, inputs: Inputs, state: Any = None) -> tuple[Tensor, Any]:
-    return mechanism.attend(*inputs[:3], state, inputs.extra)
-
-
-def attend_blocks(mechanism: Attention, inputs: Inputs, cuts: list[int], state: Any = None) -> tuple[Tensor, Any]:
-    outputs = []
-    for start, stop in itertools.pairwise([0, *cuts, inputs.v.shape[2]]):
-        y, state = attend(mechanism, inputs.block(start, stop), state)
-        outputs.append(y)
-    return torch.cat(outputs, dim=2), state
-
-
-def step_through(mechanism: Attention, inputs: Inputs, state: Any = None) -> tuple[Tensor, Any]:
-    state = init(mechanism, inputs) if state is None else state
-    outputs = []
-    for place in range(inputs.v.shape[2]):
-        q_t, k_t, v_t, extra_t = (None if part is None else part[:, :, place] for part in inputs)
-        y_t, state = mechanism.step(q_t, k_t, v_t, state, extra_t)
-        outputs.append(y_t)
-    return torch.stack(outputs, dim=2), state
-
-
-def random_cuts(length: int, seed: int) -> list[int]:
-    """Return sorted cuts between 0 and `length` that give at most seven blocks."""
-    generator = torch.Generator().manual_seed(seed)
-    count = min(int(torch.randint(1, 7, (), generator=generator)), length - 1)
-    return sorted((1 + torch.randperm(length - 1, generator=generator)[:count]).tolist())
 
 
 def condition_of(case: Case, inputs: Inputs) -> Tensor | None:
@@ -110,29 +89,13 @@ def test_every_choice_of_an_option_has_a_case(key: str) -> None:
 @every_case
 @loop_over("length", [1, 2, 63, 64, 65, LENGTH])
 def test_blocks_and_steps_match_a_single_pass(case: Case, length: int) -> None:
-    mechanism = build(case)
-    inputs = draw(mechanism, length, seed=length)
-    with torch.no_grad():
-        whole, _ = attend(mechanism, inputs)
-        assert whole.shape == inputs.v.shape
-        empty, _ = attend(mechanism, inputs, init(mechanism, inputs))
-        assert_agree(empty, whole, FLOAT64)
-        stepped, _ = step_through(mechanism, inputs)
-        assert_agree(stepped, whole, FLOAT64)
-        for seed in range(4 if length > 1 else 0):
-            state = init(mechanism, inputs) if seed % 2 else None
-            blocks, _ = attend_blocks(mechanism, inputs, random_cuts(length, seed), state)
-            assert_agree(blocks, whole, FLOAT64)
+    assert contract.split_error(build(case), length) <= FLOAT64
 
 
 @every_case
 @loop_over("capacity", [1, 20])
 def test_steps_beyond_the_capacity_match_a_single_pass(case: Case, capacity: int) -> None:
-    mechanism = build(case)
-    inputs = draw(mechanism, 40)
-    with torch.no_grad():
-        stepped, _ = step_through(mechanism, inputs, init(mechanism, inputs, capacity))
-        assert_agree(stepped, attend(mechanism, inputs)[0], FLOAT64)
+    assert contract.capacity_error(build(case), capacity) <= FLOAT64
 
 
 @every_case
@@ -152,25 +115,12 @@ def test_blocks_and_steps_may_alternate(case: Case, seed: int) -> None:
 @every_case
 @loop_over("length", [2, 65, LENGTH])
 def test_gradients_are_split_invariant(case: Case, length: int) -> None:
-    mechanism = build(case)
-    inputs = draw(mechanism, length, seed=length)
-    whole = gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0])
-    for seed in range(4):
-        state = init(mechanism, inputs) if seed % 2 else None
-        run = functools.partial(attend_blocks, mechanism, cuts=random_cuts(length, seed), state=state)
-        assert_gradients_agree(gradients(mechanism, inputs, lambda x, run=run: run(inputs=x)[0]), whole)
+    assert contract.gradient_error(build(case), length) <= FLOAT64
 
 
 @every_case
 def test_an_earlier_block_learns_from_later_outputs(case: Case) -> None:
-    """After a split, only the state can carry gradients from later outputs to earlier values."""
-    mechanism = build(case)
-    inputs = draw(mechanism)
-
-    found = gradients(mechanism, inputs, lambda x: attend_blocks(mechanism, x, [70])[0][:, :, 70:])
-    expected = gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0][:, :, 70:])
-    assert expected["v"][:, :, :70].abs().max() > 1e-6
-    assert_gradients_agree(found, expected)
+    assert contract.state_gradient_error(build(case)) <= FLOAT64
 
 
 @every_case
@@ -216,20 +166,7 @@ def test_the_result_does_not_depend_on_the_chunk(case: Case, chunk: int) -> None
 @loop_over("factor", [-1.0, 30.0])
 @loop_over("place", [1, 15, 16, 17, 64, 129])
 def test_a_later_position_changes_no_earlier_output(case: Case, place: int, factor: float) -> None:
-    mechanism = build(case)
-    inputs = draw(mechanism)
-    before, _ = attend(mechanism, inputs)
-    for stop in (place + 1, LENGTH):
-        changed = inputs.map(Tensor.clone)
-        for part in changed.leaves():
-            part[:, :, place:stop] *= factor
-        # If queries and keys are one tensor, sharing it before the scaling would scale it twice, and factors of -1
-        # would cancel.
-        after, _ = attend(mechanism, share(mechanism, changed))
-        assert_agree(after[:, :, :place], before[:, :, :place], CAUSALITY)
-        assert (after[:, :, place] - before[:, :, place]).abs().max() > 1e-3, (
-            "the change had no effect at its own position"
-        )
+    assert contract.causality_error(build(case), place, factor) <= CAUSALITY
 
 
 @every_case
@@ -242,40 +179,18 @@ def test_no_gradient_reaches_a_later_position(case: Case) -> None:
         assert found["v"][:, :, place - 1 if case.sees_itself else 0 : place].any()
 
 
-def put(inputs: Inputs, name: str, value: float) -> Inputs:
-    """Return `inputs` with `value` at positions 20 to 32 of image 0."""
-    bad = getattr(inputs, name).clone()
-    bad[0, :, 20:33, -1] = value
-    return inputs._replace(**{name: bad})
-
-
 @every_case
 @loop_over("value", [math.nan, math.inf, -math.inf])
 def test_nan_and_infinity_reach_no_earlier_output_or_other_image(case: Case, value: float) -> None:
-    mechanism = build(case)
-    inputs = draw(mechanism, 40)
-    names = [name for name, part in inputs._asdict().items() if part is not None]
-    with reference_only(), torch.no_grad():
-        expected, _ = attend(mechanism, inputs)
-        for name in names[mechanism.shared_query_key :]:
-            bad = share(mechanism, put(inputs, name, value))
-            for cuts in ([], [33]):  # with a cut at 33, only the state contains the value
-                found, _ = attend_blocks(mechanism, bad, cuts)
-                assert_agree(found[0, :, :20], expected[0, :, :20], CAUSALITY)
-                assert_agree(found[1], expected[1], FLOAT64)
+    with reference_only():
+        earlier, other = contract.leak_error(build(case), value)
+    assert earlier <= CAUSALITY and other <= FLOAT64
 
 
 @every_case
 def test_a_nan_reaches_no_earlier_gradient(case: Case) -> None:
-    mechanism = build(case)
-    inputs = draw(mechanism, 40)
     with reference_only():
-        found, expected = (
-            gradients(mechanism, x, lambda x: attend(mechanism, x)[0][:, :, :20])
-            for x in (put(inputs, "k" if mechanism.shared_key_value else "v", math.nan), inputs)
-        )
-    for name in found.keys() & set(Inputs._fields):
-        assert_agree(found[name][:, :, :20], expected[name][:, :, :20], FLOAT64)
+        assert contract.leak_gradient_error(build(case)) <= FLOAT64
 
 
 @every_mechanism
@@ -377,21 +292,7 @@ def test_a_state_holds_no_larger_storage(case: Case, way: str) -> None:
 
 @every_case
 def test_only_growing_states_grow(case: Case) -> None:
-    mechanism = build(case)
-    sizes = []
-    for length in (1, LENGTH, 2 * LENGTH, 4 * LENGTH):
-        inputs = draw(mechanism, length)
-        with torch.no_grad():
-            parallel = measure_state_bytes(attend(mechanism, inputs)[1])
-        sizes.append(parallel)
-        assert parallel == mechanism.state_bytes(2, length, torch.float64)
-        assert parallel == measure_state_bytes(init(mechanism, inputs))
-    if mechanism.memory is Memory.CONSTANT:
-        assert len(set(sizes)) == 1
-    elif mechanism.memory is Memory.BOUNDED:
-        assert len(set(sizes[1:])) == 1
-    else:
-        assert sizes == sorted(set(sizes)), "a GROWING state must grow"
+    assert contract.wrong_state_bytes(build(case)) == 0
 
 
 @every_case
@@ -445,18 +346,8 @@ def test_the_work_of_a_step_grows_only_with_the_state(case: Case) -> None:
 
 @every_case
 def test_images_of_a_batch_are_independent(case: Case) -> None:
-    mechanism = build(case)
-    inputs = draw(mechanism, 70, batch=3)
-    changed = draw(mechanism, 70, batch=3, seed=9).map(lambda part: 30 * part)
-    for part, original in zip(changed.leaves(), inputs.leaves(), strict=True):
-        part[1] = original[1]
-    changed = share(mechanism, changed)
-    alone = share(mechanism, inputs.map(lambda part: part[1:2]))
-    for run in (attend, step_through):
-        with torch.no_grad():
-            expected = run(mechanism, inputs)[0][1:2]
-            assert_agree(run(mechanism, changed)[0][1:2], expected, CAUSALITY)
-            assert_agree(run(mechanism, alone)[0], expected, FLOAT64)
+    changed, alone = contract.batch_errors(build(case))
+    assert changed <= CAUSALITY and alone <= FLOAT64
 
 
 @every_case
@@ -490,28 +381,9 @@ def join(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 
 
 @every_case
-@loop_over("prefix", ["nothing", "attend", "step"])
-def test_attend_does_not_modify_state_or_inputs(case: Case, prefix: str) -> None:
-    mechanism = build(case)
-    inputs = draw(mechanism)
-    kept_inputs = [part.clone() for part in inputs.leaves()]
-    given = init(mechanism, inputs)
-    with torch.no_grad():
-        if prefix != "nothing":
-            begin = attend if prefix == "attend" else step_through
-            _, given = begin(mechanism, inputs.block(0, 40), given)
-        kept = [tensor.clone() for tensor in state_tensors(given)]
-        first, state = attend(mechanism, inputs.block(40, 60), given)
-        # Steps may write in place, so attend must not return tensors of the given state.
-        step_through(mechanism, inputs.block(60, 80), state)
-        for tensor, before in zip(state_tensors(given), kept, strict=True):
-            assert torch.equal(tensor, before)
-        again, _ = attend(mechanism, inputs.block(40, 60), given)
-        assert torch.equal(again, first)
-        _, state = attend(mechanism, inputs)
-        step_through(mechanism, inputs.block(0, 3), state)
-    for part, before in zip(inputs.leaves(), kept_inputs, strict=True):
-        assert torch.equal(part, before)
+@loop_over("prefix", [None, attend, step_through])
+def test_attend_does_not_modify_state_or_inputs(case: Case, prefix: Any) -> None:
+    assert contract.state_change(build(case), prefix) == 0
 
 
 @every_case

@@ -18,7 +18,6 @@ from linformer_cli.bench.measure.attention_pass import (
     count_least_bytes,
 )
 from linformer_cli.bench.measure.peak_memory import measure_peak
-from linformer_cli.model.mixers import MIXERS
 from linformer_cli.model.variants import Variant
 
 
@@ -65,8 +64,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
             calls.append((q, k, v, state, extra, self.training, gradients))
             return super().attend(q, k, v * extra.sum(dim=-1, keepdim=True), state, extra)
 
-    for known in (CATALOGUE, MIXERS):
-        monkeypatch.setitem(known, "shared", Shared)
+    monkeypatch.setitem(CATALOGUE, "shared", Shared)
     return calls
 
 
@@ -90,8 +88,7 @@ def test_a_pass_gives_one_tensor_as_keys_and_values(monkeypatch: pytest.MonkeyPa
             calls.append((q, k, v))
             return super().attend(q, k, v, state)
 
-    for known in (CATALOGUE, MIXERS):
-        monkeypatch.setitem(known, "same", Same)
+    monkeypatch.setitem(CATALOGUE, "same", Same)
     build_pass(setup(20, attention="same", options={}))()
     ((q, k, v),) = calls
     assert k is v and q is not k

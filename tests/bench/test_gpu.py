@@ -23,7 +23,7 @@ def found() -> tuple[GpuReport, list[str]]:
     saved: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu, "Ceilings", FixedCeilings)
-        patch.setattr(gpu_checks, "MIXERS", ("linear", "softmax", "lsh"))
+        patch.setattr(gpu_checks, "list_mixers", lambda: ["linear", "softmax", "lsh"])
         report = GpuBench("cpu", GpuSizes(), save=lambda report: saved.append(to_json(report))).run()
     return report, saved
 

@@ -18,7 +18,7 @@ from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.blocks import AttentionLayer, Block, FeedForward
 from linformer_cli.model.dropout import Rounded, Vectors
 from linformer_cli.model.lstm import LstmState
-from linformer_cli.model.mixers import MIXERS, build_blocks
+from linformer_cli.model.mixers import build_blocks, list_mixers
 from linformer_cli.presets import PRESETS
 
 BuildConfig = Callable[..., ModelConfig]
@@ -104,7 +104,7 @@ def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention:
         assert measure_state_bytes(held) == block.state_bytes(3, 20, torch.float64)
 
 
-@loop_over("attention", MIXERS)
+@loop_over("attention", list_mixers())
 def test_a_state_holds_no_view_of_the_projections(build_config: BuildConfig, attention: str) -> None:
     """Queries, keys and values are views of one tensor. A view in a state would keep the whole tensor in memory."""
     block = build_block(build_config(attention))

@@ -10,7 +10,6 @@ from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import CheckpointError
-from linformer_cli.model.mixers import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.training.transfer import summarise_names, transfer_weights
 
@@ -38,7 +37,6 @@ class OtherExtraAttention(LinearAttention):
 def mechanisms(monkeypatch: pytest.MonkeyPatch) -> None:
     for mechanism in (SharedAttention, OtherExtraAttention):
         monkeypatch.setitem(CATALOGUE, mechanism.name, mechanism)
-        monkeypatch.setitem(MIXERS, mechanism.name, mechanism)
 
 
 @pytest.fixture
