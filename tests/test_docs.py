@@ -6,6 +6,8 @@ import itertools
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from loops import loop_over
 from typer.main import get_command
 
+from linformer_cli import __version__
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.cli.app import app
 from linformer_cli.model.mixers import BASELINES
@@ -114,3 +117,16 @@ def test_tables_of_mechanisms_are_those_of_the_catalogue() -> None:
     found = [line for line in lines if re.match(r"\| \[\w+\]\(", line)]
     for line, (start, end) in itertools.zip_longest(found, rows, fillvalue=("", "")):
         assert line.startswith(start) and line.endswith(f"| {end} |")
+
+
+@pytest.mark.slow
+def test_the_site_has_no_broken_link(tmp_path) -> None:
+    pytest.importorskip("material", reason="pip install '.[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", ".github/mkdocs.yml"]
+    subprocess.run([*command, "--site-dir", tmp_path / "site"], cwd=ROOT, check=True, capture_output=True)
+    assert (tmp_path / "site" / "guide" / "embed" / "index.html").is_file()
+
+
+def test_release_files_have_the_version() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()

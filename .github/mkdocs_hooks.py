@@ -1,0 +1,33 @@
+"""Hooks of the documentation site: README.md is its home, and other links lead to pages or to the repository."""
+
+import os
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+# The address of the repository, such as https://github.com/OWNER/lintx. Without it, these links are plain text.
+REPOSITORY = os.environ.get("REPOSITORY")
+
+
+def on_files(files: Files, config: Any) -> None:
+    home = re.sub(r"\]\((?!https?:)", "](../", (ROOT / "README.md").read_text(encoding="utf-8"))
+    files.append(File.generated(config, "index.md", content=home))
+
+
+def on_page_markdown(text: str, page: Any, config: Any, files: Files) -> str:
+    """Rewrite the links of a page, which are relative to its place in the repository."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def rewrite(link: re.Match[str]) -> str:
+        label, target, anchor = link.groups()
+        path = posixpath.normpath(posixpath.join("docs", folder, target))
+        name = "index.md" if path == "README.md" else posixpath.relpath(path, "docs")
+        if path.startswith("docs/") or path == "README.md":
+            return f"[{label}]({posixpath.relpath(name, folder or '.')}{anchor or ''})"
+        return f"[{label}]({REPOSITORY}/blob/main/{path}{anchor or ''})" if REPOSITORY else label
+
+    return re.sub(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)", rewrite, text)
