@@ -6,19 +6,35 @@ from .version import __version__
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from .checkpoint import load_model as load_model
-    from .sampling.decode import sample_images as sample_images
+    from .api import (
+        build_attention,
+        build_layer,
+        complete,
+        evaluate,
+        load_model,
+        sample_images,
+        score,
+        train,
+    )
 
 
-__all__ = ["__version__", "load_model", "sample_images"]
-
-_HOMES = {"load_model": "checkpoint", "sample_images": "sampling.decode"}
+__all__ = [
+    "__version__",
+    "build_attention",
+    "build_layer",
+    "complete",
+    "evaluate",
+    "load_model",
+    "sample_images",
+    "score",
+    "train",
+]
 
 
 def __getattr__(name: str) -> object:
     """Import the Python interface on first use, so that `import linformer_cli` does not import torch."""
     import importlib
 
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.api"), name)

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from loops import loop_over
 from typer.main import get_command
@@ -72,17 +74,40 @@ def test_options_of_the_commands_exist(page: Path) -> None:
         assert {word for word in words if re.match(r"--?[a-z]", word)} <= known, line
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_python_examples_run(index: int) -> None:
-    blocks = [text for language, text in read_blocks(GUIDE / "python.md") if language == "python"]
-    names: dict[str, object] = {}
-    exec(compile(blocks[index], "python.md", "exec"), names)
-    if index == 0:
-        assert names["images"].shape == (4, 28, 28, 1) and names["images"].dtype == "uint8"
-        assert float(names["probabilities"].sum()) == pytest.approx(1, abs=1e-5)
-    else:
-        y, _ = names["attention"].attend(names["q"], names["k"], names["v"])
-        assert (y[:, :, -1] - names["y_t"]).abs().max() < 1e-5
+PYTHON = [text for language, text in read_blocks(GUIDE / "python.md") if language == "python"]
+
+
+def run_example(index: int) -> dict[str, Any]:
+    """Run an example of docs/guide/python.md, and return its names."""
+    names: dict[str, Any] = {}
+    exec(compile(PYTHON[index], "python.md", "exec"), names)
+    return names
+
+
+def test_python_examples_draw_images() -> None:
+    names = run_example(0)
+    assert names["images"].shape == (4, 28, 28, 1) and names["images"].dtype == "uint8"
+
+
+def test_python_examples_train_and_complete() -> None:
+    names = run_example(1)
+    assert len(names["losses"]) == 20 and names["losses"][-1] < names["losses"][0]
+    assert names["bits"].images == 20 and 0 < names["bits"].bits_per_dim < 8
+    assert not names["model"].training and names["drawn"].shape == (4, 8, 8, 1)
+    scores = names["score"](names["model"], names["images"][-20:])
+    assert scores.mean() == pytest.approx(names["bits"].bits_per_dim) and scores.argmax() == names["oddest"]
+    assert (names["completed"][:, :4] == names["images"][0, :4]).all()
+    assert len(np.unique(names["completed"][:, 4:], axis=0)) > 1
+
+
+def test_python_examples_step_and_attend() -> None:
+    assert len(PYTHON) == 5
+    assert float(run_example(2)["probabilities"].detach().sum()) == pytest.approx(1, abs=1e-5)
+    names = run_example(3)
+    assert names["y"].shape == (1, 64, 32) and (names["y"][:, -1] - names["y_t"]).abs().max() < 1e-5
+    names = run_example(4)
+    y, _ = names["attention"].attend(names["q"], names["k"], names["v"])
+    assert (y[:, :, -1] - names["y_t"]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("name", ["install", "test"])

@@ -123,6 +123,10 @@ class AttentionLayer(nn.Module):
         y = y.flatten(-2)
         return self.output(y if gate is None else y * functional.silu(gate))
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs [B, T, width] for x [B, T, width], from the start of a sequence."""
+        return self.attend(x, None)[0]
+
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         recent, inner = self._split_state(state)
         inputs, recent = self.project(x, recent)

@@ -1,0 +1,68 @@
+"""Tests of the Python interface that the examples of docs/guide/python.md leave out."""
+
+import numpy as np
+import pytest
+from loops import loop_over
+
+import linformer_cli
+from linformer_cli import build_layer, complete, evaluate, score, train
+from linformer_cli.cli.session import open_session
+from linformer_cli.data.glyphs import draw_glyphs
+from linformer_cli.errors import UsageError
+
+IMAGES, LABELS = draw_glyphs("train", 8, 0, 40)
+CONFIG = {"preset": "tiny", "train": {"steps": 2, "batch": 4}}
+
+
+def test_every_name_can_be_imported() -> None:
+    for name in linformer_cli.__all__:
+        assert getattr(linformer_cli, name)
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        linformer_cli.trian  # noqa: B018
+
+
+def test_a_run_of_python_is_one_of_the_command_line(tmp_path) -> None:
+    steps = []
+    config = CONFIG | {"model": {"attention": "gla"}, "data": {"image_size": [8, 8]}}
+    model = train(config, "glyphs", on_step=lambda progress, step: steps.append(progress.step), out=tmp_path / "run")
+    assert steps == [1, 2]
+    opened = open_session(str(tmp_path / "run"), "cpu", "fp32").model
+    assert opened.config == model.config and model.config.attention == "gla"
+    assert all((one == other).all() for one, other in zip(opened.parameters(), model.parameters(), strict=True))
+    with pytest.raises(UsageError, match="exists already"):
+        train(CONFIG, "glyphs", out=tmp_path / "run")
+
+
+def test_labels_make_a_model_of_classes() -> None:
+    model = train(CONFIG, IMAGES, LABELS)
+    assert model.config.classes == LABELS.max() + 1
+    bits, each = evaluate(model, IMAGES, LABELS), score(model, IMAGES, LABELS)
+    assert bits.bits_per_dim == pytest.approx(each.mean()) and each.shape == (40,)
+    kept = np.zeros((8, 8), bool)
+    kept[:, 4:] = True  # not the first values
+    drawn = complete(model, IMAGES[0], kept, count=2, label=int(LABELS[0]), particles=4)
+    assert (drawn[:, :, 4:] == IMAGES[0, :, 4:]).all()
+
+
+@loop_over(
+    "call, message",
+    [
+        (lambda: train({"modle": {}}, IMAGES), "found 'modle'"),
+        (lambda: train({"train": {"stesp": 1}}, IMAGES), "did you mean 'steps'"),
+        (lambda: train(CONFIG, IMAGES[0]), "images must be uint8 [N, H, W, C]"),
+        (lambda: train(CONFIG, IMAGES, LABELS[1:]), "40 images and 39 labels"),
+        (lambda: build_layer("linear", 30, 4, positions=10), "30 is no multiple of 4 heads"),
+        (lambda: build_layer("gau", 32, 1, positions=10), "needs a block of its own"),
+    ],
+)
+def test_wrong_arguments_give_one_line(call, message, raises_one_line) -> None:
+    with raises_one_line(UsageError, message):
+        call()
+
+
+def test_images_of_another_size_are_refused(build_tiny_model, raises_one_line) -> None:
+    model = build_tiny_model()
+    with raises_one_line(UsageError, "the model is for images of 8 x 8 x 1"):
+        evaluate(model, IMAGES[:, :4])
+    with raises_one_line(UsageError, "the model needs an image [8, 8, 1] and kept [8, 8]"):
+        complete(model, IMAGES[0], np.ones((8, 4), bool))
