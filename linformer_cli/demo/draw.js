@@ -1,6 +1,6 @@
 // The view "Draw": a board with a drawing or a picture, which the model completes.
 
-import { complain } from "./load.js";
+import { complain, find } from "./load.js";
 import { readPicture } from "./look.js";
 import { addCanvases, cssColour, nameColour, paintImage } from "./paint.js";
 import { Pixels } from "./pixels.js";
@@ -10,7 +10,6 @@ import { Strokes } from "./strokes.js";
 const COUNT = 6;
 
 export function setUpDraw(engine, shape, model) {
-  const find = (id) => document.getElementById(id);
   const [canvas, line, below] = [find("board"), find("line"), find("below")];
   const aspect = shape.width / shape.height;
   const colours = shape.bands > 1;
@@ -20,6 +19,7 @@ export function setUpDraw(engine, shape, model) {
   let seed = 1, sent = null, busy = false, wanted = false;
   let drawing = false, erased = false; // whether the pen or the eraser draws now, and the eraser has been used
   let example = 0, empty = colours; // the number of the sample on the board, and whether it is still to be drawn
+  let tries = 1; // times the usual number of particles
 
   canvas.style.aspectRatio = aspect;
   const canvases = addCanvases(find("completions"), shape, COUNT, "Completion");
@@ -47,26 +47,32 @@ export function setUpDraw(engine, shape, model) {
     wanted = false;
     const { values, kept } = board.read(at);
     const given = values.map((value, n) => (kept[Math.floor(n / shape.channels)] ? value : -1));
-    const job = { job: "complete", given, seed, count: COUNT, ...chooseClass() };
+    const job = { job: "complete", given, seed, count: COUNT, tries, ...chooseClass() };
     const key = JSON.stringify(job);
     if (key === sent && !anyway) return;
     sent = key;
     busy = true;
     find("completions").ariaBusy = true;
     const began = performance.now();
-    engine.run(job, ({ images, done, rate }) => {
+    find("few").hidden = true;
+    engine.run(job, ({ images, done, rate, particles, few }) => {
       images.forEach((image, n) => paintImage(canvases[n], shape, image, kept));
       canvases.forEach((canvas, n) => canvas.classList.toggle("old", n >= images.length));
       if (busy) document.body.dataset.answer = Math.round(performance.now() - began);
       const speed = done && kept.includes(false) ? `${Number(rate.toPrecision(2))} images/s in this browser` : "";
       find("draw-speed").textContent = done ? speed : `drawing ${images.length} of ${COUNT} …`;
       busy = false;
-      if (done) find("completions").ariaBusy = false;
+      if (done) {
+        find("completions").ariaBusy = false;
+        find("few").hidden = !few;
+        find("few-said").textContent = `Few of ${particles} tries fit what is kept, in ${few} of ${COUNT} completions.`;
+        find("tries").hidden = tries > 1;
+      }
       if (wanted) ask();
     });
   }
   function change() {
-    empty = false;
+    [empty, tries] = [false, 1];
     paint();
     ask();
   }
@@ -117,7 +123,7 @@ export function setUpDraw(engine, shape, model) {
   };
 
   const moveLine = (y) => {
-    at = Math.max(0, Math.min(1, y));
+    [at, tries] = [Math.max(0, Math.min(1, y)), 1];
     paint();
     ask();
   };
@@ -142,6 +148,10 @@ export function setUpDraw(engine, shape, model) {
     seed++;
     ask();
   };
+  find("tries").onclick = () => {
+    tries = 4;
+    ask();
+  };
   find("draw-class").onchange = () => ask();
   new ResizeObserver(paint).observe(canvas);
 
@@ -163,8 +173,7 @@ export function setUpDraw(engine, shape, model) {
     if (!file || find("draw").hidden) return;
     try {
       const pixels = await readPicture(file, shape, model.look);
-      board.remember();
-      board.put(pixels);
+      board.take(pixels);
       change();
       document.body.dataset.pictures = Number(document.body.dataset.pictures ?? 0) + 1;
     } catch (error) {
@@ -172,27 +181,31 @@ export function setUpDraw(engine, shape, model) {
     }
   }
 
-  if (colours) {
-    const begin = model.look.palette.length ? "Draw, or drop or paste a picture." : "Drop or paste a picture.";
-    find("draw-lead").textContent = `${begin} The model draws what is below the line or erased.`;
-    find("pictures").hidden = false;
-    find("pick").onclick = () => find("file").click();
-    find("file").onchange = () => {
-      takePicture(find("file").files[0]);
-      find("file").value = ""; // so that the same file can be opened again
-    };
-    document.ondragover = (event) => event.preventDefault();
-    document.ondrop = (event) => {
-      event.preventDefault(); // the browser would leave the page and show the file
-      takePicture(event.dataTransfer.files[0]);
-    };
-    document.onpaste = ({ clipboardData }) => takePicture(clipboardData.files[0]);
-    find("example").onclick = () => {
-      board.remember();
-      example++;
-      takeSample();
+  const own = model.look.frame ? "a photograph of a drawing" : "a picture";
+  const begin = colours ? `Begin with this sample of the model, or open ${own}` : `Draw, or open ${own}`;
+  find("draw-lead").textContent = `${begin}. The model draws what is below the line or erased.`;
+  for (const id of ["pick", "camera"]) {
+    find(id).onclick = () => {
+      find("file").toggleAttribute("capture", id === "camera");
+      find("file").click();
     };
   }
+  find("file").onchange = () => {
+    takePicture(find("file").files[0]);
+    find("file").value = ""; // so that the same file can be opened again
+  };
+  document.ondragover = (event) => event.preventDefault();
+  document.ondrop = (event) => {
+    event.preventDefault(); // the browser would leave the page and show the file
+    takePicture(event.dataTransfer.files[0]);
+  };
+  document.onpaste = ({ clipboardData }) => takePicture(clipboardData.files[0]);
+  find("example").hidden = !colours;
+  find("example").onclick = () => {
+    board.remember();
+    example++;
+    takeSample();
+  };
   find("tool").hidden = board.tool === "eraser"; // the only tool
   find("tool").onchange = ({ target }) => (board.tool = target.value);
   if (model.look.palette.length) {

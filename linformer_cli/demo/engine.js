@@ -81,9 +81,11 @@ export class Runner {
     this.#check(this.engine.lintx_resize(this.runner, BigInt(batch)));
   }
 
-  /** The pixels of one particle, chosen by how well it fits the given values so far. */
+  /** One particle, chosen by how well it fits the given values so far: its pixels, and the smallest effective sample size. */
   pick() {
-    return this.pixels(this.#check(this.engine.lintx_pick(this.runner, this.#array(Float64Array, 3).byteOffset)));
+    const image = this.#check(this.engine.lintx_pick(this.runner, this.#array(Float64Array, 3).byteOffset));
+    const [, , fewest] = this.#array(Float64Array, 3);
+    return { pixels: this.pixels(image), fewest };
   }
 
   /** The probabilities of the next value of the first image. The next `draw` then draws exactly one value. */

@@ -45,26 +45,30 @@ const ERASER = 1.6; // times the width of the pen
 /** The width of the pen in pixels of the image. */
 export const penWidth = (shape, frame) => (frame ? frame.box / 8 : shape.height / 11);
 
-/** The image of a drawing, and for each pixel whether it is kept: above the line, and not erased.
+/** The image of a drawing on `paper`, its brightnesses, and for each pixel whether it is kept: above the line, and not
+ * erased.
  *
- * If a quarter of the drawing is below the line, the drawing is taken for a whole one: it is scaled to the frame's box,
- * and its centre of mass is moved to the frame's. Otherwise its lower part is missing, and it stays where it is.
+ * If a quarter of a drawing on plain paper, which is null, is below the line, the drawing is taken for a whole one: it is
+ * scaled to the frame's box, and its centre of mass is moved to the frame's. Otherwise it stays where it is.
  */
-export function fit(strokes, line, shape, frame) {
+export function fit(strokes, paper, line, shape, frame) {
   const pen = penWidth(shape, frame);
   let place = AS_DRAWN(shape);
   const points = strokes.filter(({ erases }) => !erases).flat();
   const box = points.length ? bounds(points) : null;
   let found = ink(strokes, shape, place, pen);
-  if (frame && box && box.bottom - line > (box.bottom - box.top) / 4) {
+  if (frame && box && !paper && box.bottom - line > (box.bottom - box.top) / 4) {
     const scale = Math.min((frame.box - pen) / Math.max(box.right - box.left, box.bottom - box.top, 0.15), 2 * shape.height);
     place = centred(box, scale, (box.left + box.right) / 2, (box.top + box.bottom) / 2, [shape.height / 2, shape.width / 2], pen, shape);
     const [y, x] = massCentre(ink(strokes, shape, place, pen), shape);
     place = centred(box, scale, (x - place.x) / scale, (y - place.y) / scale, frame.centre, pen, shape);
     found = ink(strokes, shape, place, pen);
   }
-  const [ground, depth] = frame ? [frame.ground, frame.ground ? -frame.ink : frame.ink] : [0, 255];
-  const pixels = Array.from(found, (share) => Math.round(ground + depth * share));
+  const [ground, full] = frame ? [frame.ground, Math.abs(frame.ground - frame.ink)] : [0, 255];
+  const pixels = Array.from(found, (share, n) => {
+    const below = paper?.[n] ?? ground;
+    return Math.round(below + (full - below) * share);
+  });
   const row = Math.max(0, Math.min(shape.height, Math.round(line * place.scale + place.y)));
   const erased = ink(strokes, shape, place, pen, true);
   return { pixels, kept: pixels.map((_, n) => n < row * shape.width && erased[n] < 0.5) };
@@ -81,7 +85,7 @@ function centred(box, scale, x, y, [row, column], pen, shape) {
   };
 }
 
-function massCentre(shares, { width }) {
+export function massCentre(shares, { width }) {
   let [mass, row, column] = [1e-9, 0, 0];
   shares.forEach((share, n) => {
     mass += share;

@@ -1,11 +1,11 @@
 // The view "Look inside": the state, the next value and the bits, while an image is drawn value by value.
 
-import { cssColour, heat, nameColour, paintDots, paintImage, pixelColour, sheet, signed, themeColour } from "./paint.js";
+import { find } from "./load.js";
+import { cssColour, heat, labelAxis, nameColour, paintDots, paintImage, pixelColour, sheet, signed, themeColour } from "./paint.js";
 
 const MOST_COLUMNS = 8; // of layers
 
 export function setUpInspect(engine, shape, model) {
-  const find = (id) => document.getElementById(id);
   // A window of bytes is shown as text, and its bits in rows as if it were an image.
   const side = Math.ceil(Math.sqrt(shape.width));
   const plane = model.text ? { ...shape, width: side, height: Math.ceil(shape.width / side) } : shape;
@@ -116,8 +116,7 @@ export function setUpInspect(engine, shape, model) {
     const at = Math.min(Math.max(0, best * bar - 20), width - context.measureText(text).width);
     context.fillText(text, at, 12);
     if (palette.length) return;
-    context.fillText("0", 0, height - 5);
-    context.fillText(shape.levels - 1, width - 26, height - 5);
+    labelAxis(context, 0, width, height - 5, shape.levels - 1);
   }
 
   function paint() {

@@ -1,6 +1,6 @@
 // Loads files of the page, and tells the reader how far it is and what went wrong.
 
-const find = (id) => document.getElementById(id);
+export const find = (id) => document.getElementById(id);
 
 export function complain(message) {
   find("error").textContent = message;

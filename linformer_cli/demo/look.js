@@ -1,14 +1,33 @@
 // Brings a picture to the size and the colours of the model's images, as data/look.py does.
 
-/** The pixels of a picture file, RGBA [height, width]. Raises an error if the browser cannot read the file. */
+import { findDrawing, frameDrawing } from "./photo.js";
+
+const LONGEST = 1024; // the longer side of a photograph that is searched for a drawing
+
+/** The pixels of a picture file, RGBA or grey [height, width]. If the images have a frame, a picture of another size has to
+ * show a drawing. Raises an error if it does not, or if the browser cannot read the file. */
 export async function readPicture(file, shape, look) {
+  const name = file.name || "This picture";
   const picture = await createImageBitmap(file).catch(() => {
-    throw new Error(`${file.name || "This"} is not a picture that this browser can read.`);
+    throw new Error(`${name} is not a picture that this browser can read.`);
   });
-  const [width, height] = [shape.width, shape.height];
+  if (look.frame && (picture.width !== shape.width || picture.height !== shape.height)) {
+    const scale = Math.min(1, LONGEST / Math.max(picture.width, picture.height));
+    const [width, height] = [picture.width, picture.height].map((side) => Math.max(3, Math.round(side * scale)));
+    const values = toGrey(drawPicture(picture, { width, height }, { ...look, fit: "stretch" }));
+    const drawing = findDrawing({ width, height, values });
+    if (!drawing) throw new Error(`${name} shows no drawing on a plain ground.`);
+    return frameDrawing(drawing, look.frame, shape);
+  }
+  const pixels = drawPicture(picture, shape, look);
+  return shape.bands === 1 ? toGrey(pixels) : pixels;
+}
+
+/** The RGBA pixels of an image of a certain size with a picture. */
+function drawPicture(picture, { width, height }, look) {
   const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
   Object.assign(context, { imageSmoothingEnabled: look.smooth, imageSmoothingQuality: "high" });
-  const place = findPlace(picture, shape, look);
+  const place = findPlace(picture, { width, height }, look);
   context.drawImage(picture, ...place);
   if (!look.keeps_opacity) {
     context.fillStyle = look.ground ?? chooseGround(context, place);
@@ -17,6 +36,10 @@ export async function readPicture(file, shape, look) {
   }
   return context.getImageData(0, 0, width, height).data;
 }
+
+/** The brightnesses of RGBA pixels. */
+const toGrey = (pixels) => Float32Array.from({ length: pixels.length / 4 }, (_, n) =>
+  Math.round(0.299 * pixels[4 * n] + 0.587 * pixels[4 * n + 1] + 0.114 * pixels[4 * n + 2]));
 
 /** Where a picture is drawn: left, top, width and height in pixels of the image. */
 function findPlace(picture, { width, height }, { fit, smooth }) {

@@ -2,11 +2,9 @@
 
 import { setUpDraw } from "./draw.js";
 import { setUpInspect } from "./inspect.js";
-import { complain, loadBytes, loadFiles } from "./load.js";
+import { complain, find, loadBytes, loadFiles } from "./load.js";
 import { setUpRace } from "./race.js";
 import { setUpSample } from "./sample.js";
-
-const find = (id) => document.getElementById(id);
 
 /** The engine in its worker. It does one job at a time; messages of earlier jobs are dropped. */
 class Engine {

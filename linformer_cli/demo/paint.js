@@ -73,6 +73,12 @@ export function sheet(canvas) {
   return { context, width, height };
 }
 
+/** Writes 0 and the last number below an axis. */
+export function labelAxis(context, left, right, y, last) {
+  context.fillText("0", left, y);
+  context.fillText(last, right - context.measureText(last).width, y);
+}
+
 /** A colour of style.css, such as "--accent". */
 export const themeColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
 

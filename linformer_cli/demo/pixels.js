@@ -47,13 +47,19 @@ export class Pixels {
     this.fill(() => this.ground);
   }
 
-  /** Takes over the pixels of an image or a picture, with 3 or 4 bands. */
+  /** Shows the pixels of an image or a picture, with 3 or 4 bands. */
   put(pixels) {
     const bands = pixels.length / (this.shape.width * this.shape.height);
     this.fill((n) => {
       const colour = [...pixels.subarray(bands * n, bands * (n + 1)), 255].slice(0, 4);
       return this.find ? this.palette[this.find(colour)] : colour;
     });
+  }
+
+  /** Takes over the pixels of a picture. */
+  take(pixels) {
+    this.remember();
+    this.put(pixels);
   }
 
   begin(place) {

@@ -1,7 +1,7 @@
 // The view "Race": the model against a softmax model of the same size, for the same time each.
 
-import { complain, loadFiles } from "./load.js";
-import { formatBytes, paintGrid, paintImage, sheet, themeColour } from "./paint.js";
+import { complain, find, loadFiles } from "./load.js";
+import { formatBytes, labelAxis, paintGrid, paintImage, sheet, themeColour } from "./paint.js";
 
 const KEPT = 8; // finished images that are shown
 
@@ -14,7 +14,7 @@ function addLane(title, text, colour) {
     <div class="bar"><i></i></div><canvas class="pixels done" role="img" aria-label="Finished images"></canvas>`;
   lane.querySelector("h2").textContent = title;
   lane.querySelector(".note").textContent = text;
-  document.getElementById("lanes").append(lane);
+  find("lanes").append(lane);
   const [image, done] = lane.querySelectorAll("canvas");
   const [images, milliseconds, bytes] = lane.querySelectorAll("dd");
   image.setAttribute("aria-label", `The image that ${title} is drawing`);
@@ -24,7 +24,6 @@ function addLane(title, text, colour) {
 const capitals = (name) => name[0].toUpperCase() + name.slice(1);
 
 export function setUpRace(engine, shape, model) {
-  const find = (id) => document.getElementById(id);
   const lanes = [
     addLane(model.attention, "trained weights", "--accent"),
     addLane(model.rival, "random weights, so it draws noise", "--rival"),
@@ -77,8 +76,7 @@ export function setUpRace(engine, shape, model) {
       context.fillText((share * most).toFixed(2), 0, y + 4);
       context.strokeRect(left, y, width - left, 0);
     }
-    context.fillText("0", left, height - 4);
-    context.fillText(shape.values, width - 26, height - 4);
+    labelAxis(context, left, width, height - 4, shape.values);
     curves.forEach((curve, number) => {
       context.strokeStyle = context.fillStyle = themeColour(lanes[number].colour);
       context.lineWidth = 3;

@@ -1,5 +1,6 @@
 // The view "Sample": images that are drawn at the same time.
 
+import { find } from "./load.js";
 import { addCanvases, paintGrid, paintImage } from "./paint.js";
 
 const COUNT = 32, COLUMNS = 8;
@@ -17,7 +18,6 @@ export function offerClasses(list, shape, model, others) {
 }
 
 export function setUpSample(engine, shape, model) {
-  const find = (id) => document.getElementById(id);
   const [grid, seed, temperature] = [find("grid"), find("seed"), find("temperature")];
   const canvases = addCanvases(grid, shape, COUNT, "Sample");
   let shown = [];

@@ -16,28 +16,14 @@ if TYPE_CHECKING:
     from linformer_cli.model.pixel_model import PixelModel
 
 FOLDER = Path(__file__).parent
-MODULES = (
-    "main",
-    "load",
-    "engine",
-    "worker",
-    "paint",
-    "draw",
-    "strokes",
-    "frame",
-    "pixels",
-    "look",
-    "sample",
-    "inspect",
-    "race",
-)
-JAVASCRIPT, WASM, BINARY = "text/javascript; charset=utf-8", "application/wasm", "application/octet-stream"
+WASM, BINARY = "application/wasm", "application/octet-stream"
+# The media types of the files of the page.
 PAGES = {
-    "index.html": "text/html; charset=utf-8",
-    "style.css": "text/css; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-    "engine.wasm": WASM,
-    **{f"{name}.js": JAVASCRIPT for name in MODULES},
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".wasm": WASM,
 }
 MODEL, RIVAL, DESCRIPTION = "model.lintx", "rival.lintx", "model.json"
 
@@ -73,6 +59,11 @@ class Description:
     version: str = __version__
 
 
+def list_pages() -> list[Path]:
+    """The files of the page that are the same for all models."""
+    return sorted(path for path in FOLDER.iterdir() if path.suffix in PAGES)
+
+
 def list_look(look: Look) -> dict[str, object]:
     """How the page turns pictures into values: what a checkpoint stores, and what follows from its shape of images."""
     frame = look.frame.model_dump() if look.frame else None
@@ -94,7 +85,7 @@ def build_site(checkpoint: "Checkpoint", model: "PixelModel", name: str | None =
     text = info.data.words is WINDOWS
     with seeded(0):  # the rival has the same random weights in every site
         models = [model] if text or network.attention == SOFTMAX else [model, build_softmax_twin(model)]
-    site = {file: File(kind, (FOLDER / file).read_bytes()) for file, kind in PAGES.items()}
+    site = {path.name: File(PAGES[path.suffix], path.read_bytes()) for path in list_pages()}
     for file, made in zip((MODEL, RIVAL), models, strict=False):
         site[file] = File(BINARY, encode_step(made, torch.int8))
     shape = model.blocks[0].inner.shape if isinstance(model.blocks[0], InnerBlock) else None

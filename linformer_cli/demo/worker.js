@@ -2,6 +2,7 @@
 
 import { Runner, startEngine } from "./engine.js";
 
+const FEW = 2; // a smaller effective sample size means that a completion may not fit
 const SLICE = 12; // milliseconds of work before the worker looks for a new job
 const programs = {}; // program files by name
 const runners = new Map();
@@ -17,12 +18,12 @@ function runnerFor(use, batch = 1, name = "model") {
 
 const JOBS = {
   // Keeps the `given` values that are not -1, and draws the others in several ways.
-  *complete({ given, seed, count, label, guidance }) {
+  *complete({ given, seed, count, tries, label, guidance }) {
     const began = performance.now();
     const each = guidance === 1 ? 1 : 2;
     const kept = given.indexOf(-1) < 0 ? given.length : given.indexOf(-1);
     if (given.some((value, n) => n > kept && value >= 0)) {
-      return yield* drawAround({ given, seed, count, label, guidance, each, began });
+      return yield* drawAround({ given, seed, count, tries, label, guidance, each, began });
     }
     const [prefix, runner] = [runnerFor("prefix", each), runnerFor("complete", each * count)];
     for (const one of [prefix, runner]) {
@@ -96,12 +97,13 @@ const JOBS = {
   },
 };
 
-// Draws completions one after the other, each of its own particles, if values are given after others that are not.
-function* drawAround({ given, seed, count, label, guidance, each, began }) {
-  const particles = Math.max(8, Math.min(64, Math.floor(65536 / given.length))); // more values take longer
+// Draws completions one after the other, each of its own particles, if values are given after others that are not. `few`
+// counts the completions that rest on one or two particles.
+function* drawAround({ given, seed, count, tries, label, guidance, each, began }) {
+  const particles = tries * Math.max(8, Math.min(64, Math.floor(65536 / given.length))); // more values take longer
   const runner = runnerFor("around", each * particles);
   const images = [];
-  let shown = 0;
+  let [shown, few] = [0, 0];
   while (images.length < count) {
     runner.resize(each);
     runner.setGuidance(guidance);
@@ -111,11 +113,14 @@ function* drawAround({ given, seed, count, label, guidance, each, began }) {
       const now = performance.now();
       if (now - shown > 100) {
         shown = now;
-        yield { images: [...images, runner.pick()], done: false };
+        yield { images: [...images, runner.pick().pixels], done: false };
       } else yield;
     }
-    images.push(runner.pick());
-    yield { images, done: images.length === count, rate: (1000 * images.length) / (performance.now() - began) };
+    const { pixels, fewest } = runner.pick();
+    images.push(pixels);
+    few += fewest < FEW;
+    const rate = (1000 * images.length) / (performance.now() - began);
+    yield { images, done: images.length === count, rate, particles, few };
   }
 }
 

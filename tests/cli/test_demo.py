@@ -10,7 +10,7 @@ import torch
 from commands import Command
 
 from linformer_cli.demo.build import ENGINE
-from linformer_cli.demo.site import PAGES
+from linformer_cli.demo.site import list_pages
 from linformer_cli.native.program import NoProgram
 
 
@@ -19,7 +19,7 @@ def test_build_writes_the_page_and_both_programs(lintx, run_folder, tmp_path) ->
     outcome = lintx("demo", run_folder, "--build", tmp_path / "site")
     assert outcome.code == 0, outcome.stderr
     files = {path.name: path.read_bytes() for path in (tmp_path / "site").iterdir()}
-    assert set(files) == {*PAGES, "model.lintx", "rival.lintx", "model.json"}
+    assert set(files) == {*(path.name for path in list_pages()), "model.lintx", "rival.lintx", "model.json"}
     assert files["engine.wasm"] == ENGINE.read_bytes()
     description = json.loads(files["model.json"])
     assert description["name"] == str(run_folder)

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import io
 import json
 import shutil
 import socket
@@ -13,7 +14,10 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from PIL import Image
 
 from linformer_cli.demo.server import DemoServer
 from linformer_cli.demo.site import File
@@ -29,6 +33,15 @@ needs_browser = [
 COMPLETED = "document.getElementById('completions').ariaBusy === 'false'"
 PIXELS = """Array.from(document.querySelectorAll('%s canvas'), (canvas) => Array.from(
   canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data))"""
+
+# Gives a file to the page, as the bytes in base64, by an event: its name, class and property.
+GIVE = """((letters, type, kind, property) => {
+  const data = new DataTransfer();
+  data.items.add(new File([Uint8Array.from(atob(letters), (letter) => letter.charCodeAt())], 'own.png'));
+  const event = new kind(type, { [property]: data, bubbles: true, cancelable: true });
+  document.getElementById('draw').dispatchEvent(event);
+})('%s', %s)"""
+EVENTS = {"drop": "'drop', DragEvent, 'dataTransfer'", "paste": "'paste', ClipboardEvent, 'clipboardData'"}
 
 # Advice about reading canvases, and an icon of the tab that the browser asks for when the test has stopped its server.
 HARMLESS = ("willReadFrequently", "icon.svg - Failed to load resource: net::")
@@ -70,6 +83,10 @@ class Browser:
 
     def click(self, selector: str) -> None:
         self.evaluate(f"document.querySelector({json.dumps(selector)}).click()")
+
+    def give(self, file: bytes, event: str = "drop") -> None:
+        """Drop a file on the page, or paste it."""
+        self.evaluate(GIVE % (base64.b64encode(file).decode(), EVENTS[event]))
 
     def drag(self, selector: str, points: list[tuple[float, float]]) -> None:
         """Press the mouse button, move and release; points are shares of the width and height of an element."""
@@ -132,6 +149,12 @@ def serve(site: Site) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def encode_picture(pixels: NDArray[np.uint8]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
 
 
 def read_images(browser: Browser, selector: str) -> list[list[tuple[int, ...]]]:

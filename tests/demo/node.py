@@ -1,4 +1,4 @@
-"""The engine of the browser demo, run in node."""
+"""The engine and other modules of the browser demo, run in node."""
 
 import json
 import shutil
@@ -15,7 +15,8 @@ needs_node = pytest.mark.skipif(NODE is None, reason="the engine of the demo is 
 # Calls the function in place of %s with the file names in the first argument (JSON) and a function that opens a file.
 START = """
 import { readFileSync } from "node:fs";
-import { Runner, startEngine } from "./engine.mjs";
+import { Runner, startEngine } from "./engine.js";
+import { findDrawing, frameDrawing } from "./photo.js";
 const engine = await startEngine(readFileSync("engine.wasm"));
 const runs = (%s)(JSON.parse(process.argv[2]), (name, batch) => new Runner(engine, readFileSync(name), batch));
 process.stdout.write(JSON.stringify(runs));
@@ -23,12 +24,13 @@ process.stdout.write(JSON.stringify(runs));
 
 
 class Node:
-    """Runs JavaScript functions with the engine of the demo, which is copied to a folder."""
+    """Runs JavaScript functions with the modules of the demo, which are copied to a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        shutil.copy(FOLDER / "engine.js", folder / "engine.mjs")
-        shutil.copy(ENGINE, folder)
+        for file in (ENGINE, *FOLDER.glob("*.js")):
+            shutil.copy(file, folder)
+        (folder / "package.json").write_text('{"type": "module"}')
 
     def run(self, function: str, files: Sequence[bytes]) -> object:
         """Call a JavaScript function with names of files and `open`. Raises `CalledProcessError` if it fails."""

@@ -61,7 +61,8 @@ KEEP_ANYWHERE = """([name], open) => [1, 2.5].map((weight) => {
   runner.start(11, 3, 2);
   runner.keep(16, Array.from({ length: runner.values }, (_, n) => (n % 3 ? -1 : n % 16)));
   while (runner.draw() < runner.values);
-  return Array.from(runner.pick());
+  const { pixels, fewest } = runner.pick();
+  return [Array.from(pixels), fewest];
 })"""
 REFUSE = """(names, open) => names.map((name) => {
   try {
@@ -165,7 +166,7 @@ def test_values_are_kept_anywhere_as_in_complete(run_node, build_tiny_model) -> 
     for filters in (Filters(), Filters(guidance=2.5)):
         engine = NativeEngine(model, 16 * filters.rows_per_image, products=torch.int8)
         kept = keep(engine, given, index=3, seed=SEED, filters=filters, label=2)
-        expected.append((-(-kept.values * 255 // 15)).tolist())
+        expected.append([(-(-kept.values * 255 // 15)).tolist(), kept.fewest])
     assert run_node(KEEP_ANYWHERE, [encode(model)]) == expected
 
 

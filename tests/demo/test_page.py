@@ -1,12 +1,18 @@
 """Tests of the demo's page in a headless Chromium."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
-from demo.browser import COMPLETED, PAGE_ERROR, needs_browser, read_images, serve
+from data.photographs import CASES, photograph
+from demo.browser import COMPLETED, PAGE_ERROR, encode_picture, needs_browser, read_images, serve
 from machine import needs_library
 
 from linformer_cli.checkpoint import load_model
+from linformer_cli.checkpoint_files import Frame
 from linformer_cli.config import ImageShape
+from linformer_cli.data.framing import frame_picture
 from linformer_cli.data.look import Look
 from linformer_cli.demo.site import BINARY, MODEL, File
 from linformer_cli.sampling.choose import Filters
@@ -61,6 +67,56 @@ def test_an_erased_part_of_a_drawing_is_drawn_again(open_tiny, build_tiny_model)
     assert len({tuple(image) for image in completions}) == 6
     # The pen goes over what is erased, and is narrower.
     assert all(image[7 * 14 + column] == (255, 255, 255) for image in inked for column in range(3, 7))
+
+
+def test_a_completion_that_rests_on_few_particles_is_reported(open_tiny, build_tiny_model) -> None:
+    few = "(document.getElementById('draw').innerText.match(/Few.*/) ?? [''])[0]"  # what can be read
+    for certain in (False, True):
+        model = build_tiny_model(image=ImageShape(height=6, width=6, levels=4))
+        model.head.projection.weight.data.mul_(7 if certain else 0.1)
+        page = open_tiny("draw", model)
+        page.click("#tool [value=eraser]")
+        page.drag("#board", [(0.2, 0.2), (0.8, 0.2)])
+        page.wait(COMPLETED)
+        said = r"Few of 64 tries fit what is kept, in [1-6] of 6 completions\. More tries"
+        assert re.fullmatch(said if certain else "", page.evaluate(few))
+    page.click("#tries")
+    page.wait(COMPLETED)
+    assert re.fullmatch(r"Few of 256 tries fit what is kept, in [1-6] of 6 completions\.", page.evaluate(few))
+    page.click("#undo")  # everything is kept above the line
+    page.wait(COMPLETED)
+    assert page.evaluate(few) == ""
+
+
+def test_a_photograph_of_a_drawing_is_completed(open_tiny, build_tiny_model) -> None:
+    shape, frame = ImageShape(height=28, width=28), Frame(ground=0, ink=253, box=20, centre=(14.5, 14.5))
+    page = open_tiny("draw", build_tiny_model(image=shape), Look(shape, frame=frame))
+    page.evaluate("document.getElementById('line').focus()")
+    page.press("\ue010")  # end
+
+    def read_board(pictures: int) -> list[int]:
+        page.wait(f"document.body.dataset.pictures === '{pictures}' && {COMPLETED}")
+        return [red for red, _, _ in read_images(page, "#completions")[0]]
+
+    picture, _ = photograph(38, *CASES[38])
+    page.give(encode_picture(np.asarray(picture)))
+    framed = read_board(1)
+    ((expected, _),) = frame_picture(picture, frame, shape)
+    assert np.corrcoef(framed, expected.ravel())[0, 1] > 0.97
+    page.drag("#board", [(0.01, 0.01), (0.99, 0.01)])  # the pen draws on the picture, which stays where it is
+    drawn = read_board(1)
+    assert min(drawn[:28]) > 200 and drawn[84:] == framed[84:]
+    # A picture as large as the images has their frame.
+    grey = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
+    page.give(encode_picture(grey), "paste")
+    assert read_board(2) == grey.ravel().tolist()
+    for _ in range(2):  # the pasted picture, and the line
+        page.click("#undo")
+    assert read_board(2) == framed
+    page.give(encode_picture(np.full((300, 300), 230, np.uint8)))
+    said = page.wait(f"!document.getElementById('error').hidden && {PAGE_ERROR}")
+    assert said == "own.png shows no drawing on a plain ground."
+    assert read_board(2) == framed
 
 
 def test_the_line_and_the_pen_follow_the_keyboard(open_view) -> None:
@@ -157,7 +213,8 @@ TAB_KEY = "\ue004"
 CONTROLS = {
     "draw": [
         "Drawing. Arrow keys move the pen, the space bar lowers and lifts it.",
-        *("First row that the model draws", "Pen", "Undo", "Clear", "Other completions", "Class"),
+        *("First row that the model draws", "Pen", "Undo", "Clear", "Open a picture"),
+        *("Other completions", "Class"),
     ],
     "sample": ["Seed", "Temperature", "Class", "Next seed", "Save PNG"],
     "inspect": ["New image", "Pause", "Step", "Speed", "Layer", "Head", "Show"],

@@ -1,17 +1,14 @@
 """Tests of the page's boards for models of colours: a pixel editor, and pictures."""
 
-import base64
 import dataclasses
-import io
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from demo.browser import COMPLETED, PAGE_ERROR, Browser, needs_browser, read_images
+from demo.browser import COMPLETED, PAGE_ERROR, Browser, encode_picture, needs_browser, read_images
 from machine import needs_library
 from numpy.typing import NDArray
-from PIL import Image
 from sampling.cases import CHANGES, PALETTE
 
 from linformer_cli.config import ImageShape
@@ -24,14 +21,6 @@ pytestmark = needs_browser
 COLOUR = ImageShape(height=5, width=4, channels=3)
 RGBA = ImageShape(height=5, width=4, channels=4)
 LOOKS = {name: Look(shape, smooth=False) for name, shape in (("palette", PALETTE), ("colour", COLOUR), ("RGBA", RGBA))}
-# Gives a file to the page as an event; the names are those of the event, of its class and of its property.
-GIVE = """((type, kind, property) => {
-  const data = new DataTransfer();
-  data.items.add(new File([Uint8Array.from(atob('%s'), (letter) => letter.charCodeAt())], 'own.png'));
-  const event = new kind(type, { [property]: data, bubbles: true, cancelable: true });
-  document.getElementById('draw').dispatchEvent(event);
-})"""
-DROP, PASTE = "('drop', DragEvent, 'dataTransfer')", "('paste', ClipboardEvent, 'clipboardData')"
 
 
 @pytest.fixture
@@ -77,12 +66,6 @@ def draw_picture(height: int, width: int, opaque: bool = False) -> NDArray[np.ui
     return pixels
 
 
-def encode_picture(pixels: NDArray[np.uint8]) -> str:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "png")
-    return base64.b64encode(file.getvalue()).decode()
-
-
 @pytest.mark.parametrize("kind", LOOKS)
 def test_a_picture_becomes_the_values_of_the_model(open_board, kind) -> None:
     sizes = [(LOOKS[kind].shape.height, LOOKS[kind].shape.width), (3, 5), (15, 13), (9, 31)]  # odd: no ties
@@ -91,7 +74,7 @@ def test_a_picture_becomes_the_values_of_the_model(open_board, kind) -> None:
         page = open_board(kind, look)
         for number, size in enumerate(sizes):
             pixels = draw_picture(*size, opaque=number % 2 == 1)
-            page.evaluate(GIVE % encode_picture(pixels) + (DROP if number else PASTE))
+            page.give(encode_picture(pixels), "drop" if number else "paste")
             page.wait(f"document.body.dataset.pictures === '{number + 1}'")
             assert read_board(page) == show(look.read(pixels), look), (fit, size)
 
@@ -122,7 +105,7 @@ def test_the_next_colour_is_named(open_board) -> None:
 def test_a_file_that_is_not_a_picture_changes_nothing(open_board) -> None:
     page = open_board("palette")
     before = read_board(page)
-    page.evaluate(GIVE % base64.b64encode(b"text").decode() + DROP)
+    page.give(b"text")
     said = page.wait(f"!document.getElementById('error').hidden && {PAGE_ERROR}")
     assert said == "own.png is not a picture that this browser can read."
     assert read_board(page) == before

@@ -11,7 +11,7 @@ from loops import loop_over
 
 from linformer_cli.demo import server as server_module
 from linformer_cli.demo.server import POLICY, DemoServer
-from linformer_cli.demo.site import FOLDER, MODULES, PAGES, File
+from linformer_cli.demo.site import FOLDER, File, list_pages
 
 SITE = {"index.html": File("text/html; charset=utf-8", b"<p>page"), "engine.wasm": File("application/wasm", b"\0asm")}
 
@@ -91,15 +91,14 @@ def test_the_page_has_the_policy_of_the_server() -> None:
     assert f'http-equiv="Content-Security-Policy" content="{POLICY}"' in (FOLDER / "index.html").read_text()
 
 
-def test_the_list_of_files_is_complete() -> None:
-    names = {path.name for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".svg", ".js", ".wasm")}
-    assert names == set(PAGES)
-    text = "".join((FOLDER / name).read_text() for name in PAGES if not name.endswith(".wasm"))
-    used = set(re.findall(r'from "\./([a-z]+)\.js"', text)) | {"main", "worker"}
-    assert used == set(MODULES)
+def test_the_page_has_and_uses_all_its_files() -> None:
+    pages = {path.name for path in list_pages()}
+    text = "".join((FOLDER / name).read_text() for name in pages if not name.endswith(".wasm"))
+    used = set(re.findall(r'"(?:\./)?([a-z]+\.(?:js|css|svg|wasm))"', text))
+    assert used | {"index.html"} == pages
 
 
 def test_the_page_names_no_other_host() -> None:
-    text = "".join((FOLDER / name).read_text() for name in PAGES if not name.endswith((".wasm", ".svg")))
+    text = "".join(path.read_text() for path in list_pages() if path.suffix not in (".wasm", ".svg"))
     assert "//" not in re.sub(r"//.*", "", text, flags=re.MULTILINE)
     assert "http" not in text.replace("http-equiv", "").replace("-m http.server", "")
