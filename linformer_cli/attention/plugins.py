@@ -53,21 +53,17 @@ def read_file(file: str) -> tuple[Mechanism, ...]:
 
 
 def read_class(text: str) -> Mechanism:
-    """The class in `mine:MyAttention` or `path/mine.py:MyAttention`: of a file, or of a module that can be imported.
-
-    Raises `UsageError` if there is no such class, and what `read_files` raises.
-    """
+    """The class in `mine:MyAttention` or `path/mine.py:MyAttention`, of a file or of a module that can be imported."""
     place, _, name = text.rpartition(":")
-    file = place if place.endswith(".py") else f"{place}.py"
-    if not os.path.exists(file):
-        try:
-            return check_class(getattr(importlib.import_module(place), name), text)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise UsageError(f"'{text}': {shorten(str(error))}; write FILE.py:CLASS or MODULE:CLASS") from error
-    found = {one.__name__: one for one in read_file(os.path.abspath(file))}
-    if name not in found:
-        raise unknown_name(f"mechanism of '{file}'", name, found)
-    return found[name]
+    file = Path(place if place.endswith(".py") else f"{place}.py")
+    try:
+        found = {one.__name__: one for one in read_file(os.path.abspath(file))} if file.exists() else None
+        known = vars(importlib.import_module(place)) if found is None else found
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"'{text}': {shorten(str(error))}; write FILE.py:CLASS or MODULE:CLASS") from error
+    if name not in known:
+        raise unknown_name(f"mechanism of '{place}'", name, found or ())
+    return check_class(known[name], text)
 
 
 @functools.cache

@@ -41,12 +41,7 @@ def _use_plugins(files: list[str] | None) -> None:
 Plugins = Annotated[
     list[str] | None,
     typer.Option(
-        "--plugin",
-        help="A Python file that defines mechanisms; repeatable.",
-        metavar="FILE",
-        callback=_use_plugins,
-        expose_value=False,
-        is_eager=True,
+        "--plugin", help="A file of mechanisms; repeatable.", metavar="FILE", callback=_use_plugins, expose_value=False
     ),
 ]
 
