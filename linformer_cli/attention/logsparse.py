@@ -9,10 +9,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from linformer_cli.documents import setting
-from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions
-from .parts.caches import CachedAttention, KeyValueCache, Span, stack_spans
+from .parts.caches import KeyValueCache
+from .parts.spans import Pattern, Span, SpanAttention
 from .tensors import Context, accumulator_dtype
 
 LogsparseState = KeyValueCache
@@ -69,7 +69,7 @@ class _Grid(NamedTuple):
         return (position < 0) | (key_row > (row + self.before).view(-1, 1, 1))
 
 
-class LogsparseAttention(CachedAttention[LogsparseOptions]):
+class LogsparseAttention(SpanAttention[LogsparseOptions]):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j, where S(t) holds O(log t) positions j <= t.
 
     S(t) holds the `window` nearest positions, of which t is one, and the positions at distances window - 1 + 2^i for i
@@ -104,25 +104,13 @@ class LogsparseAttention(CachedAttention[LogsparseOptions]):
         y = _AttendGrid.apply(queries.flatten(0, 1).unflatten(1, (rows, columns)), keys, values, grid)
         return y.flatten(1, 2)[:, :new].unflatten(0, q.shape[:2])
 
-    def step_cache(self, q_t: Tensor, cache: KeyValueCache, position: int) -> Tensor:
-        period = self.options.restart or position + 1
-        seen = [row for offset in self._offsets(position + 1) for row in range(position - offset, -1, -period)]
-        rows = torch.tensor(seen, device=q_t.device)
-        keys, values = (part.index_select(2, rows) for part in cache[:2])
-        return functional.scaled_dot_product_attention(q_t.unsqueeze(2).to(keys.dtype), keys, values).squeeze(2)
-
-    def emit(self, inputs: MixInputs) -> None:
-        length = self.shape.positions
-        position, offsets = torch.arange(length), self._offsets(length)
-        spans: list[Span] = []
-        if self.options.restart is None:
-            first = (position + 1 - self.options.window).clamp(min=0)
-            spans, offsets = [(first, 1, position + 1 - first)], offsets[self.options.window :]
-        period = self.options.restart or length
-        for offset in offsets:
-            left = position - offset
-            spans.append((left % period, period, left // period + 1))
-        self.emit_spans(inputs, stack_spans(*spans).unsqueeze(1))
+    def list_patterns(self, position: Tensor, length: int | None = None) -> list[Pattern]:
+        window, period, offsets = self.options.window, self.options.restart, self._offsets(int(position[-1]) + 1)
+        left = [position - offset for offset in offsets]
+        if period is not None:
+            return [Pattern(slice(None), [(period, [Span(x % period, period, x // period + 1) for x in left])])]
+        near = Span(position - window + 1, 1, window)
+        return [Pattern(slice(None), [(1, [near, *(Span(x, 1, 1) for x in left[window:])])])]
 
 
 class _AttendGrid(torch.autograd.Function):

@@ -12,10 +12,11 @@ from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
-from .parts.caches import CacheLayout, add_cache, emit_rows, fit_rows, init_cache, stack_spans
+from .parts.caches import CacheLayout, add_cache, emit_rows, fit_rows, init_cache
 from .parts.key_sets import join, list_blocks, weigh, weigh_lists
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .parts.scaling import shrink_huge
+from .parts.spans import Span, stack_spans
 from .tensors import accumulator_dtype, fill_padding
 
 # The fewest queries in a block that shares one slice of near keys. Larger blocks copy fewer keys but mask more scores.
@@ -255,10 +256,11 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
         normed = builder.scratch(f"normed {inputs.projected}", heads * (2 * key_width + value_width))
         replace(inputs, output=normed).emit("norm_heads", **window_norm)
         columns = (0, heads * key_width, 2 * heads * key_width, 0)
-        position = torch.arange(self.shape.positions).unsqueeze(1)
-        spans = stack_spans((0, 1, (position + 1).clamp(max=self.window)), (self.window, 1, position // chunk * rank))
+        position = torch.arange(self.shape.positions)
+        spans = [Span(0, 1, (position + 1).clamp(max=self.window)), Span(self.window, 1, position // chunk * rank)]
+        table = stack_spans(spans, torch.full_like(position, capacity)).transpose(0, 1)
         layout = CacheLayout(capacity, 0, self.window)
-        emit_rows(replace(inputs, projected=normed, columns=columns), cache, layout, spans)
+        emit_rows(replace(inputs, projected=normed, columns=columns), cache, layout, table)
 
     def list_states(self, state: LongShortState) -> list[Tensor]:
         """The tensors of the state, with position t of the window in row t % window."""

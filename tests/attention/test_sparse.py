@@ -11,8 +11,9 @@ from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree, assert_all_agree
 from torch import Tensor
 
-from linformer_cli.attention import sparse as module
 from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.parts import key_sets
+from linformer_cli.attention.parts.spans import stack_spans
 from linformer_cli.attention.sparse import SparseAttention, SparseOptions
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import build_attention, parse_options
@@ -64,15 +65,15 @@ def test_recomputing_groups_of_rows_does_not_change_gradients(pattern, heads, sc
     attention, inputs = build(row=12, pattern=pattern, heads=heads), draw()
     parts = strided_parts(LENGTH, 12) if pattern == "strided" else fixed_parts(LENGTH, 12, 4)
     called = 0
-    slab = SparseAttention.attend_slab
+    weigh = key_sets.weigh_once
 
     def count(*arguments: Any) -> Tensor:
         nonlocal called
         called += 1
-        return slab(*arguments)
+        return weigh(*arguments)
 
-    monkeypatch.setattr(SparseAttention, "attend_slab", count)
-    monkeypatch.setattr(module, "SCORES_AT_ONCE", scores)
+    monkeypatch.setattr(key_sets, "weigh_once", count)
+    monkeypatch.setattr(key_sets, "SCORES_KEPT", scores)
     found, expected = [], []
     for split, into in ((False, found), (None, expected), (True, found)):
         leaves = inputs.map(lambda part: part.clone().requires_grad_())
@@ -86,7 +87,9 @@ def test_recomputing_groups_of_rows_does_not_change_gradients(pattern, heads, sc
         into.append([y, *torch.autograd.grad(y.square().sum(), leaves.leaves())])
     for tensors in found:
         assert_all_agree(tensors, expected[0], FLOAT64)
-    assert called > 2 * (1 if heads == "merged" else 2) + 2, "there was only one group of rows"
+    lists = {("strided", "merged"): 2, ("strided", "split"): 3, ("fixed", "merged"): 1, ("fixed", "split"): 2}
+    # There are three calls of `attend`, and the backward pass computes all scores again.
+    assert called > 6 * lists[pattern, heads], "there was only one group of lists"
 
 
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
@@ -114,8 +117,10 @@ def test_the_work_of_a_step_grows_with_the_square_root_of_the_positions(pattern:
     """Work is counted in rows read from the cache. The image has as many rows as columns."""
     for row in (10, 20, 40):
         attention = build(row=row, pattern=pattern)
-        rows = torch.zeros(1, 2, row * row, 1)
-        seen = sum(part.shape[2] for part in attention.seen_rows(rows, row * row - 1, True, True))
+        last = torch.tensor([row * row - 1])
+        seen = sum(
+            int(stack_spans(spans, last + 1)[..., 2].sum()) for _, spans in attention.list_patterns(last)[0].sets
+        )
         assert seen == row + (row - 1) * (1 if pattern == "strided" else 4)
 
 

@@ -167,6 +167,10 @@ class CacheLayout(NamedTuple):
     fixed: int
     ring: int
 
+    def locate(self, position: Tensor) -> Tensor:
+        """The rows of these positions."""
+        return torch.where(position < self.fixed, position, self.fixed + position % self.ring)
+
 
 def add_cache(inputs: MixInputs, capacity: int) -> dict[str, int]:
     """Create two state buffers, for the keys and for the values of a cache with room for `capacity` positions.
@@ -202,12 +206,14 @@ def emit_rows(inputs: MixInputs, cache: dict[str, int], layout: CacheLayout, spa
     inputs.emit("rows", **cache, **layout._asdict(), **table)
 
 
-# The first row, the step between rows, and the number of rows; see `emit_rows`.
-Span = tuple[Tensor | int, Tensor | int, Tensor | int]
+def place_spans(table: Tensor, layout: CacheLayout) -> Tensor:
+    """The table of `emit_rows` [T, H, spans, 3] of rows, for a table [H, T, spans, 3] of positions.
 
-
-def stack_spans(*spans: Span) -> Tensor:
-    """A table [..., spans, 3] of spans. First, step and count are broadcast, and negative counts become 0."""
-    numbers = torch.broadcast_tensors(*(torch.as_tensor(number) for span in spans for number in span))
-    table = torch.stack(numbers, dim=-1).unflatten(-1, (-1, 3))
-    return torch.cat([table[..., :2], table[..., 2:].clamp(min=0)], dim=-1)
+    A span ends at the end of the ring and goes on at its start. Spans that no query has are left out.
+    """
+    first, step, count = table.unbind(-1)
+    row = layout.locate(first)
+    until_end = torch.minimum((layout.fixed + layout.ring - 1 - row) // step.clamp(min=1) + 1, count)
+    wrapped = torch.stack([row + until_end * step - layout.ring, step, count - until_end], dim=-1)
+    rows = torch.stack([torch.stack([row, step, until_end], dim=-1), wrapped], dim=3).flatten(2, 3).transpose(0, 1)
+    return rows[:, :, (rows[..., 2] > 0).any(dim=1).any(dim=0)]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from linformer_cli.attention.tensors import Context, find_padding
+from linformer_cli.attention.tensors import Context
 
-from .chunks import cut_chunks
+from .caches import attend_masked
 
 # The largest number of scores of a head that are usually kept for the backward pass.
 SCORES_KEPT = 2**18
@@ -79,24 +79,6 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     return sums[..., :-1] / total.masked_fill(total == 0, 1)
 
 
-def join_globals(part: Tensor, q: Tensor, k: Tensor, v: Tensor, count: int, lengths: Tensor | None) -> Tensor:
-    """Outputs [B, H, T, V] for the `part` [B, H, T, V + 2] of other keys, with the first `count` positions global.
-
-    All queries see the global keys, and the queries of global positions see all keys. The part must not contain global
-    keys.
-    """
-    if count == 0:
-        return join([part])
-    hidden = None if lengths is None else find_padding(lengths, q.shape[2])[:, None, None]
-    to_first = weigh(q, k[:, :, :count], v[:, :, :count], None if hidden is None else hidden[..., :count])
-    from_first = join([weigh(q[:, :, :count], k, v, hidden)])
-    return torch.cat([from_first, join([part, to_first])[:, :, count:]], dim=2)
-
-
-# Blocks shorter than this cost more overhead than they save in products.
-SHORTEST_BLOCK = 16
-
-
 class Lists(NamedTuple):
     """Groups of R queries, each with a list of S keys, by their positions.
 
@@ -109,45 +91,55 @@ class Lists(NamedTuple):
     keys: Tensor
     hidden: Tensor
 
+    def places(self, length: int) -> Tensor:
+        """Where each of T queries is among all places of the groups, int64 [T]."""
+        queries = self.queries.flatten()
+        return queries.argsort()[(queries < 0).sum() :][:length]
+
 
 def weigh_lists(q: Tensor, k: Tensor, v: Tensor, lists: Lists, lengths: Tensor | None) -> Tensor:
     """The part [B, H, T, V + 2], as defined above, of scaled queries [B, H, T, K] for their lists of keys."""
-    ends = q.shape[2] if lengths is None else lengths.view(-1, 1, 1, 1)
+    ends = k.shape[2] if lengths is None else lengths.view(-1, 1, 1, 1)
     keys = lists.keys.unsqueeze(0)
     hidden = lists.hidden | ((keys < 0) | (keys >= ends)).unsqueeze(-2)
-    scores = lists.queries.numel() * lists.keys.shape[-1]
-    return run_within(SCORES_KEPT, scores, functools.partial(_gather_and_weigh, lists, hidden), q, k, v)
+    groups, scores = len(lists.queries), lists.queries.shape[1] * lists.keys.shape[2]
+    at_once = max(1, SCORES_KEPT // scores)
+    parts = [
+        run_within(SCORES_KEPT, groups * scores, functools.partial(_gather_and_weigh, *some), q, k, v)
+        for some in zip(
+            lists.queries.split(at_once),
+            lists.keys.split(at_once, dim=1),
+            hidden.expand(-1, -1, groups, -1, -1).split(at_once, dim=2),
+            strict=True,
+        )
+    ]
+    part = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    return part.flatten(2, 3).index_select(2, lists.places(q.shape[2]))
 
 
-def _gather_and_weigh(lists: Lists, hidden: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    part: Tensor = weigh_once(
-        hidden, _gather(q, lists.queries.unsqueeze(0)), _gather(k, lists.keys), _gather(v, lists.keys)
-    )
-    part = part.flatten(2, 3)
-    return part.index_select(2, lists.queries.flatten().argsort()[: q.shape[2]])
+def attend_lists(q: Tensor, k: Tensor, v: Tensor, lists: list[Lists], lengths: Tensor | None = None) -> Tensor:
+    """The softmax averages [B, H, T, V] over all lists of queries [B, H, T, K]. Every query must see a key."""
+    lists = [Lists(*(x.to(q.device) for x in each)) for each in lists]
+    # torch's attention saves all scores if keys and values differ in width.
+    if len(lists) > 1 or lengths is not None or q.shape[-1] != v.shape[-1]:
+        return join([weigh_lists(q * q.shape[-1] ** -0.5, k, v, each, lengths) for each in lists])
+    (only,) = lists
+    queries = gather_rows(q, only.queries.unsqueeze(0)).flatten(0, 1)
+    keys, values = (gather_rows(x, only.keys).flatten(0, 1) for x in (k, v))
+    mask = ~only.hidden
+    y = attend_masked(queries, keys, values, mask if len(mask) == 1 else mask.repeat(len(q), 1, 1, 1))
+    return y.flatten(1, 2).index_select(1, only.places(q.shape[2])).unflatten(0, q.shape[:2])
 
 
-def _gather(x: Tensor, rows: Tensor) -> Tensor:
+def _gather_and_weigh(queries: Tensor, keys: Tensor, hidden: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return weigh_once(hidden, gather_rows(q, queries.unsqueeze(0)), gather_rows(k, keys), gather_rows(v, keys))
+
+
+def gather_rows(x: Tensor, rows: Tensor) -> Tensor:
     """[B, H, groups, S, W] for x [B, H, T, W] and rows [H or 1, groups, S]."""
     heads, length = x.shape[1:3]
     at = rows.clamp(0, length - 1) + torch.arange(heads, device=x.device).view(-1, 1, 1) * length
     return x.flatten(1, 2).index_select(1, at.flatten()).unflatten(1, at.shape)
-
-
-def list_windows(length: int, reach: int, dilation: int, device: torch.device) -> Lists:
-    """Position t sees t + i `dilation` for the whole numbers i from -reach to reach.
-
-    Within one residue class of positions mod dilation, a window is contiguous. The positions of a class are cut into
-    blocks that share their keys.
-    """
-    per_class = math.ceil(length / dilation)
-    block = min(per_class, max(reach, SHORTEST_BLOCK))
-    residue = torch.arange(dilation, device=device).view(-1, 1, 1)
-    start = torch.arange(0, per_class, block, device=device).unsqueeze(-1)
-    place, offset = (torch.arange(-side, block + side, device=device) for side in (0, reach))
-    queries, keys = ((residue + dilation * (start + x)).flatten(0, 1) for x in (place, offset))
-    hidden = (offset - place.unsqueeze(-1)).abs() > reach
-    return Lists(queries, keys.unsqueeze(0), hidden[None, None])
 
 
 def list_blocks(length: int, block: int, before: int, after: int, device: torch.device) -> Lists:
@@ -156,39 +148,3 @@ def list_blocks(length: int, block: int, before: int, after: int, device: torch.
     queries = start + torch.arange(block, device=device)
     keys = start + torch.arange(-before, block + after, device=device)
     return Lists(queries, keys.unsqueeze(0), torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device))
-
-
-def list_near(near: Tensor, symmetric: bool, stride: int, length: int) -> Lists:
-    """The near positions: those that `near` [stride, stride] allows in a block, or those within less than `stride`."""
-    side = stride if symmetric else 0
-    rows = list_blocks(length, stride, side, side, near.device)
-    distance = (rows.queries[0].unsqueeze(1) - rows.keys[0, 0]).abs()
-    return rows._replace(hidden=(distance >= stride if symmetric else ~near)[None, None])
-
-
-def weigh_columns(q: Tensor, k: Tensor, v: Tensor, stride: int, lengths: Tensor | None) -> Tensor:
-    """The part [B, H, T, V + 2], as defined above, of the other positions t + i `stride`, for whole numbers i."""
-    length = q.shape[2]
-    rows = -(-length // stride)
-    queries, keys, values = (cut_chunks(x, stride).transpose(2, 3) for x in (q, k, v))
-    hidden = _hide_padding(q, rows * stride, lengths).unflatten(1, (rows, stride)).transpose(1, 2)
-    own = torch.eye(rows, dtype=torch.bool, device=q.device)
-    part = weigh(queries, keys, values, hidden[:, None, :, None] | own).transpose(2, 3)
-    return part.flatten(2, 3)[:, :, :length]
-
-
-def weigh_summaries(q: Tensor, k: Tensor, v: Tensor, sizes: tuple[int, int], lengths: Tensor | None) -> Tensor:
-    """The part [B, H, T, V + 2] of the last c positions in every other block of l positions; `sizes` are l and c."""
-    stride, summary = sizes
-    length = q.shape[2]
-    blocks = -(-length // stride)
-    keys, values = (cut_chunks(x, stride)[:, :, :, -summary:].flatten(2, 3) for x in (k, v))
-    hidden = _hide_padding(q, blocks * stride, lengths).unflatten(1, (blocks, stride))[..., -summary:].flatten(1)
-    block = torch.arange(length, device=q.device) // stride
-    own = block.unsqueeze(1) == torch.arange(blocks, device=q.device).repeat_interleave(summary)
-    return weigh(q, keys, values, hidden[:, None, None] | own)
-
-
-def _hide_padding(q: Tensor, positions: int, lengths: Tensor | None) -> Tensor:
-    """True for padding, bool [B or 1, positions]."""
-    return find_padding(torch.tensor([q.shape[2]], device=q.device) if lengths is None else lengths, positions)

@@ -1,0 +1,185 @@
+"""Softmax attention to a pattern of positions that is stated once, as spans, for all forms of a mechanism.
+
+`attend` and `attend_all` turn the spans into lists of keys that queries share, `step` gathers their rows of the cache,
+and the engine gets them as a table.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from linformer_cli.attention.base import AttentionShape, Gates, Options
+from linformer_cli.attention.tensors import accumulator_dtype, find_padding
+from linformer_cli.native.program import MixInputs
+
+from .caches import CachedAttention, CacheLayout, KeyValueCache, add_cache, attend_masked, emit_rows, place_spans
+from .key_sets import Lists, attend_lists
+
+# A number of positions that reaches beyond every sequence.
+MANY = 2**40
+# If fewer queries share a list of keys, the overhead costs more than is saved in products.
+FEWEST_QUERIES = 16
+
+
+class Span(NamedTuple):
+    """The positions first, first + step and so on, `number` in all, without those before `low`.
+
+    `first` and `number` are integers, or tensors that broadcast to [H, T] for T queries.
+    """
+
+    first: Tensor | int
+    step: int
+    number: Tensor | int
+    low: int = 0
+
+
+class Pattern(NamedTuple):
+    """The positions that some heads see: disjoint spans, cut off at the query itself, or at the end of a sequence.
+
+    `sets` has one or more sets of spans. Queries that are as far apart as the first number of a set share its keys.
+    """
+
+    heads: slice | list[int]
+    sets: list[tuple[int, list[Span]]]
+
+
+def stack_spans(spans: list[Span], stop: Tensor) -> Tensor:
+    """The table int64 [H or 1, T, spans, 3]: first, step and count of the positions from `low` to below `stop` [T]."""
+    numbers = []
+    for first, step, number, low in spans:
+        skipped = torch.as_tensor((low - first + step - 1) // step).clamp(min=0)
+        first = first + skipped * step
+        count = torch.minimum(number - skipped, (stop - first + step - 1) // step).clamp(min=0)
+        numbers += [first, torch.tensor(step), count]
+    table = torch.stack(torch.broadcast_tensors(*numbers), dim=-1).unflatten(-1, (-1, 3))
+    return table if table.dim() == 4 else table.unsqueeze(0)
+
+
+def share_keys(table: Tensor, apart: int, block: int, start: int) -> Lists:
+    """The lists of keys of T queries from position `start` on, for their spans [H or 1, T, spans, 3].
+
+    Each list is for `block` queries, or fewer, that are `apart` positions from each other.
+    """
+    length = table.shape[1]
+    apart = min(apart, length)
+    # Blocks of neighbours start at multiples of their length, like those of a pattern.
+    front = start % block if apart == 1 else 0
+    block = min(block, -(-(front + length) // apart))
+    groups = -(-(front + length) // (block * apart))
+    queries = torch.arange(groups * block * apart).view(groups, block, apart).transpose(1, 2).flatten(0, 1) - front
+    # Padding sees what the nearest query of its list sees, because every query must see a key.
+    nearest = queries - (queries - length + apart).clamp(min=0) // apart * apart
+    first, step, count = table[:, nearest.clamp(min=0)].unbind(-1)
+    step = step[:, :, :1]
+    lowest = first.masked_fill(count == 0, MANY).amin(dim=2, keepdim=True)
+    begin = ((first - lowest) // step).masked_fill(count == 0, 0)
+    end = begin + count
+    if bool((begin == begin[:1]).all() & (end == end[:1]).all()):
+        begin, end = begin[:1], end[:1]
+    keys, hidden = [], []
+    for n, size in enumerate(end.amax(dim=(0, 1, 2)).tolist()):
+        index = torch.arange(size)
+        keys.append(lowest[..., n] + step[..., n] * index)
+        hidden.append((index < begin[..., n, None]) | (index >= end[..., n, None]))
+    return Lists(queries, torch.cat(keys, dim=-1), torch.cat(hidden, dim=-1))
+
+
+class SpanAttention(CachedAttention[Options]):
+    """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j, where S(t) is a pattern of positions."""
+
+    # The number of positions at the start that see all positions in the bidirectional form.
+    sees_all = 0
+
+    def __init__(self, options: Options, shape: AttentionShape, shared: int = FEWEST_QUERIES) -> None:
+        """In the parallel forms, up to `shared` queries share a list of keys."""
+        super().__init__(options, shape)
+        self._shared = shared
+        self._recent: tuple[int, list[tuple[slice | list[int], Tensor]]] = (-1, [])
+
+    @abstractmethod
+    def list_patterns(self, position: Tensor, length: int | None = None) -> list[Pattern]:
+        """What queries at `position` int64 [T] see. `length` is given in the bidirectional form, where it is T."""
+
+    def locate(self, position: Tensor) -> Tensor:
+        """The rows of the cache that hold these positions."""
+        return position
+
+    @property
+    def layout(self) -> CacheLayout:
+        """Where each position is in the cache of a whole image."""
+        return CacheLayout(self.shape.positions, 0, self.shape.positions)
+
+    def attend_cache(self, q: Tensor, cache: KeyValueCache) -> Tensor:
+        end = int(cache.position)
+        return self.attend_spans(q, cache.keys[:, :, :end], cache.values[:, :, :end], end - q.shape[2])
+
+    def attend_spans(
+        self, q: Tensor, k: Tensor, v: Tensor, start: int, locate: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> Tensor:
+        """Outputs [B, H, T, V] of queries from position `start` on; position p is in row locate(p) of k and v."""
+        if q.device.type == "cpu":
+            # On a CPU, products of small blocks are slower and less accurate in bfloat16 than in float32.
+            k, v = k.to(accumulator_dtype(k.dtype)), v.to(accumulator_dtype(v.dtype))
+        position, y = torch.arange(start, start + q.shape[2]), v.new_empty(*q.shape[:3], v.shape[3])
+        for heads, sets in self.list_patterns(position):
+            lists = [x._replace(keys=locate(x.keys)) for x in self._list_keys(sets, position + 1, start)]
+            y[:, heads] = attend_lists(q[:, heads].to(k.dtype), k[:, heads], v[:, heads], lists)
+        return y
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
+        q, k, v = (x.to(accumulator_dtype(x.dtype)) for x in (q, k, v))
+        length, y = q.shape[2], torch.empty_like(v)
+        position = torch.arange(length)
+        for heads, sets in self.list_patterns(position, length):
+            lists = self._list_keys(sets, torch.full_like(position, length))
+            y[:, heads] = attend_lists(q[:, heads], k[:, heads], v[:, heads], lists, lengths)
+        if self.sees_all:
+            seen = None if lengths is None else ~find_padding(lengths, length)[:, None, None]
+            y[:, :, : self.sees_all] = attend_masked(q[:, :, : self.sees_all], k, v, seen)
+        return y
+
+    def _list_keys(self, sets: list[tuple[int, list[Span]]], stop: Tensor, start: int = 0) -> list[Lists]:
+        """The lists of keys of each set of spans that has any."""
+        lists = []
+        for apart in sorted({apart for apart, _ in sets}):
+            spans = [span for other, spans in sets for span in spans if other == apart]
+            lists.append(share_keys(stack_spans(spans, stop), apart, self._shared, start))
+        return [each for each in lists if each.keys.shape[2]]
+
+    def _list_tables(self, position: Tensor) -> list[tuple[slice | list[int], Tensor]]:
+        """The heads and the table of each pattern, for queries at `position`; see `stack_spans`."""
+        return [
+            (heads, stack_spans([span for _, spans in sets for span in spans], position + 1))
+            for heads, sets in self.list_patterns(position)
+        ]
+
+    def step_cache(self, q_t: Tensor, cache: KeyValueCache, position: int) -> Tensor:
+        # The tables of a whole image are computed at once.
+        number, place = divmod(position, self.shape.positions)
+        if self._recent[0] != number:
+            self._recent = number, self._list_tables(torch.arange(self.shape.positions) + position - place)
+        q_t = q_t.to(cache.keys.dtype).unsqueeze(2)
+        y_t = q_t.new_empty(*q_t.shape[:3], cache.values.shape[3])
+        for heads, table in self._recent[1]:
+            seen = [
+                [j for first, step, count in spans for j in range(first, first + step * count, step)]
+                for spans in table[:, place].tolist()
+            ]
+            rows = self.locate(torch.tensor(seen))
+            first = torch.arange(self.shape.heads)[heads].unsqueeze(1) * cache.keys.shape[2]
+            rows = (rows + first).to(q_t.device)
+            keys, values = (x.flatten(1, 2).index_select(1, rows.flatten()).unflatten(1, rows.shape) for x in cache[:2])
+            y_t[:, heads] = functional.scaled_dot_product_attention(q_t[:, heads], keys, values)
+        return y_t.squeeze(2)
+
+    def emit(self, inputs: MixInputs) -> None:
+        tables = self._list_tables(torch.arange(self.shape.positions))
+        heads = self.shape.heads if len(tables) > 1 else len(tables[0][1])
+        spans = torch.zeros(heads, self.shape.positions, max(x.shape[2] for _, x in tables), 3, dtype=torch.int64)
+        for heads_of, table in tables:
+            spans[heads_of, :, : table.shape[2]] = table
+        emit_rows(inputs, add_cache(inputs, self.layout.capacity), self.layout, place_spans(spans, self.layout))
