@@ -12,10 +12,28 @@ ROOT = Path(__file__).parents[1]
 # The address of the repository, such as https://github.com/OWNER/lintx. Without it, these links are plain text.
 REPOSITORY = os.environ.get("REPOSITORY")
 
+# The page of the Python interface is made from the docstrings. Only the site has it.
+PYTHON = """# Python interface
+
+::: linformer_cli.api
+
+## Mechanisms
+
+::: linformer_cli.attention.base.Attention
+    options: {heading_level: 3, show_root_heading: true}
+
+::: linformer_cli.attention.base.AttentionShape
+    options: {heading_level: 3, show_root_heading: true}
+
+::: linformer_cli.attention.base.Memory
+    options: {heading_level: 3, show_root_heading: true}
+"""
+
 
 def on_files(files: Files, config: Any) -> None:
     home = re.sub(r"\]\((?!https?:)", "](../", (ROOT / "README.md").read_text(encoding="utf-8"))
     files.append(File.generated(config, "index.md", content=home))
+    files.append(File.generated(config, "reference/python.md", content=PYTHON))
 
 
 def on_page_markdown(text: str, page: Any, config: Any, files: Files) -> str:

@@ -15,6 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pytest
+
+if sys.platform == "win32":
+    pytest.skip("commands are forked, which Windows cannot do", allow_module_level=True)
 _SERVER = multiprocessing.get_context("forkserver")
 # Training loads torch._dynamo, which takes as long as the rest of torch.
 _PRELOADED = ("linformer_cli.cli.app", "linformer_cli.training.loop", "linformer_cli.sampling.decode", "torch._dynamo")

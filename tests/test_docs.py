@@ -146,7 +146,7 @@ def test_tables_of_mechanisms_are_those_of_the_catalogue() -> None:
 
 @pytest.mark.slow
 def test_the_site_has_no_broken_link(tmp_path) -> None:
-    pytest.importorskip("material", reason="pip install '.[docs]'")
+    pytest.importorskip("mkdocstrings_handlers", reason="pip install '.[docs]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", ".github/mkdocs.yml"]
     subprocess.run([*command, "--site-dir", tmp_path / "site"], cwd=ROOT, check=True, capture_output=True)
     assert (tmp_path / "site" / "guide" / "embed" / "index.html").is_file()
