@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from .attention.base import AttentionShape
+from .attention.catalogue import find_attention
 from .checkpoint import load_model
 from .config import PARTICLES, NetworkConfig
 from .data import Split
@@ -163,10 +164,11 @@ def build_layer(
     from which they derive windows (default: the square root of `positions`). Raises `UsageError` for mechanisms that
     are no layer of heads.
     """
+    mechanism = find_attention(name)
+    if mechanism.gated or mechanism.shared_key_value:
+        raise UsageError(f"'{name}' needs a block of its own; use build_attention")
     if width % heads:
         raise UsageError(f"a width of {width} is no multiple of {heads} heads")
     shape = AttentionShape(heads, width // heads, width // heads, positions, row or max(1, math.isqrt(positions)))
-    inner = build_attention(name, options or {}, shape)
-    if inner.gated or inner.shared_key_value:
-        raise UsageError(f"'{name}' needs a block of its own; use build_attention")
-    return AttentionLayer(parse_config(NetworkConfig, {"width": width, "heads": heads}, "layer"), inner)
+    network = parse_config(NetworkConfig, {"width": width, "heads": heads}, "layer")
+    return AttentionLayer(network, build_attention(name, options or {}, shape))

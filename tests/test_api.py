@@ -52,7 +52,9 @@ def test_labels_make_a_model_of_classes() -> None:
         (lambda: train(CONFIG, IMAGES[0]), "images must be uint8 [N, H, W, C]"),
         (lambda: train(CONFIG, IMAGES, LABELS[1:]), "40 images and 39 labels"),
         (lambda: build_layer("linear", 30, 4, positions=10), "30 is no multiple of 4 heads"),
-        (lambda: build_layer("gau", 32, 1, positions=10), "needs a block of its own"),
+        (lambda: build_layer("gau", 32, 2, positions=10), "'gau' needs a block of its own"),
+        (lambda: build_layer("single_head", 32, 2, positions=10), "'single_head' needs a block of its own"),
+        (lambda: build_layer("linaer", 32, 2, positions=10), "did you mean 'linear'"),
     ],
 )
 def test_wrong_arguments_give_one_line(call, message, raises_one_line) -> None:
