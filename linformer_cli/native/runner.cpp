@@ -101,21 +101,41 @@ void repeat(lintx_runner& runner, int64_t known) {
     runner.known = known;
 }
 
+// Calls `use(n, own, free)` for every n below `count` in several threads. `own` are the parameters of the next value of
+// image `image_of(n)`, and `free` those without its class, null without guidance. Returns 0, or -1 if one is not
+// finite.
+template <class ImageOf, class Use>
+int64_t use_predictions(const lintx_runner& runner, int64_t threads, int64_t count, ImageOf image_of, Use use) {
+    std::atomic<bool> damaged{false};
+    spread(threads, count, [&](int64_t n) {
+        const int64_t image = image_of(n), again = runner.images() + image;
+        const float* free = runner.rows_per_image() == 2 ? runner.parameters(again) : nullptr;
+        if (!is_finite(runner, image) || (free && !is_finite(runner, again)))
+            return damaged.store(true, std::memory_order_relaxed);
+        use(n, runner.parameters(image), free);
+    });
+    return damaged.load(std::memory_order_relaxed) ? fail(DAMAGED) : 0;
+}
+
+// Does the same for every group of the particles.
+template <class Use>
+int64_t use_groups(const lintx_runner& runner, Use use) {
+    const std::vector<Group>& groups = runner.particles.groups;
+    const auto image_of = [&](int64_t n) { return groups[n].image; };
+    return use_predictions(runner, runner.program.threads, static_cast<int64_t>(groups.size()), image_of, use);
+}
+
 // Draws the next value of every image. Returns 0 or -1.
 int64_t draw_one(lintx_runner& runner) {
     const Distribution& distribution = runner.file.distribution;
     const int64_t images = runner.images(),
                   work = images * distribution.parameters() * (distribution.mixtures ? distribution.levels : 1);
     predict(runner);
-    std::atomic<bool> damaged{false};
-    spread(work > 32768 ? runner.program.threads : 1, images, [&](int64_t image) {
-        const float* free = distribution.is_guided() ? runner.parameters(images + image) : nullptr;
-        if (!is_finite(runner, image) || (free && !is_finite(runner, images + image)))
-            return damaged.store(true, std::memory_order_relaxed);
-        runner.values_of(image)[runner.known] =
-            draw(distribution, runner.parameters(image), free, runner.uniform(image, 0));
-    });
-    if (damaged.load(std::memory_order_relaxed)) return fail(DAMAGED);
+    const auto image_of = [](int64_t image) { return image; };
+    const auto use = [&](int64_t image, const float* own, const float* free) {
+        runner.values_of(image)[runner.known] = draw(distribution, own, free, runner.uniform(image, 0));
+    };
+    if (use_predictions(runner, work > 32768 ? runner.program.threads : 1, images, image_of, use)) return -1;
     runner.drawn++;
     repeat(runner, runner.known + 1);
     return 0;
@@ -123,18 +143,11 @@ int64_t draw_one(lintx_runner& runner) {
 
 // Gives every image of the particles the next value, which is known, and weighs it. Returns 0 or -1.
 int64_t take_given(lintx_runner& runner, int64_t value) {
-    std::vector<Group>& groups = runner.particles.groups;
-    const int64_t images = runner.images();
-    std::atomic<bool> damaged{false};
-    spread(runner.program.threads, static_cast<int64_t>(groups.size()), [&](int64_t n) {
-        const int64_t image = groups[n].image;
-        const float* free = runner.rows_per_image() == 2 ? runner.parameters(images + image) : nullptr;
-        if (!is_finite(runner, image) || (free && !is_finite(runner, images + image)))
-            return damaged.store(true, std::memory_order_relaxed);
-        groups[n].weight += find_log(runner.file.distribution, runner.parameters(image), free, value);
-    });
-    if (damaged.load(std::memory_order_relaxed)) return fail(DAMAGED);
-    for (int64_t image = 0; image < images; image++) runner.values_of(image)[runner.known] = value;
+    const auto use = [&](int64_t n, const float* own, const float* free) {
+        runner.particles.groups[n].weight += find_log(runner.file.distribution, own, free, value);
+    };
+    if (use_groups(runner, use)) return -1;
+    for (int64_t image = 0; image < runner.images(); image++) runner.values_of(image)[runner.known] = value;
     repeat(runner, runner.known + 1);
     return 0;
 }
@@ -143,23 +156,16 @@ int64_t take_given(lintx_runner& runner, int64_t value) {
 // spread as the distribution does. Returns 0 or -1.
 int64_t draw_apart(lintx_runner& runner) {
     Particles& particles = runner.particles;
-    const int64_t images = runner.images();
     if (particles.measure_size() < 0.5 * static_cast<double>(particles.count))
         particles.resample(runner.particle_uniform(particles.count));
-    const std::vector<Group> before = particles.groups;
-    std::vector<std::vector<Drawn>> drawn(before.size());
+    std::vector<std::vector<Drawn>> drawn(particles.groups.size());
     std::vector<int64_t> first{0};
-    for (const Group& group : before) first.push_back(first.back() + group.copies);
-    std::atomic<bool> damaged{false};
-    spread(runner.program.threads, static_cast<int64_t>(before.size()), [&](int64_t n) {
-        const int64_t image = before[n].image;
-        const float* free = runner.rows_per_image() == 2 ? runner.parameters(images + image) : nullptr;
-        if (!is_finite(runner, image) || (free && !is_finite(runner, images + image)))
-            return damaged.store(true, std::memory_order_relaxed);
-        drawn[n] = draw_copies(runner.file.distribution, runner.parameters(image), free, before[n].copies,
+    for (const Group& group : particles.groups) first.push_back(first.back() + group.copies);
+    const auto use = [&](int64_t n, const float* own, const float* free) {
+        drawn[n] = draw_copies(runner.file.distribution, own, free, particles.groups[n].copies,
                                runner.particle_uniform(first[n]));
-    });
-    if (damaged.load(std::memory_order_relaxed)) return fail(DAMAGED);
+    };
+    if (use_groups(runner, use)) return -1;
     const std::vector<int64_t> ancestors = particles.part(drawn);
     if (lintx_fork(&runner, static_cast<int64_t>(ancestors.size()), ancestors.data())) return -1;
     size_t next = 0;
