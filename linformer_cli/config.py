@@ -35,7 +35,8 @@ _LARGEST_MUON_RATE = 1e30
 # The default guidance of images with a class. A classifier then recognises 99 % of the images of `mnist-deep`, and is
 # sure of as many as of test images (docs/notes/quality.md, "Classes").
 CLASS_GUIDANCE = 2.5
-# The default number of images that are drawn for each completion around kept parts.
+# The part of a picture that is kept by default, and the images that are drawn for each completion of other parts.
+DEFAULT_PART = "top:0.5"
 PARTICLES = 128
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
 Layers = Annotated[int, Field(gt=0, le=1_024)]

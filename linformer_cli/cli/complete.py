@@ -1,7 +1,6 @@
 """`lintx complete`: complete the user's own images."""
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,26 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from linformer_cli.config import PARTICLES, Fit
+from linformer_cli.config import DEFAULT_PART, PARTICLES, Fit
 from linformer_cli.data import Framing
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.units import WINDOWS
 
 from . import options
 from .config_options import option, with_fields
-from .output import info, print_json, warn, warn_smaller_batch
+from .output import info, print_json, warn, warn_smaller_batch, write_gif, write_png
 from .session import DrawingOptions, Session
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from PIL import Image
 
+    from linformer_cli.data.parts import Part
     from linformer_cli.data.pictures import Picture
     from linformer_cli.sampling.complete import Completion
     from linformer_cli.sampling.decode import Sampler
 
-_TOP = "top:0.5"
-# The native engine has memory for so many.
+# The native engine takes so many at most.
 _MOST_PARTICLES = 2**16
 # All completions of an image are in one row of the result, so the number is limited.
 _MOST_COMPLETIONS = 100_000
@@ -48,7 +46,7 @@ class CompleteOptions:
         None,
         "The part to keep: top:0.5 (fraction), top:50%, top:14rows (or top:14), top:392px, the same with left, right "
         "and bottom, or box:ROW,COLUMN,HEIGHT,WIDTH. Default: all that is not erased, masked or transparent, or else "
-        f"{_TOP}.",
+        f"{DEFAULT_PART}.",
         metavar="PART",
     )
     erase: str | None = option(None, "A part to draw anew, such as box:8,8,12,12.", metavar="PART")
@@ -97,9 +95,12 @@ def complete(asked: CompleteOptions) -> None:
     - `lintx complete scans/*.jpg --invert --fit pad --keep top:10rows`
     - `lintx complete digit.png --erase box:9,9,10,10 --particles 256`
     """
-    _check_outputs(asked)
+    options.require_output("-o", asked.out, ".png")
+    options.require_output("--gif", asked.gif, ".gif")
+    options.require_distinct(asked.out, asked.gif)
+    options.require_inputs_kept(filter(None, (*asked.images, asked.mask)), asked.out, asked.gif)
 
-    from linformer_cli.data.parts import choose_pixels
+    from linformer_cli.data.parts import choose_part
     from linformer_cli.data.pictures import open_picture, read_mask
 
     if len(asked.images) == 1:  # of several images, those that cannot be opened are skipped later
@@ -110,155 +111,100 @@ def complete(asked: CompleteOptions) -> None:
     if session.words is WINDOWS:
         path = session.checkpoint.name
         raise UsageError(f"'{path}' draws bytes, not images; to continue a text: lintx sample {path} --prompt TEXT")
-    given = [name for name in (asked.keep, asked.erase, asked.mask) if name is not None]
-    keep = asked.keep if given else _TOP
-    kept = None
-    if keep is not None or asked.erase is not None:
-        kept = choose_pixels(keep, asked.erase, session.model.config.image)
+    part = choose_part(asked.keep, asked.erase, mask, session.model.config.image)
     label = session.choose_class(asked.class_name, "images")
     sampler = asked.drawing.build_sampler(session, label is not None)
     settings = {**session.record, "seed": sampler.seed, "batch": asked.count, **vars(sampler.filters)}
-    settings |= {"keep": keep, "erase": asked.erase, "mask": asked.mask, "particles": asked.particles}
-    settings |= {"invert": asked.invert, "class": label}
-    work = _complete_all(_Task(asked, session, sampler, kept, mask, not given, label), asked.images)
-    if work.done:
-        record = {**settings, "images": [picture.path for picture, _ in work.done]}
-        _write_pictures(asked, session, work.done, record)
-    if asked.json:
-        written = {"out": asked.out, "gif": asked.gif} if work.done else {"out": None, "gif": None}
-        rows = [_describe(*pair) for pair in work.done]
-        print_json({**settings, "images": len(rows), "rows": rows, "failures": work.failures, **written})
-    if work.stopped is not None:
-        if work.done:
-            warn(f"stopped after {len(work.done)} of {len(asked.images)} images, which are kept")
-        raise work.stopped
-    if work.failures:
-        others = "; the others were completed" if work.done else ""
-        raise DataError(f"{len(work.failures)} of {len(asked.images)} images could not be read{others}")
-
-
-def _check_outputs(asked: CompleteOptions) -> None:
-    options.require_output("-o", asked.out, ".png")
-    options.require_output("--gif", asked.gif, ".gif")
-    options.require_distinct(asked.out, asked.gif)
-    outputs = {os.path.realpath(file) for file in (asked.out, asked.gif) if file is not None}
-    inputs = [*asked.images, *([asked.mask] if asked.mask is not None else [])]
-    if given := [path for path in inputs if os.path.realpath(path) in outputs]:
-        kind = "the mask" if given[0] == asked.mask else "one of the images"
-        raise UsageError(f"'{given[0]}' is {kind} and would be replaced; choose another output file")
-
-
-@dataclass(frozen=True)
-class _Task:
-    """The work to do on each image. `kept` bool [H, W] and `mask` are None for all; `erases` what is transparent."""
-
-    asked: CompleteOptions
-    session: Session
-    sampler: "Sampler"
-    kept: "NDArray[np.bool_] | None"
-    mask: "NDArray[np.uint8] | None"
-    erases: bool
-    label: int | None
-
-    def complete(self, path: Path) -> "Iterator[tuple[Picture, Completion]]":
-        """Each drawing in the image at `path`, or the image, with its completions. Prints notes on stderr."""
-        import torch
-
-        from linformer_cli.data.pictures import border_brightness, load_picture
-        from linformer_cli.data.sequence import images_to_values
-        from linformer_cli.sampling.complete import complete_values
-
-        asked, shape, data = self.asked, self.session.model.config.image, self.session.checkpoint.info.data
-        framing = asked.frame == "auto" and asked.fit is None and not asked.invert
-        first = load_picture(path, self.session.look, asked.fit, asked.invert, framing, self.mask, self.erases)
-        is_grey = shape.channels == 1 and not shape.palette
-        for picture in (first, *first.others):
-            for note in picture.notes:
-                info(f"{path}: {note}")
-            if is_grey and abs((ours := border_brightness(picture.image)) - data.border_mean) > 128:
-                colours = ("light", "dark") if ours > 127 else ("dark", "light")
-                remedy = "leave out --invert" if asked.invert else "try --invert"
-                grounds = f"a {colours[0]} background, but the model was trained on a {colours[1]} one"
-                info(f"hint: {path} has {grounds}; {remedy}")
-            values = images_to_values(picture.image[None], shape)[0]
-            kept = torch.from_numpy(self._choose(picture)).flatten().repeat_interleave(shape.channels)
-            done = complete_values(
-                self.sampler, values, kept, asked.count, self.label, warn_smaller_batch, asked.particles
-            )
-            yield picture, done
-
-    def _choose(self, picture: "Picture") -> "NDArray[np.bool_]":
-        """The pixels [H, W] that are kept of a picture."""
-        if picture.kept is None or self.kept is None or self.erases:
-            kept = self.kept if picture.kept is None else picture.kept
-            assert kept is not None, "without a mask, there is a default part"
-            return kept
-        return picture.kept & self.kept
-
-
-@dataclass(frozen=True)
-class _Work:
-    """Completed images, errors of unreadable images, and the exception that ended the work early, if any."""
-
-    done: "list[tuple[Picture, Completion]]"
-    failures: list[dict[str, object]]
-    stopped: BaseException | None
-
-
-def _complete_all(task: _Task, images: Sequence[Path]) -> _Work:
-    """Complete the images one by one. Skips unreadable images, unless there is only one image."""
+    settings |= {"keep": DEFAULT_PART if part.yields else asked.keep, "erase": asked.erase, "mask": asked.mask}
+    settings |= {"particles": asked.particles, "invert": asked.invert, "class": label}
     done: list[tuple[Picture, Completion]] = []
     failures: list[dict[str, object]] = []
-    for path in images:
-        try:
-            for picture, completion in task.complete(path):
-                done.append((picture, completion))
-                usual = task.session.checkpoint.info.training.validation_bits_per_dim
-                _show_bits(picture, completion, task.asked.particles, usual)
-        except DataError as error:
-            if len(images) == 1:
-                raise
-            warn(f"Error: {error}")
-            failures.append({"image": path, "error": str(error)})
-        except (KeyboardInterrupt, LintxError) as error:  # raised again after the finished images are written
-            return _Work(done, failures, error)
-    return _Work(done, failures, None)
+    stopped: BaseException | None = None
+    try:
+        for pair in _complete_all(asked, session, sampler, part, label, failures):
+            done.append(pair)
+    except DataError:  # of the only image
+        raise
+    except (KeyboardInterrupt, LintxError) as error:  # raised again after the finished images are written
+        stopped = error
+    if done:
+        _write_pictures(asked, session, done, {**settings, "images": [picture.path for picture, _ in done]})
+    if asked.json:
+        written = {"out": asked.out, "gif": asked.gif} if done else {"out": None, "gif": None}
+        rows = [_describe(*pair) for pair in done]
+        print_json({**settings, "images": len(rows), "rows": rows, "failures": failures, **written})
+    if stopped is not None:
+        if done:
+            warn(f"stopped after {len(done)} of {len(asked.images)} images, which are kept")
+        raise stopped
+    if failures:
+        others = "; the others were completed" if done else ""
+        raise DataError(f"{len(failures)} of {len(asked.images)} images could not be read{others}")
+
+
+def _complete_all(
+    asked: CompleteOptions,
+    session: Session,
+    sampler: "Sampler",
+    part: "Part",
+    label: int | None,
+    failures: list[dict[str, object]],
+) -> "Iterator[tuple[Picture, Completion]]":
+    """Complete the drawings in the images one by one. `Session.read_pictures` explains `failures`."""
+    import torch
+
+    from linformer_cli.data.sequence import images_to_values
+    from linformer_cli.sampling.complete import complete_values
+
+    shape = session.model.config.image
+    framing = asked.frame == "auto" and asked.fit is None and not asked.invert
+    how = {"fit": asked.fit, "invert": asked.invert, "framing": framing, "part": part}
+    for picture in session.read_pictures(asked.images, failures, **how):
+        _show_notes(picture, session, asked.invert)
+        values = images_to_values(picture.image[None], shape)[0]
+        kept = torch.as_tensor(picture.kept).flatten().repeat_interleave(shape.channels)
+        work = complete_values(sampler, values, kept, asked.count, label, warn_smaller_batch, asked.particles)
+        _show_bits(picture, work, asked.particles, session.checkpoint.info.training.validation_bits_per_dim)
+        yield picture, work
+
+
+def _show_notes(picture: "Picture", session: Session, inverted: bool) -> None:
+    """Print what was done to a picture, and whether its background looks inverted."""
+    from linformer_cli.data.pictures import border_brightness
+
+    for note in picture.notes:
+        info(f"{picture.path}: {note}")
+    shape, usual = session.model.config.image, session.checkpoint.info.data.border_mean
+    if shape.channels == 1 and not shape.palette and abs((ours := border_brightness(picture.image)) - usual) > 128:
+        colours = ("light", "dark") if ours > 127 else ("dark", "light")
+        remedy = "leave out --invert" if inverted else "try --invert"
+        grounds = f"a {colours[0]} background, but the model was trained on a {colours[1]} one"
+        info(f"hint: {picture.path} has {grounds}; {remedy}")
 
 
 def _write_pictures(
     asked: CompleteOptions, session: Session, done: "Sequence[tuple[Picture, Completion]]", record: dict[str, Any]
 ) -> None:
-    """Write all rows as a PNG and, if requested, as an animation."""
-    from linformer_cli.files import write_file
-    from linformer_cli.report.animation import encode_gif, frame_rows
-    from linformer_cli.report.grids import encode_png, stack_rows
-
-    image = session.model.config.image
-    write_file(asked.out, encode_png(stack_rows([_render(session, *pair, asked.scale) for pair in done]), record))
-    info(f"wrote {asked.out}")
-    if asked.gif is not None:
-        first = min(int(completion.kept.int().argmin()) for _, completion in done)
-        shown = frame_rows(image.height, first // image.values_per_row)
-        frames = [stack_rows([_render(session, *pair, asked.scale, rows) for pair in done]) for rows in shown]
-        write_file(asked.gif, encode_gif(frames, record))
-        info(f"wrote {asked.gif}")
-
-
-def _render(
-    session: Session, picture: "Picture", completion: "Completion", scale: int | None, shown_rows: int | None = None
-) -> Any:
-    """Draw the row of one image. With `shown_rows`, only the first rows of pixels of each completion are shown."""
+    """Write a row for each image as a PNG and, if requested, as an animation."""
     from linformer_cli.data.sequence import paint, values_to_images
-    from linformer_cli.report.animation import hide_rows
-    from linformer_cli.report.grids import render_completion
+    from linformer_cli.report.animation import frame_rows, hide_rows
+    from linformer_cli.report.grids import render_completion, stack_rows
 
     shape = session.model.config.image
-    kept = completion.kept.view(shape.height, shape.width, shape.channels).numpy()
-    completed = paint(values_to_images(completion.values, shape), shape)
-    if shown_rows is not None:
-        completed = hide_rows(completed, shown_rows, kept[..., 0])
-    original = paint(picture.image[None], shape)[0]
-    return render_completion(original, kept, completed, scale, picture.unframed)
+
+    def render(shown_rows: int) -> "Image.Image":
+        """Draw all rows with the first rows of pixels of each completion."""
+        rows = []
+        for picture, completion in done:
+            kept = completion.kept.view(shape.height, shape.width, shape.channels).numpy()
+            completed = hide_rows(paint(values_to_images(completion.values, shape), shape), shown_rows, kept[..., 0])
+            original = paint(picture.image[None], shape)[0]
+            rows.append(render_completion(original, kept, completed, asked.scale, picture.unframed))
+        return stack_rows(rows)
+
+    first = min(int(completion.kept.int().argmin()) for _, completion in done)
+    write_png(asked.out, render(shape.height), record)
+    write_gif(asked.gif, render, frame_rows(shape.height, first // shape.values_per_row), record)
 
 
 def _show_bits(picture: "Picture", completion: "Completion", particles: int, usual: float | None) -> None:
@@ -292,5 +238,6 @@ def _describe(picture: "Picture", completion: "Completion") -> dict[str, object]
         "original_rest_bits_per_dim": completion.original_rest_bits_per_dim,
         "kept_bits": [image.bits for image in completion.particles],
         "effective_sample_size": [image.fewest for image in completion.particles],
+        "final_sample_size": [image.effective for image in completion.particles],
         "notes": picture.notes,
     }

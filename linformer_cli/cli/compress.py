@@ -1,7 +1,6 @@
 """`lintx compress`: pictures, data sets and files as compressed files."""
 
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -203,9 +202,8 @@ def _open_paths(asked: CompressOptions, session: Session, stdin: Callable[[], Bi
         raise UsageError("the class is optional, and the file is coded without it; drop --class")
     if is_bytes and asked.tile:
         raise UsageError("--tile is for pictures, and the model compresses files of any length; drop --tile")
-    inputs, target = list_inputs(asked.images or [], stdin, is_bytes), os.path.realpath(asked.out)
-    if any(isinstance(one.file, Path) and os.path.realpath(one.file) == target for one in inputs):
-        raise UsageError(f"'{target}' is one of the files to compress and would be replaced; choose another FILE")
+    inputs = list_inputs(asked.images or [], stdin, is_bytes)
+    options.require_inputs_kept((one.file for one in inputs if isinstance(one.file, Path)), asked.out)
     tiling = Tiling(shape, is_bytes)
     if is_bytes:
         return open_files(inputs, tiling, label)

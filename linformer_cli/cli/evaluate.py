@@ -208,13 +208,11 @@ def _compare(model: _Measured, nats: "ImageNats", other: _Measured, others: "Ima
 
 def _list_images(images: "ImageSet", nats: "ImageNats", others: "ImageNats | None") -> str:
     """Return a CSV with the number, the label and the bits/dim of each image, in the order of the split."""
-    rows = {"label": images.labels, "bits_per_dim": nats.bits_per_image}
-    rows |= {"against_bits_per_dim": others.bits_per_image} if others is not None else {}
-    lists = {key: values[: len(nats.whole)].tolist() for key, values in rows.items() if values is not None}
-    records = [
-        {"image": number, **dict(zip(lists, row, strict=True))}
-        for number, row in enumerate(zip(*lists.values(), strict=True))
-    ]
+    columns = {"label": images.labels, "bits_per_dim": nats.bits_per_image}
+    columns |= {"against_bits_per_dim": others.bits_per_image} if others is not None else {}
+    lists = {key: values[: len(nats.whole)].tolist() for key, values in columns.items() if values is not None}
+    rows = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+    records = [{"image": number, **row} for number, row in enumerate(rows)]
     return render_records(records, [Column(key, key) for key in ("image", *lists)], "csv")
 
 

@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -262,6 +262,14 @@ def require_distinct(*paths: str | Path | None) -> None:
         if (place := os.path.realpath(path)) in seen:
             raise UsageError(f"two outputs have the path '{path}'; choose another path for one of them")
         seen.add(place)
+
+
+def require_inputs_kept(inputs: Iterable[str | Path], *outputs: str | Path | None) -> None:
+    """Raise `UsageError` if an output file is also one of the inputs."""
+    replaced = {os.path.realpath(path) for path in outputs if path is not None}
+    for path in inputs:
+        if os.path.realpath(path) in replaced:
+            raise UsageError(f"'{path}' is one of the inputs and would be replaced; choose another output file")
 
 
 def require_plots(*paths: Path | None) -> None:

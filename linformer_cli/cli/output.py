@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 from rich.console import Console
 
 from linformer_cli.errors import UsageError
-from linformer_cli.files import write_file
+from linformer_cli.files import STREAM, write_file
 from linformer_cli.report.tables import Column, Record, TableStyle, render_records, to_json
 from linformer_cli.system.distributed import process_rank
 from linformer_cli.units import printable
@@ -19,6 +19,7 @@ from linformer_cli.units import printable
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from PIL import Image
 
     from linformer_cli.report.plots import PlotFormat
 
@@ -107,6 +108,30 @@ def print_tables(style: TableStyle, *tables: tuple[Sequence[Record], Sequence[Co
             print()
         if records or not number:
             print_records(records, columns, style)
+
+
+def write_png(path: str | Path, picture: "Image.Image", record: Mapping[str, object]) -> None:
+    """Write a picture with the metadata `record` to a file, and say so, or to stdout if `path` is `-`."""
+    from linformer_cli.report.grids import encode_png
+
+    data = encode_png(picture, record)
+    if str(path) == STREAM:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    else:
+        write_file(path, data)
+        info(f"wrote {path}")
+
+
+def write_gif(
+    path: Path | None, render: Callable[[int], "Image.Image"], rows: Sequence[int], record: Mapping[str, object]
+) -> None:
+    """Write an animation of the pictures that `render` draws for each number of `rows`, unless `path` is None."""
+    from linformer_cli.report.animation import encode_gif
+
+    if path is not None:
+        write_file(path, encode_gif([render(shown) for shown in rows], record))
+        info(f"wrote {path}")
 
 
 def write_plot(path: Path | None, render: Callable[["PlotFormat"], bytes]) -> None:

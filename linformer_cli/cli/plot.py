@@ -6,13 +6,12 @@ from pathlib import Path
 from linformer_cli.config import choose_words
 from linformer_cli.documents import read_toml
 from linformer_cli.errors import UsageError
-from linformer_cli.files import write_file
 from linformer_cli.metrics import load_runs
 from linformer_cli.units import Words
 
 from . import options
 from .config_options import argument, count, option, with_fields
-from .output import info, print_json, write_plot
+from .output import print_json, write_plot, write_png
 
 DEFAULT_PLOT = Path("plot.png")
 
@@ -49,7 +48,6 @@ def plot(
     - `lintx plot runs/linear runs/softmax -o both.svg --samples samples.png`
     - `lintx plot runs/first --json`
     """
-    from linformer_cli.report.grids import encode_png
     from linformer_cli.report.runs import render_runs, render_strips
 
     if grids is not None and samples is None:
@@ -62,8 +60,7 @@ def plot(
     series = load_runs(runs) if out is not None or json else []
     write_plot(out, lambda kind: render_runs(series, kind, _find_words(runs)))
     if samples is not None:
-        write_file(samples, encode_png(render_strips(runs, grids or 8), {"runs": [str(run) for run in runs]}))
-        info(f"wrote {samples}")
+        write_png(samples, render_strips(runs, grids or 8), {"runs": [str(run) for run in runs]})
     if json:
         print_json({"rows": series, "plot": out, "samples": samples})
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from linformer_cli.config import DataConfig
 from linformer_cli.errors import UsageError
-from linformer_cli.files import STREAM, write_file
+from linformer_cli.files import STREAM
 from linformer_cli.system.distributed import Team, join_team, notice_loss
 from linformer_cli.units import WINDOWS, count_words, format_bytes, format_duration
 
 from . import options
 from .config_options import option, with_fields
-from .output import info, print_json, show_preview, warn, warn_smaller_batch
+from .output import info, print_json, show_preview, warn, warn_smaller_batch, write_gif, write_png
 from .session import DrawingOptions, Session
 from .text import print_text
 
@@ -190,10 +190,8 @@ def _show_result(
     rate = work.drawn / work.seconds if work.drawn else 0.0
     took = f"{count_words(work.drawn, 'image')} in {format_duration(work.seconds)}"
     info(f"{took}: {rate:.3g} images/s, state {format_bytes(work.state_bytes)}")
-    if asked.out != STREAM:
-        info(f"wrote {asked.out}" + (f" and {work.drawn} files in {asked.files}" if asked.files else ""))
-    for path in filter(None, (asked.gif, asked.nearest)):
-        info(f"wrote {path}")
+    if asked.files:
+        info(f"wrote {work.drawn} files in {asked.files}")
     if asked.json and team.leads:
         values = work.drawn * session.model.config.image.positions
         print_json(
@@ -220,7 +218,6 @@ def _compare(path: Path, images: "NDArray[np.uint8]", session: Session) -> "Copy
     from linformer_cli.data.images import load_for_training
     from linformer_cli.data.sequence import paint
     from linformer_cli.evaluation.nearest import measure_copying, render_nearest
-    from linformer_cli.report.grids import encode_png
     from linformer_cli.training.run_folder import RunFolder
 
     shape = session.model.config.image
@@ -232,7 +229,7 @@ def _compare(path: Path, images: "NDArray[np.uint8]", session: Session) -> "Copy
     train.require_shape(shape)
     copying, nearest = measure_copying(images, train, held_out, shape)
     pairs = (paint(each, shape) for each in (images, train.images[nearest.indices]))
-    write_file(path, encode_png(render_nearest(*pairs), session.record))
+    write_png(path, render_nearest(*pairs), session.record)
     info(copying.describe())
     return copying
 
@@ -241,18 +238,13 @@ def _write_pictures(
     asked: SampleOptions, images: "NDArray[np.uint8]", row: int | None, record: dict[str, object]
 ) -> None:
     """Write the grid, with `row` images in a row, and the animation; show some images in the terminal."""
-    from linformer_cli.report.animation import encode_gif, frame_rows, hide_rows
-    from linformer_cli.report.grids import encode_png, render_grid
+    from linformer_cli.report.animation import frame_rows, hide_rows
+    from linformer_cli.report.grids import render_grid
 
-    grid = encode_png(render_grid(images, row, asked.scale), record)
-    if asked.out == STREAM:
-        sys.stdout.buffer.write(grid)
-        sys.stdout.buffer.flush()
-    else:
-        write_file(str(asked.out), grid)
-    if asked.gif is not None:
-        shown = frame_rows(images.shape[1])
-        frames = [render_grid(hide_rows(images, known), row, asked.scale) for known in shown]
-        write_file(asked.gif, encode_gif(frames, record))
+    write_png(str(asked.out), render_grid(images, row, asked.scale), record)
+    height = images.shape[1]
+    write_gif(
+        asked.gif, lambda shown: render_grid(hide_rows(images, shown), row, asked.scale), frame_rows(height), record
+    )
     if asked.preview:
         show_preview(images)

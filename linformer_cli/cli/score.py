@@ -7,21 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linformer_cli.errors import DataError, UsageError
-from linformer_cli.files import write_file
 from linformer_cli.presets import CIFAR10_PRESET
 from linformer_cli.report.tables import list_columns
 from linformer_cli.units import WINDOWS
 
 from . import options
 from .config_options import argument, option, with_fields
-from .output import info, print_json, print_tables, warn
+from .output import info, print_json, print_tables, write_png
 from .session import Session, open_session
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from linformer_cli.evaluation.bits import ImageNats
     from linformer_cli.evaluation.scores import FolderScore, Score
 
 _NONE = "none"
@@ -68,38 +63,40 @@ def score(asked: ScoreOptions) -> None:
     - `lintx score normal/ broken/ --checkpoint runs/normal`
     """
     options.require_output("-o", asked.out, ".png")
-    session = _open(asked.checkpoint, asked.device)
+    session = open_session(asked.checkpoint, asked.device, "fp32")
+    if session.words is WINDOWS:
+        raise UsageError(f"'{session.checkpoint.name}' predicts bytes, not pictures; use lintx eval with --data")
     other = _open_other(asked, session)
 
     import numpy as np
 
-    from linformer_cli.evaluation.scores import compare_folders, render_sheet
-    from linformer_cli.report.grids import encode_png
+    from linformer_cli.evaluation.scores import Score, compare_folders, render_sheet
 
     label = session.choose_class(asked.class_name, "pictures")
-    names, images, failures = _read(asked.pictures, session)
+    files = list(_list_pictures(asked.pictures))
+    options.require_inputs_kept(files, asked.out)
+    failures: list[dict[str, object]] = []
+    pictures = list(session.read_pictures(files, failures, framing=True))
+    if not pictures:
+        raise DataError(f"none of {len(files)} pictures can be read")
+    if changed := len({picture.path for picture in pictures if picture.notes}):
+        info(f"{changed:,} of {len(files):,} pictures were changed to fit the model, for example resized")
+    images = np.stack([picture.image for picture in pictures])
     labels = None if label is None else np.full(len(images), label)
-    nats = session.measure(images, asked.batch, labels)
-    scores = _list_scores(names, nats, None if other is None else other.measure(images, asked.batch))
+    nats = session.measure(images, asked.batch, labels).bits_per_image.tolist()
+    others = [None] * len(images) if other is None else other.measure(images, asked.batch).bits_per_image.tolist()
+    scores = [
+        Score(str(picture.path), own, against, str(picture.path.parent))
+        for picture, own, against in zip(pictures, nats, others, strict=True)
+    ]
     order = sorted(range(len(scores)), key=lambda place: (-scores[place].rank, scores[place].picture))
     scores, images = [scores[place] for place in order], images[order]
-    folders = compare_folders(scores)
-    against = None if other is None else other.record
+    record = {**session.record, "against": None if other is None else other.record}
     if asked.out is not None:
-        sheet = render_sheet(session.model, images, scores, labels)
-        write_file(asked.out, encode_png(sheet, {**session.record, "against": against}))
-        info(f"wrote {asked.out}")
-    _print(asked, {**session.record, "against": against, "class": label, "out": asked.out}, scores, folders)
+        write_png(asked.out, render_sheet(session.model, images, scores, labels), record)
+    _print(asked, {**record, "class": label, "out": asked.out}, scores, compare_folders(scores))
     if failures:
-        total = len(set(names)) + failures  # a picture may show several drawings
-        raise DataError(f"{failures} of {total} pictures could not be read; the others have figures")
-
-
-def _open(name: str | None, device: str) -> Session:
-    session = open_session(name, device, "fp32")
-    if session.words is WINDOWS:
-        raise UsageError(f"'{session.checkpoint.name}' predicts bytes, not pictures; use lintx eval with --data")
-    return session
+        raise DataError(f"{len(failures)} of {len(files)} pictures could not be read; the others have figures")
 
 
 def _open_other(asked: ScoreOptions, session: Session) -> Session | None:
@@ -111,7 +108,7 @@ def _open_other(asked: ScoreOptions, session: Session) -> Session | None:
         info(f"ranked against {name}, because every model finds smooth pictures likely; '--against {_NONE}' does not")
     if name is None or name == _NONE:
         return None
-    other = _open(name, asked.device)
+    other = open_session(name, asked.device, "fp32")
     if other.checkpoint.digest == session.checkpoint.digest:
         raise UsageError("--against is the same model; name another one")
     if other.model.config.image != shape:
@@ -136,44 +133,6 @@ def _list_pictures(paths: Sequence[Path]) -> Iterator[Path]:
         if not inside:
             raise DataError(f"'{path}' has no pictures")
         yield from inside
-
-
-def _read(paths: Sequence[Path], session: Session) -> "tuple[list[Path], NDArray[np.uint8], int]":
-    """Read pictures as the model's look says: their names, images [N, H, W, C], and how many cannot be read."""
-    import numpy as np
-
-    from linformer_cli.data.pictures import load_picture
-
-    names, images, failures, resized = [], [], 0, 0
-    files = list(_list_pictures(paths))
-    for path in files:
-        try:
-            first = load_picture(path, session.look, framing=True)
-        except DataError as error:
-            if len(files) == 1:
-                raise
-            warn(f"Error: {error}")
-            failures += 1
-            continue
-        resized += bool(first.notes)
-        for picture in (first, *first.others):
-            names.append(path)
-            images.append(picture.image)
-    if not images:
-        raise DataError(f"none of {len(files)} pictures can be read")
-    if resized:
-        info(f"{resized:,} of {len(files):,} pictures were changed to fit the model, for example resized")
-    return names, np.stack(images), failures
-
-
-def _list_scores(paths: Sequence[Path], nats: "ImageNats", others: "ImageNats | None") -> "list[Score]":
-    from linformer_cli.evaluation.scores import Score
-
-    against = [None] * len(paths) if others is None else others.bits_per_image.tolist()
-    return [
-        Score(str(path), own, other, str(path.parent))
-        for path, own, other in zip(paths, nats.bits_per_image.tolist(), against, strict=True)
-    ]
 
 
 def _print(

@@ -1,18 +1,19 @@
 """What commands open: a checkpoint, with its model on a device in a precision, and images."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from linformer_cli.config import DataConfig
 from linformer_cli.data import Split
-from linformer_cli.errors import CheckpointError, UsageError, shorten
+from linformer_cli.errors import CheckpointError, DataError, UsageError, shorten
 from linformer_cli.system.device import Choice, SamplingPrecision, product_dtype, torch_dtype
 from linformer_cli.system.distributed import ALONE, Team
 from linformer_cli.units import Words, parse_count
 
 from . import options
-from .output import info
+from .output import info, warn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from linformer_cli.data.byte_windows import ByteWindows
     from linformer_cli.data.images import ImageSet
     from linformer_cli.data.look import Look
+    from linformer_cli.data.pictures import Picture
     from linformer_cli.evaluation.bits import ImageNats
     from linformer_cli.model.pixel_model import PixelModel
     from linformer_cli.sampling.decode import Sampler
@@ -69,6 +71,27 @@ class Session:
     def products(self) -> "torch.dtype | None":
         """The argument `products` of an engine for this precision."""
         return product_dtype(self.precision)
+
+    def read_pictures(
+        self, files: Sequence[Path], failures: list[dict[str, object]], **how: Any
+    ) -> "Iterator[Picture]":
+        """Read picture files as the model's look and `load_picture(..., **how)` say, a picture for each drawing.
+
+        What cannot be read is said and added to `failures`. Raises `DataError` if it is the only file.
+        """
+        from linformer_cli.data.pictures import load_picture
+
+        look = self.look
+        for path in files:
+            try:
+                first = load_picture(path, look, **how)
+            except DataError as error:
+                if len(files) == 1:
+                    raise
+                warn(f"Error: {error}")
+                failures.append({"image": path, "error": str(error)})
+                continue
+            yield from (first, *first.others)
 
     def measure(
         self,

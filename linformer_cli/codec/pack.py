@@ -10,9 +10,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from linformer_cli.errors import DataError, LintxError, UsageError
-from linformer_cli.system.memory import measure_free_memory
-from linformer_cli.units import format_bytes
+from linformer_cli.errors import DataError, UsageError
+from linformer_cli.system.memory import require_memory
 
 from .coder import Coder, Lanes
 from .header import CODED, DEFLATED, LARGEST_DATA, Block, Header, compute_checksum, count_blocks, encode_header
@@ -60,14 +59,10 @@ def choose_block(state_bytes: int) -> int:
     return max(1, min(_DEFAULT_BLOCK, _BLOCK_BYTES // max(1, state_bytes)))
 
 
-def require_memory(coder: Coder, batch: int, positions: int) -> None:
+def require_room(coder: Coder, batch: int, positions: int) -> None:
     """Raise `LintxError` if `batch` sequences of `positions` values, with their states, do not fit in free memory."""
     states = _STATE_MARGIN * coder.model.state_bytes(batch)
-    needed, free = states + _BYTES_PER_VALUE * batch * positions, measure_free_memory("cpu")
-    if free is not None and needed > free:
-        raise LintxError(
-            f"{batch:,} sequences at once need {format_bytes(int(needed))}, and {format_bytes(free)} are free"
-        )
+    require_memory(states + _BYTES_PER_VALUE * batch * positions, "cpu", f"{batch:,} sequences at once")
 
 
 def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, batch: int, report: Progress) -> Packed:
@@ -79,7 +74,7 @@ def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, b
     """
     contents, size = header.contents, header.block
     batch = max(1, batch // size) * size
-    require_memory(coder, min(batch, contents.sequences), contents.tiling.positions)
+    require_room(coder, min(batch, contents.sequences), contents.tiling.positions)
     blocks: list[Block] = []
     nats, digest, done = 0.0, hashlib.sha256(), 0
     # The header comes first and contains the sizes of all blocks, so it is written last.

@@ -17,7 +17,7 @@ from linformer_cli.errors import DataError
 from .coder import Coder, Lanes
 from .header import CODED, Header, compute_checksum, read_header
 from .items import Item, Pixels
-from .pack import Progress, encode_values, require_memory
+from .pack import Progress, encode_values, require_room
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class PackedFile:
         blocks, at_once = range(len(header.blocks)), max(1, batch // header.block)
         if blocks:
             at_most = min(at_once * header.block, header.contents.sequences)
-            require_memory(coder, at_most, header.contents.tiling.positions)
+            require_room(coder, at_most, header.contents.tiling.positions)
         for start in blocks[::at_once]:
             part = blocks[start : start + at_once]
             for restored in self._read_batch(coder, part):

@@ -1,11 +1,12 @@
 """Parts of a picture: which of its pixels are kept, and which are drawn."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from linformer_cli.config import LARGEST_SIZE, ImageShape
+from linformer_cli.config import DEFAULT_PART, LARGEST_SIZE, ImageShape
 from linformer_cli.errors import UsageError
 from linformer_cli.units import parse_count
 
@@ -13,6 +14,30 @@ _WANTED = (
     "takes top:0.5 (a fraction), top:50%, top:14rows or top:392px, the same with left, right and bottom, or "
     "box:ROW,COLUMN,HEIGHT,WIDTH"
 )
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is kept of every picture: `pixels` bool [H, W] of its image that are also white in the `mask` uint8 [h, w].
+
+    The mask has the size of the picture or of its image. If the part `yields`, a picture with transparent pixels keeps
+    its opaque ones instead.
+    """
+
+    pixels: NDArray[np.bool_]
+    mask: NDArray[np.uint8] | None = None
+    yields: bool = False
+
+
+def choose_part(keep: str | None, erase: str | None, mask: NDArray[np.uint8] | None, shape: ImageShape) -> Part:
+    """The part that `--keep`, `--erase` and `--mask` keep together; without them, `DEFAULT_PART` or what is opaque.
+
+    Raises what `choose_pixels` raises.
+    """
+    if keep is None and erase is None and mask is not None:
+        return Part(np.ones((shape.height, shape.width), bool), mask)
+    default = keep is None and erase is None
+    return Part(choose_pixels(DEFAULT_PART if default else keep, erase, shape), mask, yields=default)
 
 
 def choose_pixels(keep: str | None, erase: str | None, shape: ImageShape) -> NDArray[np.bool_]:

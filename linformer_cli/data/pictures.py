@@ -20,6 +20,7 @@ from linformer_cli.files import is_special
 from .arrays import arrange_picture, open_array
 from .framing import frame_picture
 from .look import Look, Pixels, scale_numbers
+from .parts import Part
 
 HEIC_ENDINGS = (".heic", ".heif")
 # The formats whose frames are pictures of the same thing. Those of others are previews, layers or sizes.
@@ -31,7 +32,7 @@ class Picture:
     """An image for a model, uint8 [H, W, C]. `notes` tell the user about changes that may be unexpected.
 
     If the picture was framed, `unframed` is the whole picture, reduced to the same size, and `others` are further
-    drawings in it. `kept` bool [H, W] are the pixels that a mask or opacity keeps, None without these.
+    drawings in it. `kept` bool [H, W] are the pixels of the part that was asked for, None without one.
     """
 
     path: Path
@@ -134,33 +135,28 @@ def load_picture(
     fit: Fit | None = None,
     invert: bool = False,
     framing: bool = False,
-    mask: NDArray[np.uint8] | None = None,
-    erases: bool = False,
+    part: Part | None = None,
 ) -> Picture:
     """Read the first frame of an image file as the look says. Any format that Pillow reads is accepted.
 
     `fit` replaces that of the look. With `framing`, a picture of another size that shows a drawing is brought into the
     frame of the look, if there is one; `fit` and `invert` are then not used.
 
-    A `mask` uint8 [h, w] of the picture's size or the images' size says what is kept: white. Without a mask and if
-    `erases`, opaque parts are kept unless the look itself keeps opacity. What does not have the images' size prevents
-    framing. Raises `DataError` for a file that is missing, broken or too large to open safely, and for a mask of
-    another size or one that keeps everything.
+    A mask of the picture's own size, and transparency that decides what is kept, prevent framing. Raises `DataError`
+    for a file that is missing, broken or too large to open safely, for a mask of another size, and if the whole picture
+    is kept.
     """
     path, shape = Path(path), look.shape
     with open_picture(path, str(path)) as opened:
         frames, pixels = getattr(opened, "n_frames", 1), _read_pixels(opened)
     notes = [f"has {frames} frames; only the first is used"] if frames > 1 else []
     picture = look.convert(pixels)
-    kept = None if mask is None else _fit_mask(mask, picture.size, look, fit)
-    if kept is not None and kept.all():
-        raise DataError("the mask keeps the whole picture: nothing is left to complete")
-    if mask is None and erases and not look.keeps_opacity and pixels.shape[2] == 4:
-        opaque = _fit_mask(pixels[..., 3], picture.size, look, fit)
-        if not opaque.all():  # a few transparent pixels of a large picture are lost in its image
-            mask, kept = pixels[..., 3], opaque
+    kept = None
+    if part is not None:
+        kept, mask = _choose_pixels(part, pixels, picture.size, look, fit)
+        framing = framing and (mask is None or mask.shape == (shape.height, shape.width))
+        if mask is not part.mask:
             notes.append("transparent pixels are drawn, the others are kept")
-    framing = framing and (mask is None or mask.shape == (shape.height, shape.width))
     if invert and (shape.palette or look.keeps_opacity):  # numbers of colours and opacity have no negative
         colours = np.array(picture)
         colours[..., :3] = 255 - colours[..., :3]
@@ -182,6 +178,23 @@ def load_picture(
         )
     image = look.finish(picture, fit)
     return Picture(path, 255 - image if invert else image, tuple(notes), kept=kept)
+
+
+def _choose_pixels(
+    part: Part, pixels: Pixels, size: tuple[int, int], look: Look, fit: Fit | None
+) -> tuple[NDArray[np.bool_], NDArray[np.uint8] | None]:
+    """The pixels bool [H, W] of a picture's image that are kept, and the mask that decides: the part's, or opacity.
+
+    Raises `DataError` if nothing is left to draw, and what `_fit_mask` raises.
+    """
+    if part.yields and pixels.shape[2] == 4 and not look.keeps_opacity:
+        opaque = _fit_mask(pixels[..., 3], size, look, fit)
+        if not opaque.all():  # a few transparent pixels of a large picture are lost in its image
+            return opaque, pixels[..., 3]
+    kept = part.pixels if part.mask is None else part.pixels & _fit_mask(part.mask, size, look, fit)
+    if kept.all():
+        raise DataError("the mask keeps the whole picture: nothing is left to complete")
+    return kept, part.mask
 
 
 def _fit_mask(mask: NDArray[np.uint8], size: tuple[int, int], look: Look, fit: Fit | None) -> NDArray[np.bool_]:

@@ -9,11 +9,14 @@ from torch import Tensor
 
 from linformer_cli.config import PARTICLES
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.system.memory import work_in_batches
+from linformer_cli.system.memory import require_memory, work_in_batches
 
 from .choose import UniformStreams, check_guidance
 from .decode import Sampler
 from .particles import KeptImage
+
+# An engine needs so many times the memory of the states.
+_STATE_MARGIN = 1.2
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def complete_values(
     Otherwise, each completion is one of its own `particles` (`Engine.keep_values`), and its distribution approaches the
     exact one with their number. The random numbers of completion i depend only on (seed, i). `work_in_batches` explains
     `on_halve`. Bits/dim are those of the model without guidance, except for the estimated probability of the kept part.
-    Raises what `check_guidance` raises.
+    Raises `LintxError` if the particles need more memory than is free, and what `check_guidance` raises.
     """
     model, known = sampler.model, int(kept.sum())
     check_guidance(model, sampler.filters.guidance, label is not None)
@@ -72,10 +75,13 @@ def complete_values(
             streams = UniformStreams(sampler.seed, [index])
             return engine.keep_values(starts, torch.where(kept, original, -1), streams, sampler.filters)
 
-    images = () if kept[:known].all() else tuple(keep(index) for index in range(count))
-    if images:
-        rows = [image.values.unsqueeze(0) for image in images]
-        parts = [(row, _bits(model, row, labels)) for row in rows]
+    images: tuple[KeptImage, ...] = ()
+    if not kept[:known].all():
+        if sampler.engines.batch != (rows := particles * len(starts)):  # an engine that is kept has its memory
+            require_memory(_STATE_MARGIN * model.state_bytes(rows), str(model.device), f"{particles:,} particles")
+        images = tuple(keep(index) for index in range(count))
+        completions = [image.values.unsqueeze(0) for image in images]
+        parts = [(values, _bits(model, values, labels)) for values in completions]
     else:
         parts = list(work_in_batches(range(count), count, draw, on_halve))
     completed, bits = map(torch.cat, zip(*parts, strict=True))

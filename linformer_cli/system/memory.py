@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from linformer_cli.errors import LintxError
+from linformer_cli.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -150,3 +151,10 @@ def measure_free_memory(device: str) -> int | None:
         used = int((group / "memory.current").read_text()) - int(statistics["inactive_file"])
         bounds.append(int((group / "memory.max").read_text()) - used)
     return min(bounds, default=None)
+
+
+def require_memory(needed: float, device: str, items: str) -> None:
+    """Raise `LintxError` if the `items` of a message need more bytes than are free on `device`."""
+    free = measure_free_memory(device)
+    if free is not None and needed > free:
+        raise LintxError(f"{items} need {format_bytes(int(needed))}, and {format_bytes(free)} are free")

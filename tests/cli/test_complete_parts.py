@@ -63,6 +63,8 @@ def test_every_part_is_kept(complete, pictures, name, options, known) -> None:
     assert row["known_values"] == known and row["kept_bits_per_dim"] > 0
     particles = known not in (20, 50) or "left:0.5" in options or "bottom:2rows" in options or "right:8" in options
     assert len(row["kept_bits"]) == len(row["effective_sample_size"]) == (2 if particles else 0)
+    pairs = zip(row["effective_sample_size"], row["final_sample_size"], strict=True)
+    assert all(1 <= fewest <= final <= 8 for fewest, final in pairs)
     assert ("transparent pixels are drawn" in outcome.stderr) == (name == "clear.png" and not options)
 
 

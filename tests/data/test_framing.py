@@ -1,6 +1,7 @@
 """Tests of the frame of a data set, and of bringing pictures into it."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -157,23 +158,8 @@ def lay_on_desk(sheet: Image.Image) -> Image.Image:
     return desk
 
 
-def throw_shadow(sheet: Image.Image) -> Image.Image:
-    """Half of the picture is darker, with a soft edge."""
-    light = 1 - 0.38 / (1 + np.exp(-np.linspace(-15, 15, sheet.width)))
-    return Image.fromarray((np.asarray(sheet) * light).astype(np.uint8))
-
-
-@loop_over(
-    "change",
-    [
-        rule,
-        lay_on_desk,
-        lambda sheet: lay_on_desk(rule(sheet)),
-        throw_shadow,
-        lambda sheet: throw_shadow(lay_on_desk(sheet)),
-    ],
-)
-def test_ruled_lines_the_desk_and_shadows_are_left_out(change) -> None:
+@loop_over("change", [rule, lay_on_desk, lambda sheet: lay_on_desk(rule(sheet))])
+def test_ruled_lines_and_the_desk_are_left_out(change) -> None:
     ((plain, _),) = frame_picture(draw_seven(noise=2), DARK, SHAPE)
     ((image, _),) = frame_picture(change(draw_seven(noise=2)), DARK, SHAPE)
     assert max(drawn_box(image, 0)) in (19, 20, 21)
@@ -196,15 +182,26 @@ def test_drawings_in_a_row_are_told_apart(tmp_path: Path) -> None:
     assert len(frame_picture(wide, DARK, SHAPE)) == 1
 
 
-@pytest.mark.slow
-def test_most_photographs_give_the_box_of_the_digit() -> None:
-    """Five papers, on a desk or not, with a shadow or not, two inks, all tilted: 38 of 40 within 10 % and 2 pixels."""
+def find_wrong_boxes(numbers: Iterable[int]) -> list[tuple[object, ...]]:
+    """Those of `CASES` in which the box of the digit is wrong by more than 10 % and 2 pixels, with what was found."""
     wrong = []
-    for number, case in enumerate(CASES):
-        picture, size = photograph(number, *case)
+    for number in numbers:
+        picture, size = photograph(number, *CASES[number])
         wanted = np.array(size) * 1024 / max(picture.size)  # pictures are reduced to 1,024 pixels first
         notes = " ".join(note for _, note in frame_picture(picture, DARK, SHAPE))
         found = [tuple(map(int, sides)) for sides in re.findall(r"drawing of (\d+) x (\d+) pixels", notes)]
         if len(found) != 1 or (abs(found[0] - wanted) > 0.1 * wanted + 2).any():
-            wrong.append((*case, found, wanted))
+            wrong.append((*CASES[number], found, wanted))
+    return wrong
+
+
+def test_shadows_are_left_out() -> None:
+    """On white paper that fills the picture, with light ink, and on a desk, with dark ink."""
+    assert find_wrong_boxes((3, 6)) == []
+
+
+@pytest.mark.slow
+def test_most_photographs_give_the_box_of_the_digit() -> None:
+    """Five papers, on a desk or not, with a shadow or not, two inks, all tilted: 38 of 40 are right."""
+    wrong = find_wrong_boxes(range(len(CASES)))
     assert len(wrong) <= 2, wrong

@@ -15,12 +15,15 @@ from linformer_cli.config import ImageShape
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams, filter_log_probabilities
+from linformer_cli.sampling.complete import complete_values
+from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import ENGINES
 from linformer_cli.sampling.engines.base import Engine
 from linformer_cli.sampling.engines.cuda import CudaEngine
 from linformer_cli.sampling.engines.native import NativeEngine
 from linformer_cli.sampling.engines.reference import ReferenceEngine
 from linformer_cli.sampling.particles import KeptImage, draw_particles
+from linformer_cli.system import memory
 from linformer_cli.system.signals import never_stop
 
 __all__ = ["build"]
@@ -216,3 +219,15 @@ def test_wrong_calls_are_refused(build_tiny_model, raises_one_line) -> None:
         given[5] = wrong
         with raises_one_line(LintxError, "0 to 15, or -1"):
             engine.runner.call("keep", 4, given)
+
+
+def test_particles_need_free_memory_unless_their_engine_is_there(
+    build_tiny_model, monkeypatch, raises_one_line
+) -> None:
+    sampler, original = Sampler(build_tiny_model()), torch.arange(64) % 16
+    kept = torch.arange(64) >= 32
+    complete_values(sampler, original, kept, 1, particles=4)
+    monkeypatch.setattr(memory, "measure_free_memory", lambda device: 10)
+    complete_values(sampler, original, kept, 1, particles=4)
+    with raises_one_line(LintxError, "5 particles need", "10 B are free"):
+        complete_values(sampler, original, kept, 1, particles=5)

@@ -48,6 +48,11 @@ class EngineCache:
         self.model, self._wanted, self._products = model, wanted, products
         self._engine: Engine | None = None
 
+    @property
+    def batch(self) -> int:
+        """The number of images of the engine that is kept, 0 without one."""
+        return 0 if self._engine is None else self._engine.batch
+
     @contextmanager
     def start(self, batch: int) -> Iterator[Engine]:
         """Yield an engine that has started `batch` images.
@@ -56,7 +61,7 @@ class EngineCache:
         `choose_engine` raises.
         """
         try:
-            if self._engine is None or self._engine.batch != batch:
+            if self._engine is None or self.batch != batch:
                 self._engine = None  # free its memory before the next engine is built
                 self._engine = build_engine(self._wanted, self.model, batch, products=self._products)
             else:
