@@ -92,9 +92,11 @@ def score(asked: ScoreOptions) -> None:
     order = sorted(range(len(scores)), key=lambda place: (-scores[place].rank, scores[place].picture))
     scores, images = [scores[place] for place in order], images[order]
     record = {**session.record, "against": None if other is None else other.record}
-    if asked.out is not None:
-        write_png(asked.out, render_sheet(session.model, images, scores, labels), record)
-    _print(asked, {**record, "class": label, "out": asked.out}, scores, compare_folders(scores))
+    try:
+        if asked.out is not None:
+            write_png(asked.out, render_sheet(session.model, images, scores, labels), record)
+    finally:  # a full disk must not hide the figures
+        _print(asked, {**record, "class": label, "out": asked.out}, scores, compare_folders(scores))
     if failures:
         raise DataError(f"{len(failures)} of {len(files)} pictures could not be read; the others have figures")
 

@@ -30,28 +30,20 @@ class Part:
 
 
 def choose_part(keep: str | None, erase: str | None, mask: NDArray[np.uint8] | None, shape: ImageShape) -> Part:
-    """The part that `--keep`, `--erase` and `--mask` keep together; without them, `DEFAULT_PART` or what is opaque.
+    """The part that `--keep` (None: all), `--erase` and `--mask` keep together.
 
-    Raises what `choose_pixels` raises.
+    Without the three, it is `DEFAULT_PART`, which yields. Raises `UsageError` for values that name no part, and if
+    nothing is left to complete.
     """
-    if keep is None and erase is None and mask is not None:
-        return Part(np.ones((shape.height, shape.width), bool), mask)
-    default = keep is None and erase is None
-    return Part(choose_pixels(DEFAULT_PART if default else keep, erase, shape), mask, yields=default)
-
-
-def choose_pixels(keep: str | None, erase: str | None, shape: ImageShape) -> NDArray[np.bool_]:
-    """The pixels bool [H, W] that `--keep` keeps (None: all) and `--erase` does not erase.
-
-    Raises `UsageError` for values that name no part, and if nothing is left to complete.
-    """
+    default = keep is None and erase is None and mask is None
+    keep = DEFAULT_PART if default else keep
     kept = np.ones((shape.height, shape.width), bool) if keep is None else parse_part("--keep", keep, shape)
     if erase is not None:
         kept &= ~parse_part("--erase", erase, shape)
-    if kept.all():
+    if mask is None and kept.all():
         asked = f"--keep {keep}" if erase is None else f"--erase {erase}"
         raise UsageError(f"{asked} keeps the whole image of {shape.height} rows: nothing is left to complete")
-    return kept
+    return Part(kept, mask, default)
 
 
 def parse_part(option: str, text: str, shape: ImageShape) -> NDArray[np.bool_]:

@@ -293,7 +293,7 @@ def test_complete_does_not_replace_its_inputs(lintx, run_folder, tmp_path, monke
     before = (tmp_path / name).read_bytes()
     monkeypatch.chdir(tmp_path)
     outcome = lintx("complete", tmp_path / name, "--checkpoint", run_folder, "-o", "out.png", option, name)
-    assert outcome.code == 2 and "is one of the images" in outcome.stderr
+    assert outcome.code == 2 and "is one of the inputs" in outcome.stderr
     assert (tmp_path / name).read_bytes() == before and not (tmp_path / "out.png").exists()
 
 
@@ -312,10 +312,10 @@ def test_complete_keeps_the_finished_pictures_after_a_fault(
         Image.new("L", (10, 10)).save(name)
     real = pictures.load_picture
 
-    def load_picture(path, *settings):
+    def load_picture(path, *settings, **named):
         if path == names[1]:
             raise fault
-        return real(path, *settings)
+        return real(path, *settings, **named)
 
     monkeypatch.setattr(pictures, "load_picture", load_picture)
     out = tmp_path / "out.png"

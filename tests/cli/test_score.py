@@ -75,6 +75,9 @@ def test_what_cannot_be_scored_is_said(run_folder, pictures, lintx, tmp_path) ->
     outcome = lintx("score", glyph, tmp_path / "broken.png", "--checkpoint", run_folder)
     assert outcome.code == 1 and "0.png" in outcome.stdout
     assert "1 of 2 pictures could not be read; the others have figures" in outcome.stderr
+    if Path("/dev/full").exists():
+        outcome = lintx("score", glyph, "--checkpoint", run_folder, "-o", "/dev/full")
+        assert outcome.code == 1 and "0.png" in outcome.stdout and "no space left" in outcome.stderr
     for arguments, code, message in (
         ([tmp_path / "broken.png"], 1, "broken.png' is not an image that Pillow can read"),
         ([tmp_path / "empty"], 1, "empty' has no pictures"),
@@ -83,6 +86,7 @@ def test_what_cannot_be_scored_is_said(run_folder, pictures, lintx, tmp_path) ->
         ([glyph, "--against", "cifar10-pixel"], 2, "'cifar10-pixel' is for images of a different size or palette"),
         ([glyph, "--class", "1"], 2, "trained without --classes"),
         ([glyph, "-o", tmp_path / "sheet.jpg"], 2, "-o writes a PNG"),
+        ([pictures, "-o", glyph], 2, "0.png' is one of the inputs and would be replaced"),
     ):
         outcome = lintx("score", *arguments, "--checkpoint", run_folder)
         assert (outcome.code, outcome.stdout) == (code, "") and message in outcome.stderr, outcome.stderr

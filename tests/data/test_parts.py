@@ -4,7 +4,7 @@ import numpy as np
 from loops import loop_over
 
 from linformer_cli.config import ImageShape
-from linformer_cli.data.parts import choose_pixels
+from linformer_cli.data.parts import choose_part
 from linformer_cli.errors import UsageError
 
 GREY = ImageShape(height=28, width=28)
@@ -38,7 +38,7 @@ COLOUR = ImageShape(height=32, width=20, channels=3)
     ],
 )
 def test_the_first_pixels_are_kept(text: str, shape: ImageShape, known: int) -> None:
-    kept = choose_pixels(text, None, shape)
+    kept = choose_part(text, None, None, shape).pixels
     assert kept.shape == (shape.height, shape.width)
     assert np.array_equal(kept.ravel(), np.arange(kept.size) < known // shape.channels)
 
@@ -72,7 +72,7 @@ def test_the_first_pixels_are_kept(text: str, shape: ImageShape, known: int) -> 
 )
 def test_the_error_for_an_invalid_keep_gives_examples(raises_one_line, text: str) -> None:
     with raises_one_line(UsageError, "--keep", "top:0.5", "top:14rows", f"found '{text}'"):
-        choose_pixels(text, None, GREY)
+        choose_part(text, None, None, GREY)
 
 
 @loop_over(
@@ -93,10 +93,10 @@ def test_the_error_for_an_invalid_keep_gives_examples(raises_one_line, text: str
 def test_every_part_can_be_kept_or_erased(text: str, rows: slice, columns: slice) -> None:
     expected = np.zeros((28, 28), bool)
     expected[rows, columns] = True
-    assert np.array_equal(choose_pixels(text, None, GREY), expected)
-    assert np.array_equal(choose_pixels("top:20", text, GREY), (np.arange(28) < 20)[:, None] & ~expected)
+    assert np.array_equal(choose_part(text, None, None, GREY).pixels, expected)
+    assert np.array_equal(choose_part("top:20", text, None, GREY).pixels, (np.arange(28) < 20)[:, None] & ~expected)
     if expected.any():
-        assert np.array_equal(choose_pixels(None, text, GREY), ~expected)
+        assert np.array_equal(choose_part(None, text, None, GREY).pixels, ~expected)
 
 
 @loop_over(
@@ -104,16 +104,16 @@ def test_every_part_can_be_kept_or_erased(text: str, rows: slice, columns: slice
 )
 def test_what_names_no_part_is_refused(raises_one_line, text: str) -> None:
     with raises_one_line(UsageError, "--erase takes", "box:ROW,COLUMN,HEIGHT,WIDTH", f"found '{text}'"):
-        choose_pixels(None, text, GREY)
+        choose_part(None, text, None, GREY)
 
 
 @loop_over("text", ["box:0,0,0,5", "box:0,0,5,0", "box:20,0,9,5", "box:0,28,1,1"])
 def test_a_box_must_lie_within_the_image(raises_one_line, text: str) -> None:
     with raises_one_line(UsageError, f"--keep {text}", "28 rows and 28 columns"):
-        choose_pixels(text, None, GREY)
+        choose_part(text, None, None, GREY)
 
 
 @loop_over("text", ["top:1.0", "top:100%", "top:28rows", "top:28", "top:784px", "top:9999rows"])
 def test_keeping_the_whole_image_is_refused(raises_one_line, text: str) -> None:
     with raises_one_line(UsageError, f"--keep {text}", "nothing is left"):
-        choose_pixels(text, None, GREY)
+        choose_part(text, None, None, GREY)

@@ -25,7 +25,7 @@ from linformer_cli.cli.app import main
 from linformer_cli.cli.options import parse_duration, parse_pairs
 from linformer_cli.config import ImageShape, RunConfig
 from linformer_cli.data.look import Look
-from linformer_cli.data.parts import choose_pixels
+from linformer_cli.data.parts import choose_part
 from linformer_cli.data.pictures import load_picture
 from linformer_cli.documents import parse_config
 from linformer_cli.model.mixers import parse_options
@@ -48,8 +48,8 @@ def test_random_options_give_a_result_or_a_one_line_error(share: float) -> None:
     def run(text: str, value: Any, number: Any, names: set[str]) -> None:
         one_line_or_result(lambda: parse_duration(text))
         one_line_or_result(lambda: parse_pairs([text, "a=b"], "--attention-option"))
-        one_line_or_result(lambda: choose_pixels(text, text, SHAPE))
-        one_line_or_result(lambda: choose_pixels(f"top:{text}", f"box:{text}", SHAPE))
+        one_line_or_result(lambda: choose_part(text, text, None, SHAPE).pixels)
+        one_line_or_result(lambda: choose_part(f"top:{text}", f"box:{text}", None, SHAPE).pixels)
         one_line_or_result(lambda: choose_device(text))
         one_line_or_result(lambda: find_preset(text))
         if "\0" not in text:
