@@ -164,5 +164,11 @@ def test_what_is_erased_is_drawn_again(open_board, kind) -> None:
     changed = {divmod(n, shape.width) for image in completions for n in range(len(image)) if image[n] != before[n]}
     assert changed and changed <= {(row, column) for row in range(3) for column in range(2)}
     assert len({tuple(image) for image in completions}) > 1
+    if kind == "palette":  # a colour takes the pencil, which goes over what is erased
+        page.click("#colours input:nth-child(2)")
+        page.drag("#board", [(0.5 / shape.width, 0.5 / shape.height)])
+        page.wait(COMPLETED)
+        assert {image[0] for image in read_images(page, "#completions")} == {tuple(shape.colours[1][:3])}
+        page.click("#undo")
     page.click("#undo")
     assert read_board(page) == before
