@@ -1,5 +1,6 @@
 // The view "Draw": a board with a drawing or a picture, which the model completes.
 
+import { limit } from "./frame.js";
 import { complain, find } from "./load.js";
 import { readPicture } from "./look.js";
 import { addCanvases, cssColour, nameColour, paintImage } from "./paint.js";
@@ -15,7 +16,7 @@ export function setUpDraw(engine, shape, model) {
   const colours = shape.bands > 1;
   const board = colours ? new Pixels(shape, model.look) : new Strokes(shape, model.look.frame);
   let at = 0.45; // the place of the line, from 0 at the top to 1
-  let pen = { x: (Math.floor(shape.width / 2) + 0.5) / shape.height, y: 0.25, down: false, shown: false };
+  const pen = { x: (Math.floor(shape.width / 2) + 0.5) / shape.height, y: 0.25, down: false, shown: false };
   let seed = 1, sent = null, busy = false, wanted = false;
   let drawing = false, erased = false; // whether the pen or the eraser draws now, and the eraser has been used
   let example = 0, empty = colours; // the number of the sample on the board, and whether it is still to be drawn
@@ -53,12 +54,10 @@ export function setUpDraw(engine, shape, model) {
     sent = key;
     busy = true;
     find("completions").ariaBusy = true;
-    const began = performance.now();
     find("few").hidden = true;
     engine.run(job, ({ images, done, rate, particles, few }) => {
       images.forEach((image, n) => paintImage(canvases[n], shape, image, kept));
       canvases.forEach((canvas, n) => canvas.classList.toggle("old", n >= images.length));
-      if (busy) document.body.dataset.answer = Math.round(performance.now() - began);
       const speed = done && kept.includes(false) ? `${Number(rate.toPrecision(2))} images/s in this browser` : "";
       find("draw-speed").textContent = done ? speed : `drawing ${images.length} of ${COUNT} …`;
       busy = false;
@@ -77,13 +76,13 @@ export function setUpDraw(engine, shape, model) {
     ask();
   }
 
+  const inside = ([x, y]) => [limit(x, 0, aspect), limit(y, 0, 1)];
   function add(place, begin) {
     if (begin) drawing = !(empty && board.tool === "eraser"); // there is nothing to erase yet
     if (!drawing) return;
-    const inside = [Math.max(0, Math.min(aspect, place[0])), Math.max(0, Math.min(1, place[1]))];
     if (begin && board.tool === "eraser" && !erased) [erased, at] = [true, 1]; // the rest is to stay
-    if (begin) board.begin(inside);
-    else board.extend(inside);
+    if (begin) board.begin(inside(place));
+    else board.extend(inside(place));
     change();
   }
   const place = (event) => {
@@ -105,8 +104,8 @@ export function setUpDraw(engine, shape, model) {
   canvas.onkeydown = (event) => {
     if (event.key in STEPS) {
       pen.shown = true;
-      pen.x = Math.max(0, Math.min(aspect, pen.x + STEPS[event.key][0] / shape.height));
-      pen.y = Math.max(0, Math.min(1, pen.y + STEPS[event.key][1] / shape.height));
+      const [across, down] = STEPS[event.key];
+      [pen.x, pen.y] = inside([pen.x + across / shape.height, pen.y + down / shape.height]);
       if (pen.down) add([pen.x, pen.y], false);
     } else if (event.key === " ") {
       pen.shown = true;
@@ -123,7 +122,7 @@ export function setUpDraw(engine, shape, model) {
   };
 
   const moveLine = (y) => {
-    [at, tries] = [Math.max(0, Math.min(1, y)), 1];
+    [at, tries] = [limit(y, 0, 1), 1];
     paint();
     ask();
   };
@@ -157,9 +156,9 @@ export function setUpDraw(engine, shape, model) {
 
   // Puts a sample of the model on the board, row by row.
   function takeSample() {
-    empty = true;
+    [empty, tries] = [true, 1];
     busy = wanted = false;
-    find("completions").ariaBusy = true;
+    find("completions").ariaBusy = find("few").hidden = true;
     find("draw-speed").textContent = "drawing a sample to begin with …";
     engine.run({ job: "sample", seed: example, count: 1, temperature: 1, ...chooseClass() }, ({ images, done }) => {
       board.put(images[0]);
@@ -182,7 +181,7 @@ export function setUpDraw(engine, shape, model) {
   }
 
   const own = model.look.frame ? "a photograph of a drawing" : "a picture";
-  const begin = colours ? `Begin with this sample of the model, or open ${own}` : `Draw, or open ${own}`;
+  const begin = colours ? `Begin with this sample, or open ${own}` : `Draw, or open ${own}`;
   find("draw-lead").textContent = `${begin}. The model draws what is below the line or erased.`;
   for (const id of ["pick", "camera"]) {
     find(id).onclick = () => {

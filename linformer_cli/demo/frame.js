@@ -3,6 +3,8 @@
 /** A place in the image is `scale` times a place on the board plus (x, y); the height of the board is 1. */
 const AS_DRAWN = (shape) => ({ scale: shape.height, x: 0, y: 0 });
 
+export const limit = (number, low, high) => Math.max(low, Math.min(high, number));
+
 /** The smallest and the largest numbers of points [x, y]. */
 function bounds(points) {
   const [xs, ys] = [points.map((point) => point[0]), points.map((point) => point[1])];
@@ -69,19 +71,17 @@ export function fit(strokes, paper, line, shape, frame) {
     const below = paper?.[n] ?? ground;
     return Math.round(below + (full - below) * share);
   });
-  const row = Math.max(0, Math.min(shape.height, Math.round(line * place.scale + place.y)));
+  const row = limit(Math.round(line * place.scale + place.y), 0, shape.height);
   const erased = ink(strokes, shape, place, pen, true);
   return { pixels, kept: pixels.map((_, n) => n < row * shape.width && erased[n] < 0.5) };
 }
 
 /** The place at which the point (x, y) of the board falls on `centre`, as far as the whole box fits into the image. */
 function centred(box, scale, x, y, [row, column], pen, shape) {
-  const limit = (wanted, low, high, size) =>
-    Math.max(pen / 2 - low * scale, Math.min(size - pen / 2 - high * scale, wanted));
   return {
     scale,
-    x: limit(column - x * scale, box.left, box.right, shape.width),
-    y: limit(row - y * scale, box.top, box.bottom, shape.height),
+    x: limit(column - x * scale, pen / 2 - box.left * scale, shape.width - pen / 2 - box.right * scale),
+    y: limit(row - y * scale, pen / 2 - box.top * scale, shape.height - pen / 2 - box.bottom * scale),
   };
 }
 

@@ -98,7 +98,7 @@ export function setUpInspect(engine, shape, model) {
     }
     const most = Math.max(...probabilities);
     const bar = width / probabilities.length;
-    const base = height - 20;
+    const base = height - (palette.length ? 1 : 20); // there are numbers below values
     context.strokeStyle = themeColour("--quiet");
     probabilities.forEach((p, n) => {
       const grey = Math.round((55 * n) / probabilities.length) + 30;

@@ -1,14 +1,13 @@
 // Finds the drawing in a photograph, and brings it into the frame of the training images, as data/framing.py does. That
 // file explains the numbers. A picture here is { width, height, values }, with brightnesses or ink from 0 to 255.
 
-import { massCentre } from "./frame.js";
+import { limit, massCentre } from "./frame.js";
 
 const LARGE = 200, SMALL = 256;
 const PEN = 8, RULE = 0.007; // half the width of a pen in a picture of SMALL pixels; the width of ruled lines, as a share
 const LEAST_CONTRAST = 24, MOST_INK = 0.5, MOST_BORDER_INK = 0.2, SPECK = 0.003;
 const SPANS = 0.8, FILLED = 0.55, SHEET = 0.25;
 
-const limit = (number, low, high) => Math.max(low, Math.min(high, number));
 const add = (numbers) => numbers.reduce((sum, number) => sum + number, 0);
 const share = (numbers, test) => numbers.filter(test).length / numbers.length;
 const largest = (numbers) => numbers.reduce((most, number) => Math.max(most, number));

@@ -1,5 +1,6 @@
 // The board of a model of colours: a picture, an eraser, and a pencil and a bucket if there is a palette.
 
+import { limit } from "./frame.js";
 import { createFinder } from "./look.js";
 import { ERASED, paintImage, sheet } from "./paint.js";
 
@@ -96,8 +97,7 @@ export class Pixels {
   /** The column and row of a place. */
   locate([x, y]) {
     const { width, height } = this.shape;
-    const limit = (number, most) => Math.max(0, Math.min(most - 1, Math.floor(number * height)));
-    return [limit(x, width), limit(y, height)];
+    return [limit(Math.floor(x * height), 0, width - 1), limit(Math.floor(y * height), 0, height - 1)];
   }
 
   /** Gives the colour to a pixel and to all of the same colour that are connected to it. */

@@ -18,7 +18,7 @@ function addLane(title, text, colour) {
   const [image, done] = lane.querySelectorAll("canvas");
   const [images, milliseconds, bytes] = lane.querySelectorAll("dd");
   image.setAttribute("aria-label", `The image that ${title} is drawing`);
-  return { image, done, images, milliseconds, bytes, bar: lane.querySelector("i"), colour, finished: [], times: [] };
+  return { title, image, done, images, milliseconds, bytes, bar: lane.querySelector("i"), colour, finished: [], times: [] };
 }
 
 const capitals = (name) => name[0].toUpperCase() + name.slice(1);
@@ -77,15 +77,19 @@ export function setUpRace(engine, shape, model) {
       context.strokeRect(left, y, width - left, 0);
     }
     labelAxis(context, left, width, height - 4, shape.values);
+    let legend = left;
     curves.forEach((curve, number) => {
       context.strokeStyle = context.fillStyle = themeColour(lanes[number].colour);
       context.lineWidth = 3;
       context.lineJoin = "round";
       context.beginPath();
-      const points = curve.map((each, row) => [left + ((row + 0.5) / shape.height) * (width - left), base - (each / most) * (base - 14)]);
-      for (const point of points) point && context.lineTo(...point);
+      curve.forEach((each, row) => {
+        context.lineTo(left + ((row + 0.5) / shape.height) * (width - left), base - (each / most) * (base - 14));
+      });
       context.stroke();
-      if (points.length) context.fillText(number ? model.rival : model.attention, Math.min(points.at(-1)[0] + 6, width - 60), points.at(-1)[1] - 8);
+      const label = `— ${lanes[number].title}`;
+      context.fillText(label, legend, 10);
+      legend += context.measureText(label).width + 20;
     });
   }
 

@@ -92,7 +92,7 @@ const JOBS = {
       next.spent += milliseconds;
       const images = next.images + runner.known / runner.values;
       const [pixels, state] = [runner.pixels(), runner.stateBytes()];
-      yield { lane, known: runner.known, each: milliseconds / count, seconds: next.spent / 1000, images, pixels, state };
+      yield { lane, known: runner.known, each: milliseconds / count, images, pixels, state };
     }
   },
 };
@@ -133,7 +133,7 @@ function* drawAll(runner, { began, from }) {
     const drawn = (runner.images * (runner.known - from)) / runner.values;
     if (done || now - shown > 30) {
       shown = now;
-      yield { images: runner.allPixels(), known: runner.known, done, rate: (1000 * drawn) / (now - began) };
+      yield { images: runner.allPixels(), done, rate: (1000 * drawn) / (now - began) };
     } else yield;
   }
 }
