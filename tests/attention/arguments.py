@@ -3,10 +3,11 @@
 from typing import Any
 
 import torch
-from attention.inputs import Inputs
 from torch import Tensor
 
 from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.evaluation import contract
+from linformer_cli.evaluation.contract import Inputs
 from linformer_cli.model.mixers import build_attention
 
 
@@ -61,12 +62,6 @@ def step_through(attention: Attention, inputs: Any, state: Any = None, start: in
 
     The inputs are `Inputs`, or arguments of `attend`, whose state is not used.
     """
-    q, k, v, extra = inputs if isinstance(inputs, Inputs) else (*inputs[:3], inputs[4] if len(inputs) > 3 else None)
-    outputs = []
-    if state is None:
-        state = attention.init_state(len(v), v.shape[2], v.device, v.dtype)
-    for t in range(start, v.shape[2]):
-        q_t, k_t, v_t, extra_t = (None if part is None else part[:, :, t] for part in (q, k, v, extra))
-        y_t, state = attention.step(q_t, k_t, v_t, state, extra_t)
-        outputs.append(y_t)
-    return torch.stack(outputs, dim=2), state
+    if not isinstance(inputs, Inputs):
+        inputs = Inputs(*inputs[:3], inputs[4] if len(inputs) > 3 else None)
+    return contract.step_through(attention, inputs.block(start), state)
