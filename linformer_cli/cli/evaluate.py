@@ -130,15 +130,13 @@ def evaluate(asked: EvaluateOptions) -> None:
     others = None if other is None else other.measure(images, asked.limit, asked.batch)
     if other is not None and others is not None:
         result["against"] = _compare(model, measured, other, others)
-    if asked.per_image is not None:
-        write_file(asked.per_image, _list_images(images, measured, others).encode())
-        info(f"wrote {asked.per_image}")
     if asked.json:
         print_json(result)
     else:
         print_facts(_list_facts(result, bits, session.words))
         if asked.by_position:
             print_records(positions, (Column("place", "position"), Column("bits", session.words.bits)), "table")
+    _write_bits(asked.per_image, images, measured, others)
     write_plot(asked.plot, lambda kind: render_positions(positions, kind, session.words))
 
 
@@ -163,9 +161,8 @@ class _Measured:
         from linformer_cli.sampling.engines import EngineCache
 
         session, model = self.session, self.session.model
-        chosen = (
-            images.images if limit is None else images.images[:limit]
-        )  # a slice of windows of bytes is read at once
+        # A slice of windows of bytes is read at once.
+        chosen = images.images if limit is None else images.images[:limit]
         nats = functools.partial(block_nats, model)
         if stepped:
             nats = functools.partial(stepped_nats, EngineCache(session.engine, model, products=session.products))
@@ -206,14 +203,17 @@ def _compare(model: _Measured, nats: "ImageNats", other: _Measured, others: "Ima
     }
 
 
-def _list_images(images: "ImageSet", nats: "ImageNats", others: "ImageNats | None") -> str:
-    """Return a CSV with the number, the label and the bits/dim of each image, in the order of the split."""
+def _write_bits(path: Path | None, images: "ImageSet", nats: "ImageNats", others: "ImageNats | None") -> None:
+    """Write the number, the label and the bits/dim of each image, in the order of the split, unless `path` is None."""
+    if path is None:
+        return
     columns = {"label": images.labels, "bits_per_dim": nats.bits_per_image}
     columns |= {"against_bits_per_dim": others.bits_per_image} if others is not None else {}
     lists = {key: values[: len(nats.whole)].tolist() for key, values in columns.items() if values is not None}
     rows = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
     records = [{"image": number, **row} for number, row in enumerate(rows)]
-    return render_records(records, [Column(key, key) for key in ("image", *lists)], "csv")
+    write_file(path, render_records(records, [Column(key, key) for key in ("image", *lists)], "csv").encode())
+    info(f"wrote {path}")
 
 
 def _list_facts(result: dict[str, Any], bits: "Bits", words: Words) -> dict[str, str]:

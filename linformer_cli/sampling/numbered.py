@@ -24,19 +24,16 @@ _BLOCK = 2**16
 _CIRCUMSTANCES = ("checkpoint", "device", "engine", "batch")
 
 
+@dataclass(frozen=True)
 class NumberedImages:
     """Images in `folder`. The folder need not exist yet. `describe(index)` is the metadata of image number `index`.
 
     Images with a palette have its `colours`.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        describe: Callable[[int], Mapping[str, object]],
-        colours: Sequence[tuple[int, ...]] = (),
-    ) -> None:
-        self.folder, self.describe, self.colours = folder, describe, colours
+    folder: Path
+    describe: Callable[[int], Mapping[str, object]]
+    colours: Sequence[tuple[int, ...]] = ()
 
     def path(self, index: int) -> Path:
         return self.folder / f"{index:05d}.png"

@@ -1,5 +1,6 @@
 """Tests of folders of sampled images. An image is reused if its settings are the same, and otherwise left alone."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ def begin(folder: Path, **changes: object) -> NumberedImages:
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("colours", [(), [(n, 255 - n, 7, n) for n in range(256)]], ids=["values", "palette"])
 def test_a_written_image_is_reused_and_can_be_read_again(tmp_path, channels, colours) -> None:
-    folder, drawn = begin(tmp_path), images(channels)
-    folder.colours = colours if channels == 1 else ()
+    drawn = images(channels)
+    folder = replace(begin(tmp_path), colours=colours if channels == 1 else ())
     assert not folder.holds(0)
     for index, image in zip((0, 7, 123_456), drawn, strict=True):
         folder.write(index, image)
