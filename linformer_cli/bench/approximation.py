@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Annotated, Literal, NamedTuple, cast
 
 import numpy as np
@@ -22,8 +23,9 @@ from linformer_cli.attention.performer import PerformerAttention
 from linformer_cli.config import OptionValue
 from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.model.mixers import build_attention
+from linformer_cli.report.base import Ending, Output, Report
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, render_plot
-from linformer_cli.report.tables import Column, Shown, list_columns
+from linformer_cli.report.tables import Column, RecordTable, Shown, TableStyle, list_columns
 from linformer_cli.system.signals import Check, never_stop
 
 SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")
@@ -97,22 +99,40 @@ class Approximation:
         return "orthogonal" if self.orthogonal else "independent"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ApproximationReport(Report):
+    """All rows. Tables and the plot show one `error`."""
+
+    rows: Sequence[Approximation]
+    ended: Ending
+    settings: Draws
+    error: ErrorName
+
+    def show(self, style: TableStyle) -> Output:
+        rows = sorted(self.rows, key=lambda row: (row.norm, row.features))
+        tables = [RecordTable(rows, _CSV_COLUMNS if style == "csv" else _list_error_columns(self.error))]
+        done = f"{self.rows[0].draws if rows else 0:,} of {self.settings.draws:,} draws"
+        plots = {"plot": partial(render_approximation, self.rows, self.error)}
+        return Output(tables, plots, stopped=f"Stopped after {done}; their results are shown")
+
+
 def measure_approximation(
     features: Sequence[int],
     norms: Sequence[float],
     feature_maps: Sequence[str] = SOFTMAX_FEATURE_MAPS,
     orthogonal: Sequence[bool] = (True, False),
     draws: Draws | None = None,
+    error: ErrorName = "output",
     check: Check = never_stop,
-) -> list[Approximation]:
-    """Return a row for each combination of the arguments. The norm varies fastest, the feature map slowest.
+) -> ApproximationReport:
+    """Measure a row for each combination of the arguments. The norm varies fastest, the feature map slowest.
 
     Attention is causal and in float64. Queries and keys have random directions and the length norm * sqrt(K), as if
     their entries had variance norm^2. Values are drawn from N(0, 1). The inputs and directions of a draw depend
     only on the seed and the number of the draw, so all rows get the same inputs, scaled to their norms.
 
-    `check` is called between measurements. If it raises `Interrupted`, the result has only the finished draws. Without
-    a finished draw, it is empty.
+    `check` is called between measurements. If it raises `Interrupted`, the rows have only the finished draws. Without a
+    finished draw, there are none.
 
     Raises `UsageError` for a number of features that the mechanism refuses, for a feature map that does not estimate
     softmax, and for a norm at which the square of the kernel overflows float64.
@@ -138,10 +158,12 @@ def measure_approximation(
                 check()
                 errors.append(_measure_draw(attentions[kind], draws.seed, draw, exact[norm]))
             finished.append(errors)
-    return [
+    rows = [
         Approximation(*kind, norm, len(finished), *map(summarise, zip(*found, strict=True)))
         for (kind, norm), found in zip(pairs, zip(*finished, strict=True), strict=False)
     ]
+    ended: Ending = "finished" if len(finished) == draws.draws else "interrupted"
+    return ApproximationReport(rows=rows, ended=ended, settings=draws, error=error)
 
 
 class _Exact(NamedTuple):
@@ -210,10 +232,10 @@ def _name_field(error: ErrorName) -> str:
 
 _SETTINGS = list_columns(Approximation, "norm features feature_map directions")
 _FIGURES = [f"{_name_field(error)}.{part.name}" for error in _LABELS for part in fields(Spread)]
-CSV_COLUMNS = (*_SETTINGS, Column("draws"), *map(Column, _FIGURES))
+_CSV_COLUMNS = (*_SETTINGS, Column("draws"), *map(Column, _FIGURES))
 
 
-def list_error_columns(error: ErrorName) -> tuple[Column, ...]:
+def _list_error_columns(error: ErrorName) -> tuple[Column, ...]:
     """Return the columns of a table that shows one of the errors."""
     key = _name_field(error)
     mean = Column(f"{key}.mean", f"error of {error}", format=".2e")

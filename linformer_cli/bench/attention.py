@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from linformer_cli.errors import UsageError
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.variants import Variant
+from linformer_cli.report.base import Output
+from linformer_cli.report.tables import TableStyle
 from linformer_cli.system.memory import measure_free_memory
 from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.units import format_bytes, format_duration
 
+from .columns import list_growth_tables
+from .figures import render_growth
 from .growth import Exponents, Point, describe_exponents, extrapolate
 from .measure import attention_pass
 from .measure.attention_pass import Inputs, PassSetup, build_checked_model, build_pass
@@ -51,26 +55,15 @@ class AttentionSettings:
         return PassSetup(variant, self.heads, self.head_width, length, self.choose_batch(length), self.device)
 
 
-@dataclass(frozen=True)
-class AttentionConditions:
-    """The settings that the rows depend on."""
-
-    repeats: int
-    limit_seconds: float
-    heads: int
-    head_width: int
-    batch: int | str
-    memory: str
-    warm_up_passes: int = 1
-    interleaved: bool = True
-    copy_share: str = attention_pass.LEAST_TRAFFIC
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AttentionReport(BenchReport[AttentionRow]):
     """The rows of the benchmark. `exponents` has the growth exponents of each mechanism."""
 
-    exponents: Sequence[Exponents] = ()
+    exponents: Sequence[Exponents]
+
+    def show(self, style: TableStyle) -> Output:
+        plots = {"plot": partial(render_growth, self.rows, self.exponents)}
+        return Output(list_growth_tables(self.rows, self.exponents, style), plots, remarks=[str(self.ceilings)])
 
 
 def run_attention_bench(
@@ -82,15 +75,24 @@ def run_attention_bench(
     rows, ended = measure_groups(groups, bench, comparisons)
     labels = [variant.label for variant in variants]
     rows.sort(key=lambda row: labels.index(row.name))  # stable: the lengths of a mechanism stay in order
-    conditions = AttentionConditions(
-        settings.repeats,
-        settings.limit_seconds,
-        settings.heads,
-        settings.head_width,
-        settings.batch if settings.batch is not None else f"scaled: {settings.pass_positions:,} / T, at least 1",
-        _describe_memory(settings.device),
+    conditions = {
+        "repeats": settings.repeats,
+        "limit_seconds": settings.limit_seconds,
+        "heads": settings.heads,
+        "head_width": settings.head_width,
+        "batch": settings.batch or f"scaled: {settings.pass_positions:,} / T, at least 1",
+        "memory": _describe_memory(settings.device),
+        "warm_up_passes": 1,
+        "interleaved": True,
+        "copy_share": attention_pass.LEAST_TRAFFIC,
+    }
+    return AttentionReport(
+        rows=rows,
+        ended=ended,
+        settings=conditions,
+        ceilings=bench.ceilings.describe(),
+        exponents=describe_exponents(rows),
     )
-    return AttentionReport(rows, ended, conditions, bench.ceilings.describe(), exponents=describe_exponents(rows))
 
 
 def prepare(

@@ -10,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from linformer_cli.errors import Interrupted
 from linformer_cli.files import write_file
-from linformer_cli.report.plots import PLOT_FORMATS, PlotFormat
-from linformer_cli.report.tables import to_json
-from linformer_cli.system.environment import describe_environment, describe_machine
+from linformer_cli.report.base import Report
+from linformer_cli.report.plots import PLOT_FORMATS
+from linformer_cli.report.tables import render_records, to_json
+from linformer_cli.system.environment import describe_machine
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.units import format_duration
 
@@ -26,6 +27,9 @@ _FIRST_ROUND_FACTOR = 2.5
 
 # The shortest time between two writes. Drawing the figures takes seconds, so files are not written after every group.
 _SAVE_SECONDS = 120.0
+
+# What to say after Ctrl-C.
+STOPPED = "Stopped; the results so far are kept"
 
 # The functions that run one round of a group, by the title of the group.
 Groups = Mapping[str, Sequence[Callable[[], None]]]
@@ -135,7 +139,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetReport(ABC):
+class BudgetReport(Report):
     """Everything measured so far.
 
     `reduced` lists sizes smaller than the paper's, and measurements left out for lack of time.
@@ -144,49 +148,45 @@ class BudgetReport(ABC):
     budget_seconds: float
     elapsed_seconds: float
     reduced: Sequence[str]
-    environment: Mapping[str, Any] = field(default_factory=describe_environment)
 
     @property
     @abstractmethod
     def has_figures(self) -> bool:
         """Whether anything was measured. An empty report is not saved, so that it does not replace an earlier one."""
 
-    @property
-    def origin(self) -> str:
-        """Where and how long everything was measured."""
-        took, budget = format_duration(self.elapsed_seconds), format_duration(self.budget_seconds)
-        return f"{describe_machine(self.environment)}; measured in {took} of a budget of {budget}."
-
-    @abstractmethod
     def render_page(self) -> str:
         """Render the report as Markdown."""
-
-    @abstractmethod
-    def list_figures(self) -> dict[str, Callable[[PlotFormat], bytes]]:
-        """Return the functions that draw the figures with points, by the name of their files."""
-
-    def render_figures(self) -> dict[str, bytes]:
-        """Render every figure in every format. The keys of the result are file names."""
-        return {f"{name}.{kind}": draw(kind) for kind in PLOT_FORMATS for name, draw in self.list_figures().items()}
+        shown, took = self.show("md"), format_duration(self.elapsed_seconds)
+        budget = f"measured in {took} of a budget of {format_duration(self.budget_seconds)}"
+        lines = [f"# {shown.title}", "", f"{describe_machine(self.environment)}; {budget}."]
+        for finding in shown.findings:
+            lines += ["", f"{finding[0].upper()}{finding[1:]}."]
+        for records, columns, title in shown.tables:
+            lines += ["", f"## {title[0].upper()}{title[1:]}"] if title else []
+            lines += ["", render_records(records, columns, "md").rstrip("\n")]
+        remarks = ["", "## Remarks", "", *(f"- {line}" for line in shown.remarks)] if shown.remarks else []
+        return "\n".join([*lines, *remarks, ""])
 
     def write(self, out: Path, name: str) -> None:
-        """Write NAME.json, NAME.md and the figures. After an interruption, each file is complete or unchanged."""
-        texts = {f"{name}.json": to_json(self) + "\n", f"{name}.md": self.render_page()}
-        for file, data in {**{file: text.encode() for file, text in texts.items()}, **self.render_figures()}.items():
-            write_file(out / file, data)
+        """Write NAME.json, NAME.md and all plots. After an interruption, each file is complete or unchanged."""
+        write_file(out / f"{name}.json", f"{to_json(self)}\n".encode())
+        write_file(out / f"{name}.md", self.render_page().encode())
+        for key, draw in self.show("md").plots.items():
+            for kind in PLOT_FORMATS:
+                write_file(out / f"{key}.{kind}", draw(kind))
 
 
-Report = TypeVar("Report", bound=BudgetReport)
+AnyReport = TypeVar("AnyReport", bound=BudgetReport)
 
 
-class BudgetBench(ABC, Generic[Report]):
+class BudgetBench(ABC, Generic[AnyReport]):
     """A benchmark whose report is passed to `save` about every two minutes and at the end. `stop` ends it early."""
 
-    def __init__(self, save: Callable[[Report], None], stop: StopRequest | None) -> None:
+    def __init__(self, save: Callable[[AnyReport], None], stop: StopRequest | None) -> None:
         self._save, self._stop = save, stop or StopRequest()
         self._began = self._saved = time.monotonic()
 
-    def run(self) -> Report:
+    def run(self) -> AnyReport:
         """Measure until the budget is spent or the user interrupts. Returns the report saved last."""
         try:
             with contextlib.suppress(Interrupted):
@@ -202,7 +202,7 @@ class BudgetBench(ABC, Generic[Report]):
         """Measure everything. `Interrupted` may end it early."""
 
     @abstractmethod
-    def describe(self) -> Report:
+    def describe(self) -> AnyReport:
         """Return the report of everything measured so far."""
 
     def save_now_and_then(self) -> None:

@@ -27,18 +27,17 @@ from linformer_cli.data.sequence import images_to_values, paint, values_to_image
 from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.evaluation.bits import stepped_nats
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.report.base import Ending, Output, Report
 from linformer_cli.report.grids import render_grid, stack_rows
-from linformer_cli.report.tables import Shown
+from linformer_cli.report.tables import RecordTable, Shown, TableStyle, list_columns
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE, EngineCache
-from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, compare_turns
 from linformer_cli.units import format_percent
 
-from .judge import Labels, Pixels
 from .published import PUBLISHED_SIZES, PublishedSize
-from .rounds import Ending
+from .quality import Labels, Pixels
 from .rows import Quartiles
 
 
@@ -72,8 +71,8 @@ class CodecRow:
     left_out: Annotated[str | None, Shown("left out")] = None
 
 
-@dataclass(frozen=True)
-class CodecReport:
+@dataclass(frozen=True, kw_only=True)
+class CodecReport(Report):
     """All rows, the published sizes for the same data set, and the conditions."""
 
     rows: Sequence[CodecRow]
@@ -83,7 +82,13 @@ class CodecReport:
     drawn_quartiles: Quartiles | None
     ended: Ending
     settings: CodecSettings
-    environment: dict[str, Any] = field(default_factory=describe_environment)
+
+    def show(self, style: TableStyle) -> Output:
+        published = RecordTable(self.published, list_columns(PublishedSize))
+        bits, drawn = self.model_bits_per_dim, self.drawn_per_second
+        known = bits is not None and drawn is not None
+        own = [f"the model's own {bits:.4f} bits/dim; drawing: {drawn:.3g} images/s"] if known else []
+        return Output([RecordTable(self.rows, list_columns(CodecRow)), published], remarks=own)
 
 
 @dataclass
@@ -236,9 +241,15 @@ def run_codec_bench(
         add_row("zstd -19", zstd, "zstd is not installed" if zstd is None else None)
     if importlib.util.find_spec("pillow_jxl") is None:
         add_row("JPEG XL, lossless", None, "the package pillow-jxl-plugin is not installed")
-    bits = own.packed.own_bits_per_dim if own.packed else None
-    speed, quartiles = (Timing(drawn).rate(1), Timing(drawn).rate_quartiles(1)) if drawn else (None, None)
-    return CodecReport(rows, PUBLISHED_SIZES.get(name, ()), bits, speed, quartiles, ended, settings)
+    return CodecReport(
+        rows=rows,
+        published=PUBLISHED_SIZES.get(name, ()),
+        model_bits_per_dim=own.packed.own_bits_per_dim if own.packed else None,
+        drawn_per_second=Timing(drawn).rate(1) if drawn else None,
+        drawn_quartiles=Timing(drawn).rate_quartiles(1) if drawn else None,
+        ended=ended,
+        settings=settings,
+    )
 
 
 def draw_bits(model: PixelModel, images: Pixels, labels: Labels | None) -> Image.Image:

@@ -8,14 +8,15 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 from linformer_cli.errors import TrainingError
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.variants import Variant
+from linformer_cli.report.base import Output, Report
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
-from linformer_cli.report.tables import Column, Record, Shown, list_columns
-from linformer_cli.system.environment import describe_environment
+from linformer_cli.report.tables import Column, RecordTable, Shown, TableStyle, list_columns
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.system.timing import time_work
 from linformer_cli.training.loop import Trainer
@@ -29,6 +30,9 @@ from .measure.ceilings import Ceilings, CeilingsReport
 from .measure.costs import TRAINING_FACTOR, count_product_flops, list_products
 
 CopyEnding = Literal["finished", "budget", "interrupted", "failed"]
+_ENDINGS = {"budget": "the budget was spent", "interrupted": "interrupted", "failed": "every model failed"}
+# The number of rows in the table of losses.
+_SHOWN_POINTS = 10
 
 
 @dataclass(frozen=True)
@@ -70,40 +74,34 @@ class CopyRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CopyConditions:
-    """All settings that the figures of a report depend on, except the machine."""
-
-    task: str
-    reduced: bool
-    length: int
-    symbols: int = copy_task.SYMBOLS
-    layers: int = copy_task.LAYERS
-    heads: int = HEADS
-    width: int
-    feed_forward: int
-    batch: int = BATCH
-    optimizer: str = "radam"
-    learning_rate: float = copy_task.LEARNING_RATE
-    learning_rate_later: float = copy_task.LOWER_LEARNING_RATE
-    learning_rate_later_from_update: int = copy_task.LOWER_AFTER_UPDATES
-    updates_wanted: int
-    updates: int
-    points_every: int
-    budget_seconds: float | None
-    interleaved: bool = True
-    precision: str = "fp32"
-    seed: int
-
-
-@dataclass(frozen=True)
-class CopyReport:
+class CopyReport(Report):
     """One row for each mechanism, and how the benchmark ended."""
 
     rows: tuple[CopyRow, ...]
     ended: CopyEnding
-    settings: CopyConditions
-    environment: dict[str, Any]
+    settings: Mapping[str, Any]
     ceilings: CeilingsReport
+
+    def show(self, style: TableStyle) -> Output:
+        """Show the results and some losses. CSV has all points."""
+        if style == "csv":
+            points = [{**vars(row), **vars(point)} for row in self.rows for point in row.points]
+            tables = [RecordTable(points, _POINT_COLUMNS)]
+        else:
+            losses = _tabulate_losses(self.rows)
+            tables = [RecordTable(self.rows, choose_columns(self.rows, list_columns(CopyRow)))]
+            tables += [losses] if len(losses.records) > 1 else []
+        title = self.settings["task"]
+        done = f"{self.settings['updates']:,} of {self.settings['updates_wanted']:,} updates"
+        ended = [] if self.ended == "finished" else [f"{done}: {_ENDINGS[self.ended]}"]
+        return Output(
+            tables,
+            {"plot": partial(_render_curves, self.rows, title)} if any(row.points for row in self.rows) else {},
+            title,
+            remarks=[*ended, str(self.ceilings)],
+            stopped=f"Stopped after {done}; their results are shown",
+            failure="every model failed; the table says why" if self.ended == "failed" else None,
+        )
 
 
 class _Update(NamedTuple):
@@ -213,19 +211,30 @@ def run_copy_task(
     if done < settings.updates:
         failed = all(run.failed is not None for run in runs)
         ended = "interrupted" if stop.signal_number is not None else "failed" if failed else "budget"
-    conditions = CopyConditions(
-        task=settings.title,
-        reduced=settings.reduced,
-        length=settings.length,
-        width=settings.width,
-        feed_forward=4 * settings.width,
-        updates_wanted=settings.updates,
-        updates=done,
-        points_every=settings.points_every,
-        budget_seconds=budget_seconds,
-        seed=settings.seed,
-    )
-    return CopyReport(tuple(run.row() for run in runs), ended, conditions, describe_environment(), ceilings.describe())
+    conditions = {
+        "task": settings.title,
+        "reduced": settings.reduced,
+        "length": settings.length,
+        "symbols": copy_task.SYMBOLS,
+        "layers": copy_task.LAYERS,
+        "heads": HEADS,
+        "width": settings.width,
+        "feed_forward": 4 * settings.width,
+        "batch": BATCH,
+        "optimizer": "radam",
+        "learning_rate": copy_task.LEARNING_RATE,
+        "learning_rate_later": copy_task.LOWER_LEARNING_RATE,
+        "learning_rate_later_from_update": copy_task.LOWER_AFTER_UPDATES,
+        "updates_wanted": settings.updates,
+        "updates": done,
+        "points_every": settings.points_every,
+        "budget_seconds": budget_seconds,
+        "interleaved": True,
+        "precision": "fp32",
+        "seed": settings.seed,
+    }
+    rows = tuple(run.row() for run in runs)
+    return CopyReport(rows=rows, ended=ended, settings=conditions, ceilings=ceilings.describe())
 
 
 def _measure_round(runs: Sequence[CopyRun], number: int, is_over: Callable[[], bool]) -> bool:
@@ -248,35 +257,23 @@ def _measure_round(runs: Sequence[CopyRun], number: int, is_over: Callable[[], b
     return any(run.failed is None for run in learning)
 
 
-COPY_COLUMNS = list_columns(CopyRow)
-CSV_COLUMNS = (
-    *list_columns(CopyRow, "task reduced name attention device"),
-    *list_columns(CopyPoint, "update loss accuracy learning_rate"),
-)
-_SHOWN_POINTS = 10
-
-
-def list_points(rows: Sequence[CopyRow]) -> list[dict[str, object]]:
-    """Return one record for each point of each mechanism, for CSV."""
-    return [{**vars(row), **vars(point)} for row in rows for point in row.points]
-
-
-def list_tables(rows: Sequence[CopyRow]) -> list[tuple[Sequence[Record], Sequence[Column]]]:
-    """Return the records and columns of a table of results, and of one of losses if there are several points.
-
-    The second has the losses at the last and at evenly spaced earlier updates.
-    """
-    results = rows, choose_columns(rows, COPY_COLUMNS)
+def _tabulate_losses(rows: Sequence[CopyRow]) -> RecordTable:
+    """Return the table of losses at the last and at evenly spaced earlier updates."""
     losses = {row.name: {point.update: point.loss for point in row.points} for row in rows if row.points}
     updates = sorted({update for points in losses.values() for update in points}, reverse=True)
     shown = sorted(updates[:: max(1, -(-len(updates) // _SHOWN_POINTS))])
-    records = [{"update": update, **{name: points.get(update) for name, points in losses.items()}} for update in shown]
+    records = [{"update": one, **{name: points.get(one) for name, points in losses.items()}} for one in shown]
     names = [Column(row.name, row.name, format=".4f") for row in rows]
-    table = records, [Column("update", "loss at update", format=","), *names]
-    return [results, table] if len(records) > 1 else [results]
+    return RecordTable(records, [Column("update", "loss at update", format=","), *names])
 
 
-def render_copy(rows: Sequence[CopyRow], title: str, kind: PlotFormat) -> bytes:
+_POINT_COLUMNS = (
+    *list_columns(CopyRow, "task reduced name attention device"),
+    *list_columns(CopyPoint, "update loss accuracy learning_rate"),
+)
+
+
+def _render_curves(rows: Sequence[CopyRow], title: str, kind: PlotFormat) -> bytes:
     """Plot loss and accuracy against updates, with one colour for each mechanism."""
 
     def build_panel(key: str, label: str, scale: Scale) -> Panel:

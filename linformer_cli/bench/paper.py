@@ -18,16 +18,16 @@ from linformer_cli.sampling.precision import choose_formats
 from linformer_cli.system.signals import StopRequest
 
 from . import attention, sample, train
-from .attention import AttentionSettings
+from .attention import PASS_POSITIONS, AttentionSettings
 from .budget import BudgetBench, Groups, Part, Schedule
 from .copy import CopyReport, run_copy_task
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size
 from .growth import describe_exponents
 from .measure.ceilings import Ceilings
 from .measure.costs import count_product_flops, sum_flops
+from .measure.peak_memory import FORKS
 from .models import BenchModel, TrainedRun, build_models, find_trained, load_models, preset_network
-from .paper_report import PaperConditions, PaperReport, describe_gaps
-from .paper_sizes import PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes, describe_scaling
+from .paper_report import PaperReport, describe_gaps
 from .published import Source
 from .rounds import Bench, Measurement, rows_of, turns_of
 from .rows import AttentionRow, ModelRow
@@ -50,6 +50,66 @@ _LONGEST_POINT_SHARE = 0.05
 # The number of passes in a round. Additional rounds are more informative than additional passes, because one busy
 # moment of the machine can affect all passes of a round.
 _PASSES_OF_ROUND = 2
+# The lengths in the paper. If fewer lengths are measured, the report says so.
+PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+PAPER_TRAINING_BATCH = {"mnist-paper": 10, "cifar10-paper": 4}
+# Average seconds for one length of one mechanism: a process that measures memory, and a few passes in every round.
+_SECONDS_PER_LENGTH = 3.0 if FORKS else 7.0
+_FEWEST_LENGTHS = 3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes for a budget. Rows have at most one sample per round, except attention rows, which have a few.
+
+    `batches` are the batch sizes of sampling, and `largest_batches` limits them for some networks. If `lengths` is
+    None, the available time determines the lengths.
+    """
+
+    batches: Sequence[int]
+    rounds: int
+    training_batches: Mapping[str, int]
+    pass_positions: int = PASS_POSITIONS
+    largest_batches: Mapping[str, int] = field(default_factory=dict)
+    lengths: Sequence[int] | None = None
+
+
+def choose_sizes(budget_seconds: float) -> Sizes:
+    """Return batch sizes and rounds for a budget."""
+    minutes = budget_seconds / 60
+    if minutes >= 30:
+        return Sizes((1, 16, 64, 256), 16, PAPER_TRAINING_BATCH)
+    if minutes >= 5:
+        # Many rounds of small batches are more informative than a few rounds of large ones. Softmax's keys and values
+        # for 64 CIFAR-10 images take 6 GB, and allocating this memory takes longer than the timed steps.
+        return Sizes(
+            (1, 16, 64), 12, {"mnist-paper": 4, "cifar10-paper": 1}, PASS_POSITIONS // 4, {"cifar10-paper": 16}
+        )
+    return Sizes((1, 16), 4, {"mnist-paper": 2, "cifar10-paper": 1}, PASS_POSITIONS // 8)
+
+
+def choose_lengths(seconds: float, methods: int) -> list[int]:
+    """Return as many of `PAPER_LENGTHS` as `seconds` allow, spread over their range."""
+    count = max(_FEWEST_LENGTHS, min(len(PAPER_LENGTHS), int(seconds / (_SECONDS_PER_LENGTH * methods))))
+    if count == len(PAPER_LENGTHS):
+        return list(PAPER_LENGTHS)
+    # Exponents need lengths that are far apart, but only large budgets reach the longest lengths.
+    longest = min(len(PAPER_LENGTHS) - 1, count + 1)
+    return [PAPER_LENGTHS[round(index * longest / (count - 1))] for index in range(count)]
+
+
+def describe_scaling(lengths: Sequence[int], pass_positions: int) -> list[str]:
+    """Return a line if there are fewer lengths than in the paper, and a line if passes have fewer positions."""
+    lines = []
+    if len(lengths) < len(PAPER_LENGTHS):
+        listed = ", ".join(f"{length:,}" for length in lengths)
+        lines.append(f"time and memory against T: at {listed}; the paper's lengths are 512 to 65,536")
+    if pass_positions < PASS_POSITIONS:
+        lines.append(
+            f"time and memory against T: {pass_positions:,} positions per pass (one sequence where T is longer), "
+            f"instead of {PASS_POSITIONS:,} as in lintx bench attention"
+        )
+    return lines
 
 
 @dataclass(frozen=True)
@@ -122,8 +182,23 @@ class PaperBench(BudgetBench[PaperReport]):
         sampling, training, scaling = (
             [row for group in groups.values() for row in rows_of(group)] for groups in self._groups.values()
         )
-        ceilings = self._bench.ceilings.describe()
+        ceilings, networks = self._bench.ceilings.describe(), dict(self._settings.networks)
         names = {sum_flops(timed.model): name for name, models in self._models.items() for timed in models}
+        conditions = {
+            "methods": METHODS,
+            "networks": networks,
+            "product_flops_per_position": {
+                name: {timed.name: count_product_flops(timed.model) for timed in models}
+                for name, models in self._models.items()
+            },
+            "batches": self._sizes.batches,
+            "rounds": self._sizes.rounds,
+            "sampling_precision": self._sampling_precision,
+            "training_precision": self._training_precision,
+            "checked": f"the parallel and step forms of every mechanism, in {next(iter(networks))}",
+            "runs": [run.path for run in self._settings.runs],
+            "published": Source(),
+        }
         return PaperReport(
             budget_seconds=self._settings.budget_seconds,
             elapsed_seconds=self.elapsed_seconds(),
@@ -136,26 +211,7 @@ class PaperBench(BudgetBench[PaperReport]):
             ceilings=ceilings,
             ceiling_networks=[names.get(one.flops // one.rows, "copy task") for one in ceilings.products],
             unfinished=self._schedule.unfinished,
-            settings=self._describe_conditions(),
-        )
-
-    def _describe_conditions(self) -> PaperConditions:
-        networks = dict(self._settings.networks)
-        flops = {
-            name: {timed.name: count_product_flops(timed.model) for timed in models}
-            for name, models in self._models.items()
-        }
-        return PaperConditions(
-            METHODS,
-            networks,
-            flops,
-            self._sizes.batches,
-            self._sizes.rounds,
-            self._sampling_precision,
-            self._training_precision,
-            f"the parallel and step forms of every mechanism, in {next(iter(networks))}",
-            [run.path for run in self._settings.runs],
-            Source(),
+            settings=conditions,
         )
 
     def _build_models(self) -> None:
@@ -269,7 +325,7 @@ class PaperBench(BudgetBench[PaperReport]):
         def learn() -> None:
             variants = parse_variants(COPY_METHODS)
             self._copy = run_copy_task(variants, settings, self._bench.ceilings, seconds, self._stop)
-            if (done := self._copy.settings.updates) < PAPER_UPDATES:
+            if (done := self._copy.settings["updates"]) < PAPER_UPDATES:
                 self._reduced.append(f"copy task: {done:,} of {PAPER_UPDATES:,} updates")
             self._stop.raise_if_set()
 

@@ -1,42 +1,29 @@
-"""The report of `bench paper`, which is written to paper.json, and its page of tables and figures."""
+"""The report of `bench paper`: its tables, figures and remarks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from linformer_cli.config import ModelConfig
+from linformer_cli.report.base import Output
 from linformer_cli.report.plots import PlotFormat
-from linformer_cli.report.tables import Column, Record, render_records
+from linformer_cli.report.tables import Column, RecordTable, TableStyle
 
 from . import columns as shown
-from .budget import BudgetReport
-from .copy import COPY_COLUMNS, CopyReport, render_copy
+from .budget import STOPPED, BudgetReport
+from .copy import CopyReport
 from .figures import render_growth, render_quality, render_speed, trained_rows
 from .growth import Exponents
 from .measure.ceilings import CeilingsReport
 from .published import Source
 from .rows import AttentionRow, SamplingRow, TrainingRow
 
-
-@dataclass(frozen=True)
-class PaperConditions:
-    """The settings that the rows depend on.
-
-    `product_flops_per_position` lists the FLOPs of every model by network and method. Models of `runs` with other
-    networks are under the key `runs`.
-    """
-
-    methods: Sequence[str]
-    networks: Mapping[str, ModelConfig]
-    product_flops_per_position: Mapping[str, Mapping[str, int]]
-    batches: Sequence[int]
-    rounds: int
-    sampling_precision: str
-    training_precision: str
-    checked: str
-    runs: Sequence[Path]
-    published: Source
+_CEILING_COLUMNS = (
+    Column("network", "network"),
+    Column("precision", "precision"),
+    Column("rows", "rows at once", format=","),
+    Column("products", "products"),
+    Column("gigaflops", "GFLOP/s", format=".4g"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,49 +42,52 @@ class PaperReport(BudgetReport):
     ceilings: CeilingsReport
     ceiling_networks: list[str]
     unfinished: list[str]
-    settings: PaperConditions
+    settings: Mapping[str, object]
 
     @property
     def has_figures(self) -> bool:
         return bool(self.sampling or self.training or self.scaling or self.copy)
 
-    def render_page(self) -> str:
-        published = self.settings.published
-        lines = ["# The tables of Katharopoulos 2020 on this machine", "", self.origin]
-        if self.unfinished:
-            lines.append(f"Not finished: {', '.join(self.unfinished)}.")
-        lines += _table("Sampling", self.sampling, shown.SAMPLING.file)
-        if self.sampling:
-            hardware = "; ".join(f"{name.replace('_', ' ')}: {text}" for name, text in published.hardware.items())
-            lines += ["", f"Published figures: {published.source}. Their hardware: {hardware}."]
-            lines += ["Published bits/dim leave out the first value of an image; ours count every value."]
-        lines += _table("Training", self.training, shown.TRAINING.file)
-        lines += _table("Time and memory against T", self.scaling, shown.SCALING_COLUMNS)
-        lines += _table("Exponents", self.exponents, shown.EXPONENT_COLUMNS)
-        lines += _table("Reach", self.exponents, shown.REACH_COLUMNS)
-        if self.copy:
-            title = self.copy.settings.task
-            lines += _table(title[0].upper() + title[1:], self.copy.rows, COPY_COLUMNS)
+    def show(self, style: TableStyle) -> Output:
+        """Show all parts. CSV has the table of sampling; the other tables are in the JSON document."""
+        sampling, copy = self.sampling, None if self.copy is None else self.copy.show(style)
         named = zip(self.ceilings.products, self.ceiling_networks, strict=True)
         ceilings = [{**vars(product), "network": network} for product, network in named]
-        lines += _table("The ceilings of this machine", ceilings, _CEILING_COLUMNS)
-        speed = self.ceilings.copy.gigabytes_per_second
-        lines += ["", f"Memory copies reach {speed:.3g} GB/s. Each byte counts twice, as read and as written."]
-        if self.reduced:
-            lines += ["", "## Less than in the paper", "", *(f"- {line}" for line in self.reduced)]
-        return "\n".join([*lines, ""])
-
-    def list_figures(self) -> dict[str, Callable[[PlotFormat], bytes]]:
-        figures: dict[str, Callable[[PlotFormat], bytes]] = {}
-        if any(row.samples_seconds for row in self.sampling):
-            figures["images-per-second"] = partial(render_speed, self.sampling)
-        if trained_rows(self.sampling):
-            figures["bits-per-dim"] = partial(render_quality, self.sampling)
+        tables = [
+            *shown.list_speed_tables(sampling, shown.SAMPLING, style, "Sampling"),
+            *shown.list_speed_tables(self.training, shown.TRAINING, style, "Training"),
+            *shown.list_growth_tables(self.scaling, self.exponents, style),
+            *([copy.tables[0]._replace(title=copy.title)] if copy else []),
+            RecordTable(ceilings, _CEILING_COLUMNS, "The ceilings of this machine"),
+        ]
+        plots: dict[str, Callable[[PlotFormat], bytes]] = {}
+        if any(row.samples_seconds for row in sampling):
+            plots["images-per-second"] = partial(render_speed, sampling)
+        if trained_rows(sampling):
+            plots["bits-per-dim"] = partial(render_quality, sampling)
         if any(row.samples_seconds for row in self.scaling):
-            figures["attention"] = partial(render_growth, self.scaling, self.exponents)
-        if self.copy and any(row.points for row in self.copy.rows):
-            figures["copy"] = partial(render_copy, self.copy.rows, self.copy.settings.task)
-        return figures
+            plots["attention"] = partial(render_growth, self.scaling, self.exponents)
+        if copy is not None and "plot" in copy.plots:
+            plots["copy"] = copy.plots["plot"]
+        return Output(
+            [table for table in tables if table.records or style == "csv"],
+            plots,
+            "The tables of Katharopoulos 2020 on this machine",
+            self._list_findings(),
+            [*(f"reduced: {line}" for line in self.reduced), str(self.ceilings)],
+            STOPPED,
+        )
+
+    def _list_findings(self) -> list[str]:
+        findings = [f"not finished: {', '.join(self.unfinished)}"] if self.unfinished else []
+        if self.sampling:
+            published = Source()
+            hardware = "; ".join(f"{name.replace('_', ' ')}: {text}" for name, text in published.hardware.items())
+            findings.append(f"published figures: {published.source}. Their hardware: {hardware}")
+            findings.append("published bits/dim leave out the first value of an image; ours count every value")
+        speed = self.ceilings.copy.gigabytes_per_second
+        findings.append(f"memory copies reach {speed:.3g} GB/s. Each byte counts twice, as read and as written")
+        return findings
 
 
 def describe_gaps(rows: Sequence[SamplingRow]) -> list[str]:
@@ -113,20 +103,3 @@ def describe_gaps(rows: Sequence[SamplingRow]) -> list[str]:
     if unmeasured := sum(row.peak_memory_bytes is None for row in timed):
         lines.append(f"peak memory of sampling: not measured for {unmeasured} rows")
     return lines
-
-
-_CEILING_COLUMNS = (
-    Column("network", "network"),
-    Column("precision", "precision"),
-    Column("rows", "rows at once", format=","),
-    Column("products", "products"),
-    Column("gigaflops", "GFLOP/s", format=".4g"),
-)
-
-
-def _table(title: str, rows: Sequence[Record], columns: Sequence[Column]) -> list[str]:
-    if not rows:
-        return []
-    keep = [column.key for column in columns if column.key in shown.QUALITY]
-    chosen = shown.choose_columns(rows, columns, keep) or columns
-    return ["", f"## {title}", "", render_records(rows, chosen, "md").rstrip("\n")]

@@ -31,9 +31,9 @@ class Published(Source):
     `bits_per_dim` omits the first value of each image, whereas our bits/dim counts every value.
     """
 
-    bits_per_dim: Annotated[float, Shown("bits/dim", "g")]
+    bits_per_dim: Annotated[float, Shown("published bits/dim", "g")]
     images_per_second: Annotated[float, Shown("published images/s", "g")]
-    seconds_per_image_cpu: Annotated[float, Shown("s/image", "g")]
+    seconds_per_image_cpu: Annotated[float, Shown("published s/image", "g")]
     seconds_per_image_gpu: float
 
 

@@ -4,17 +4,16 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from linformer_cli.errors import Interrupted
-from linformer_cli.system.environment import describe_environment
+from linformer_cli.report.base import Ending, Report
 from linformer_cli.system.signals import Check, never_stop
 
 from .measure.ceilings import Ceilings, CeilingsReport
 from .measure.peak_memory import PassFailed, refuse_misfits
 from .rows import AnyRow, compare_with_softmax
 
-Ending = Literal["finished", "interrupted"]
 # The work that a measurement times.
 Work = TypeVar("Work")
 Found = TypeVar("Found")
@@ -129,15 +128,14 @@ class Measurement(ABC, Generic[AnyRow, Work]):
         """Return the row measured so far."""
 
 
-@dataclass(frozen=True)
-class BenchReport(Generic[AnyRow]):
+@dataclass(frozen=True, kw_only=True)
+class BenchReport(Report, Generic[AnyRow]):
     """The rows and their conditions. After an interruption, rows that had no result yet are missing."""
 
     rows: list[AnyRow]
     ended: Ending
-    settings: object
+    settings: Mapping[str, object]
     ceilings: CeilingsReport
-    environment: Mapping[str, Any] = field(default_factory=describe_environment)
 
 
 def measure_groups(

@@ -18,6 +18,7 @@ from .published import Published
 
 Quartiles = tuple[float, float]
 QUARTILES = Shown("quartiles", "{0[0]:.3g}-{0[1]:.3g}".format)
+_EXTRAPOLATED_TIME = Shown("extrapolated time per value", format_microseconds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,7 +165,7 @@ class SamplingRow(ModelRow):
         return self.look_ahead or None
 
     @property
-    def images_per_second_extrapolated(self) -> Annotated[float | None, Shown("extrapolated", ".3g")]:
+    def images_per_second_extrapolated(self) -> Annotated[float | None, Shown("extrapolated images/s", ".3g")]:
         return self.extrapolated.images_per_second if self.extrapolated else None
 
     @property
@@ -172,7 +173,7 @@ class SamplingRow(ModelRow):
         return self.seconds_per_image if self.batch == 1 else None
 
     @property
-    def latency_seconds_extrapolated(self) -> Annotated[float | None, Shown("extrapolated", ".3g")]:
+    def latency_seconds_extrapolated(self) -> Annotated[float | None, Shown("extrapolated s/image", ".3g")]:
         return self.extrapolated.seconds_per_image if self.extrapolated and self.batch == 1 else None
 
     @property
@@ -180,7 +181,7 @@ class SamplingRow(ModelRow):
         return self.seconds_per_image and self.seconds_per_image / self.positions
 
     @property
-    def seconds_per_position_extrapolated(self) -> Annotated[float | None, Shown("extrapolated", format_microseconds)]:
+    def seconds_per_position_extrapolated(self) -> Annotated[float | None, _EXTRAPOLATED_TIME]:
         return self.extrapolated.seconds_per_image / self.positions if self.extrapolated else None
 
     @property

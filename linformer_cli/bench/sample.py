@@ -6,18 +6,23 @@ Softmax has two kinds of rows: one with a key-value cache, and one that reads th
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
-from linformer_cli.config import ImageShape, ModelConfig
+from linformer_cli.config import ModelConfig
 from linformer_cli.evaluation.agreement import CHECKED_POSITIONS
 from linformer_cli.model.variants import SOFTMAX
+from linformer_cli.report.base import Output
+from linformer_cli.report.tables import TableStyle
 from linformer_cli.sampling.engines import AUTO, ENGINES, REFERENCE, choose_engine
 from linformer_cli.sampling.whole_images import WARM_UP_STEPS, WholeImages
 from linformer_cli.system.memory import measure_free_memory, measure_peak_memory
 from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.units import format_bytes, format_duration
 
+from .columns import SAMPLING, list_position_times, list_speed_tables
+from .figures import render_quality, render_speed, trained_rows
 from .measure import costs, sampling_work
 from .measure.peak_memory import PassFailed, measure_peak
 from .measure.sampling_work import RERUN, MiddleSteps, RerunPrefixes, SamplingSetup, SamplingWork
@@ -57,59 +62,49 @@ class SamplingSettings:
     formats: Mapping[str, torch.dtype] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class NetworkFacts:
-    """The size of a model."""
+class SamplingReport(BenchReport[SamplingRow]):
+    """The rows of the benchmark."""
 
-    name: str
-    preset: str | None
-    image: ImageShape
-    layers: int
-    heads: int
-    width: int
-    parameters: int
-    product_flops_per_position: int
-
-
-@dataclass(frozen=True)
-class SamplingConditions:
-    """The settings that the rows depend on."""
-
-    repeats: int
-    limit_seconds: float | None
-    peak_memory: str | None
-    networks: list[NetworkFacts]
-    peak_memory_bytes: int
-    warm_up_steps: int = WARM_UP_STEPS
-    interleaved: bool = True
-    checked: str = f"the first {CHECKED_POSITIONS} positions; {CHECKED_LAYERS} layers of untrained models"
-    product_share: str = costs.WHAT_IS_COUNTED
-    copy_share: str = (
-        "the rate of reading and writing the state in a step, as a share of the rate of memory copies; see "
-        "docs/guide/benchmark.md"
-    )
+    def show(self, style: TableStyle) -> Output:
+        tables = list_speed_tables(self.rows, SAMPLING, style)
+        if style == "table" and any("," in (row.preset or "") for row in self.rows):  # several sizes of a network
+            tables.append(list_position_times(self.rows))
+        plots = {"plot": partial(render_speed, self.rows)}
+        if trained_rows(self.rows):
+            plots["bits_plot"] = partial(render_quality, self.rows)
+        return Output(tables, plots, remarks=[str(self.ceilings)])
 
 
-def describe_network(timed: BenchModel) -> NetworkFacts:
-    model, config = timed.model, timed.model.config
-    sizes = config.image, config.layers, config.heads, config.width
-    return NetworkFacts(timed.name, timed.preset, *sizes, model.parameter_count(), costs.count_product_flops(model))
-
-
-def run_sampling_bench(
-    models: Sequence[BenchModel], settings: SamplingSettings, bench: Bench
-) -> BenchReport[SamplingRow]:
+def run_sampling_bench(models: Sequence[BenchModel], settings: SamplingSettings, bench: Bench) -> SamplingReport:
     """Check every model, then time all rows of `prepare`, as `measure_groups` does."""
     comparisons = [timed.require_agreement for timed in models]
     rows, ended = measure_groups(prepare(models, settings, bench), bench, comparisons)
-    conditions = SamplingConditions(
-        settings.repeats,
-        settings.limit_seconds,
-        sampling_work.MEMORY_METHOD if settings.memory else None,
-        [describe_network(timed) for timed in models],
-        measure_peak_memory(str(models[0].model.device)) if models else 0,
-    )
-    return BenchReport(rows, ended, conditions, bench.ceilings.describe())
+    conditions = {
+        "repeats": settings.repeats,
+        "limit_seconds": settings.limit_seconds,
+        "peak_memory": sampling_work.MEMORY_METHOD if settings.memory else None,
+        "networks": [_describe_network(timed) for timed in models],
+        "peak_memory_bytes": measure_peak_memory(str(models[0].model.device)) if models else 0,
+        "warm_up_steps": WARM_UP_STEPS,
+        "interleaved": True,
+        "checked": f"the first {CHECKED_POSITIONS} positions; {CHECKED_LAYERS} layers of untrained models",
+        "product_share": costs.WHAT_IS_COUNTED,
+        "copy_share": "the rate of reading and writing the state in a step, as a share of the rate of memory copies; "
+        "see docs/guide/benchmark.md",
+    }
+    return SamplingReport(rows=rows, ended=ended, settings=conditions, ceilings=bench.ceilings.describe())
+
+
+def _describe_network(timed: BenchModel) -> dict[str, object]:
+    """Return the name and the size of a model."""
+    model, sizes = timed.model, ("image", "layers", "heads", "width")
+    return {
+        "name": timed.name,
+        "preset": timed.preset,
+        **{size: getattr(model.config, size) for size in sizes},
+        "parameters": model.parameter_count(),
+        "product_flops_per_position": costs.count_product_flops(model),
+    }
 
 
 def prepare(

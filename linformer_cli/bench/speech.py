@@ -13,6 +13,7 @@ from typing import Any
 from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.model.variants import Variant, parse_variants
 from linformer_cli.speech.corpus import Corpus
+from linformer_cli.speech.ctc_task import CtcSettings
 from linformer_cli.speech.encoder import BI_LSTM, PRESETS, build_encoder
 from linformer_cli.speech.saved import save_recogniser
 from linformer_cli.speech.utterances import Fold
@@ -23,8 +24,8 @@ from .budget import BudgetBench, Groups, Part, Schedule
 from .measure.ceilings import Ceilings
 from .published import find_published_speech
 from .rounds import Bench, rows_of, turns_of
-from .speech_report import LengthRow, SpeechConditions, SpeechReport, SpeechRow, describe_findings
-from .speech_training import FoldData, LengthMeasurement, StepSetup, Trainee, compare_epochs
+from .speech_report import LengthRow, SpeechReport, SpeechRow, describe_findings
+from .speech_training import LengthMeasurement, StepSetup, Trainee, compare_epochs
 
 METHODS = (BI_LSTM, "softmax", "lsh-4=lsh:rounds=4", "linear")
 # The length whose memory stands in the table: about the mean of the paper's utterances.
@@ -84,7 +85,7 @@ class SpeechBench(BudgetBench[SpeechReport]):
         super().__init__(save, stop)
         self._corpus, self._variants, self._settings, self._report = corpus, variants, settings, report
         self._encoder = PRESETS[settings.preset]
-        self._data: list[FoldData] = []
+        self._folds: list[Fold] = []
         self._trainees: dict[str, list[Trainee]] = {}
         self._lengths: dict[str, list[LengthMeasurement]] = {}
         self._epoch_frames: list[int] = []
@@ -129,7 +130,21 @@ class SpeechBench(BudgetBench[SpeechReport]):
             lengths=self._list_lengths(),
             findings=describe_findings(rows),
             ended=self._ended,
-            settings=self._describe_conditions(),
+            settings={
+                "title": self._corpus.title,
+                "notes": self._corpus.notes,
+                "preset": self._settings.preset,
+                "encoder": self._encoder,
+                "training": CtcSettings(),
+                "optimizer": "radam",
+                "seeds": self._settings.seeds,
+                "epochs_wanted": self._settings.epochs,
+                "batch_frames": self._settings.batch_frames,
+                "epoch_frames": self._mean_epoch_frames,
+                "epoch_utterances": self._epoch_utterances,
+                "beam": self._settings.beam,
+                "precision": "fp32",
+            },
         )
 
     def save_models(self, folder: Path) -> None:
@@ -138,20 +153,9 @@ class SpeechBench(BudgetBench[SpeechReport]):
             if (recogniser := trainees[0].recogniser()) is not None:
                 save_recogniser(folder / f"{label}.safetensors", recogniser)
 
-    def _describe_conditions(self) -> SpeechConditions:
-        settings = self._settings
-        return SpeechConditions(
-            title=self._corpus.title,
-            notes=self._corpus.notes,
-            preset=settings.preset,
-            encoder=self._encoder,
-            seeds=settings.seeds,
-            epochs_wanted=settings.epochs,
-            batch_frames=settings.batch_frames,
-            epoch_frames=round(statistics.fmean(self._epoch_frames or [0])),
-            epoch_utterances=self._epoch_utterances,
-            beam=settings.beam,
-        )
+    @property
+    def _mean_epoch_frames(self) -> int:
+        return round(statistics.fmean(self._epoch_frames or [0]))
 
     def _describe_row(self, variant: Variant) -> SpeechRow:
         trainees = self._trainees[variant.label]
@@ -196,10 +200,10 @@ class SpeechBench(BudgetBench[SpeechReport]):
         settings = self._settings
         for seed in range(settings.seeds):
             self._stop.raise_if_set()
-            fold = Fold(self._corpus, seed, (settings.strings, settings.validation_strings))
-            self._data.append(FoldData(fold, self._encoder, settings.batch_frames, settings.device))
+            sizes = (settings.strings, settings.validation_strings), self._encoder.stack, settings.batch_frames
+            self._folds.append(Fold(self._corpus, seed, *sizes, settings.device))
         self._trainees = {
-            variant.label: [Trainee(variant, data, self._encoder, settings.device) for data in self._data]
+            variant.label: [Trainee(variant, fold, self._encoder, settings.device) for fold in self._folds]
             for variant in self._variants
         }
         return {"epoch": [self._train_epoch]}
@@ -209,8 +213,8 @@ class SpeechBench(BudgetBench[SpeechReport]):
         number, began = self._schedule.parts[0].rounds_done, self.elapsed_seconds()
         progress = partial(self._progress, number, began)
         try:
-            for index, data in enumerate(self._data):
-                epoch = data.draw_epoch(number)
+            for index, fold in enumerate(self._folds):
+                epoch = fold.draw_batches(number)
                 self._epoch_frames.append(sum(int(batch.lengths.sum()) for batch in epoch))
                 self._epoch_utterances = sum(len(batch.lengths) for batch in epoch)
                 for trainees in self._trainees.values():
@@ -237,7 +241,7 @@ class SpeechBench(BudgetBench[SpeechReport]):
 
     def _prepare_lengths(self, seconds: float) -> Groups:
         settings, symbols = self._settings, len(self._corpus.alphabet)
-        frames = self._describe_conditions().epoch_frames
+        frames = self._mean_epoch_frames
         bench = Bench(Ceilings(settings.device), check=self._stop.raise_if_set)
         for length in sorted(set(settings.lengths), key=lambda length: abs(length - TABLE_FRAMES)):
             batch = max(settings.lengths) // length  # as many frames as the longest utterance

@@ -2,19 +2,18 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
 from linformer_cli.report import plots
+from linformer_cli.report.base import Output
 from linformer_cli.report.plots import Curve, Panel, PlotFormat
-from linformer_cli.report.tables import Column, Record, Shown, list_columns, render_records
-from linformer_cli.speech.ctc_task import CtcSettings
-from linformer_cli.speech.encoder import EncoderSettings
+from linformer_cli.report.tables import Column, Record, RecordTable, Shown, TableStyle, list_columns
 from linformer_cli.speech.saved import Transcript
 from linformer_cli.units import format_bytes
 
-from .budget import BudgetReport
+from .budget import STOPPED, BudgetReport
 from .columns import choose_columns
 from .figures import render_costs
 from .published import PublishedSpeech
@@ -105,25 +104,6 @@ class LengthRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeechConditions:
-    """The conditions of the rows. `epoch_frames` is the mean number of frames (10 ms) of a training epoch."""
-
-    title: str
-    notes: Sequence[str]
-    preset: str
-    encoder: EncoderSettings
-    training: CtcSettings = field(default_factory=CtcSettings)
-    optimizer: str = "radam"
-    seeds: int
-    epochs_wanted: int | None
-    batch_frames: int
-    epoch_frames: int
-    epoch_utterances: int
-    beam: int
-    precision: str = "fp32"
-
-
-@dataclass(frozen=True, kw_only=True)
 class SpeechReport(BudgetReport):
     """The rows of all encoders. `findings` compare linear attention with softmax here and in the paper."""
 
@@ -131,43 +111,50 @@ class SpeechReport(BudgetReport):
     lengths: list[LengthRow]
     findings: list[str]
     ended: str
-    settings: SpeechConditions
+    settings: Mapping[str, Any]
 
     @property
     def has_figures(self) -> bool:
         return bool(self.rows)
 
-    @property
-    def title(self) -> str:
-        """The title of all output, which says what the data are."""
-        return f"Phoneme error rate (PER) with CTC: {self.settings.title}"
-
-    def render_page(self) -> str:
-        settings = self.settings
-        lines = [
-            f"# {self.title}",
-            "",
-            self.origin,
-            f"{settings.seeds} seeds, each with other held-out speakers. An epoch is {settings.epoch_utterances:,} "
-            f"utterances with {settings.epoch_frames:,} frames of 10 ms.",
-        ]
-        if published := next((row.published for row in self.rows if row.published), None):
-            lines += ["", f"Published figures: {published.source}, on {published.data}, on {published.hardware}."]
-        for line in self.findings:
-            lines += ["", f"{line[0].upper()}{line[1:]}."]
-        for records, columns in list_tables(self):
-            lines += ["", render_records(records, columns, "md").rstrip("\n")]
-        if remarks := [*settings.notes, *self.reduced]:
-            lines += ["", "## Remarks", "", *(f"- {line}" for line in remarks)]
-        return "\n".join([*lines, ""])
-
-    def list_figures(self) -> dict[str, Callable[[PlotFormat], bytes]]:
-        figures: dict[str, Callable[[PlotFormat], bytes]] = {}
+    def show(self, style: TableStyle) -> Output:
+        """Show the mechanisms, the seeds and the lengths. CSV has every point of every curve."""
+        title = f"Phoneme error rate (PER) with CTC: {self.settings['title']}"
+        plots: dict[str, Callable[[PlotFormat], bytes]] = {}
         if any(row.seeds for row in self.rows):
-            figures["curves"] = partial(render_curves, self)
+            plots["curves"] = partial(render_curves, self.rows, title)
         if any(row.samples_seconds for row in self.lengths):
-            figures["lengths"] = partial(render_lengths, self)
-        return figures
+            plots["lengths"] = partial(render_lengths, self.lengths)
+        return Output(
+            [RecordTable(_list_points(self.rows), _CSV_COLUMNS)] if style == "csv" else self._list_tables(),
+            plots,
+            title,
+            self._list_findings(),
+            [*self.settings["notes"], *(f"reduced: {line}" for line in self.reduced)],
+            STOPPED,
+            "every encoder failed; the table says why" if self.rows and all(row.failed for row in self.rows) else None,
+        )
+
+    def _list_tables(self) -> list[RecordTable]:
+        seeds = [{**vars(seed), "name": row.name} for row in self.rows for seed in row.seeds]
+        tables: tuple[tuple[Sequence[Record], Sequence[Column]], ...] = (
+            (self.rows, _SPEECH_COLUMNS),
+            (seeds, (*_NAME, *_SEED_COLUMNS)),
+            (self.lengths, _LENGTH_COLUMNS),
+        )
+        return [RecordTable(records, choose_columns(records, columns)) for records, columns in tables if records]
+
+    def _list_findings(self) -> list[str]:
+        about = (
+            f"{self.settings['seeds']} seeds, each with other held-out speakers. An epoch is "
+            f"{self.settings['epoch_utterances']:,} utterances with {self.settings['epoch_frames']:,} frames of 10 ms"
+        )
+        published = [row.published for row in self.rows if row.published][:1]
+        return [
+            *self.findings,
+            about,
+            *(f"published figures: {one.source}, on {one.data}, on {one.hardware}" for one in published),
+        ]
 
 
 def describe_findings(rows: Sequence[SpeechRow]) -> list[str]:
@@ -206,7 +193,7 @@ _LENGTH_COLUMNS = list_columns(
 _SEED_COLUMNS = list_columns(
     SeedResult, "seed held_out error_rate beam_error_rate substitutions deletions insertions validation_symbols"
 )
-CSV_COLUMNS = (
+_CSV_COLUMNS = (
     *list_columns(SpeechRow, "title name attention device"),
     *(Column("seed"), Column("speakers")),
     *list_columns(SpeechPoint, "epoch loss error_rate training_seconds learning_rate"),
@@ -219,8 +206,7 @@ HEARD_COLUMNS = (
 )
 
 
-def list_points(rows: Sequence[SpeechRow]) -> list[dict[str, Any]]:
-    """Return one record for each point of every curve, for CSV."""
+def _list_points(rows: Sequence[SpeechRow]) -> list[dict[str, Any]]:
     return [
         {**vars(row), "seed": seed.seed, "speakers": ", ".join(seed.held_out), **vars(point)}
         for row in rows
@@ -229,21 +215,10 @@ def list_points(rows: Sequence[SpeechRow]) -> list[dict[str, Any]]:
     ]
 
 
-def list_tables(report: SpeechReport) -> list[tuple[Sequence[Record], list[Column]]]:
-    """Return the records and the columns of all tables: the mechanisms, the seeds and the lengths. None is empty."""
-    seeds = [{**vars(seed), "name": row.name} for row in report.rows for seed in row.seeds]
-    tables: tuple[tuple[Sequence[Record], Sequence[Column]], ...] = (
-        (report.rows, _SPEECH_COLUMNS),
-        (seeds, (*_NAME, *_SEED_COLUMNS)),
-        (report.lengths, _LENGTH_COLUMNS),
-    )
-    return [(records, choose_columns(records, columns)) for records, columns in tables if records]
-
-
-def render_curves(report: SpeechReport, kind: PlotFormat) -> bytes:
+def render_curves(rows: Sequence[SpeechRow], title: str, kind: PlotFormat) -> bytes:
     """Plot the error rate against epochs and against training time. Bands go from the lowest to the highest seed."""
     against_epochs, against_time = [], []
-    for row, style in zip(report.rows, plots.number_styles(len(report.rows)), strict=True):
+    for row, style in zip(rows, plots.number_styles(len(rows)), strict=True):
         by_epoch, by_time = [], []
         for points in zip(*(seed.points for seed in row.seeds), strict=False):
             rates = [100 * point.error_rate for point in points]
@@ -258,17 +233,17 @@ def render_curves(report: SpeechReport, kind: PlotFormat) -> bytes:
         Panel("", against_epochs, "epochs", label, x_scale="linear", y_scale="linear"),
         Panel("", against_time, "training time (min)", label, x_scale="linear", y_scale="linear"),
     ]
-    return plots.render_plot(panels, "", "", kind, title=report.title)
+    return plots.render_plot(panels, "", "", kind, title=title)
 
 
-def render_lengths(report: SpeechReport, kind: PlotFormat) -> bytes:
+def render_lengths(rows: Sequence[LengthRow], kind: PlotFormat) -> bytes:
     """Plot the time of an epoch and the memory of a step against the length of the utterances."""
-    frames = max(row.batch * row.positions for row in report.lengths)
+    frames = max(row.batch * row.positions for row in rows)
     title = f"training steps on {frames:,} frames in all: many short utterances, or one long one"
     time = "seconds_per_epoch", "time of an epoch (s)"
     memory = "peak_memory_bytes", "peak memory of a training step (MiB)"
-    labels = {row.name: row.name for row in report.lengths}
-    return render_costs(report.lengths, labels, time, memory, "length of the utterances (frames of 10 ms)", title, kind)
+    labels = {row.name: row.name for row in rows}
+    return render_costs(rows, labels, time, memory, "length of the utterances (frames of 10 ms)", title, kind)
 
 
 def render_transcript(transcript: Transcript, title: str, kind: PlotFormat) -> bytes:

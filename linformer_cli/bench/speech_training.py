@@ -13,7 +13,7 @@ from linformer_cli.speech.decoding import Errors
 from linformer_cli.speech.encoder import EncoderSettings, build_encoder
 from linformer_cli.speech.features import BANDS
 from linformer_cli.speech.saved import Recogniser
-from linformer_cli.speech.utterances import Batch, Fold, group_by_length, make_batches
+from linformer_cli.speech.utterances import Batch, Fold
 from linformer_cli.system.device import seeded
 from linformer_cli.system.signals import Check
 from linformer_cli.system.timing import Timing, time_work
@@ -29,20 +29,6 @@ _FRAMES_PER_SYMBOL = 16
 _MEMORY_LIMIT_SECONDS = 60.0
 
 
-class FoldData:
-    """The batches of a seed. All mechanisms train on the same ones."""
-
-    def __init__(self, fold: Fold, settings: EncoderSettings, batch_frames: int, device: str) -> None:
-        self.fold, self._stack, self._frames, self._device = fold, settings.stack, batch_frames, device
-        validation = group_by_length(fold.draw_validation(self._stack), 4 * batch_frames)
-        self.validation = [batch.to(device) for batch in make_batches(validation)]
-
-    def draw_epoch(self, epoch: int) -> list[Batch]:
-        """Return the batches of an epoch, counted from 0, in an order that depends on seed and epoch."""
-        groups = group_by_length(self.fold.draw_training(epoch, self._stack), self._frames)
-        return [batch.to(self._device) for batch in make_batches(groups, self.fold.seed * 1_000_003 + epoch)]
-
-
 def build_task(variant: Variant, settings: EncoderSettings, symbols: int, seed: int, device: str) -> CtcTask:
     """Return the training of a new encoder."""
     with seeded(seed):
@@ -53,14 +39,14 @@ def build_task(variant: Variant, settings: EncoderSettings, symbols: int, seed: 
 class Trainee:
     """The model of a mechanism and a seed, with its curve. `failed` says why its training ended early."""
 
-    def __init__(self, variant: Variant, data: FoldData, settings: EncoderSettings, device: str) -> None:
-        self.variant, self.data = variant, data
+    def __init__(self, variant: Variant, fold: Fold, settings: EncoderSettings, device: str) -> None:
+        self.variant, self.fold = variant, fold
         self.failed: str | None = None
         self.seconds: list[float] = []
         self.points: list[SpeechPoint] = []
         self._errors: list[Errors] = []
         self._beam_errors: Errors | None = None
-        self._trainer = Trainer(build_task(variant, settings, len(data.fold.corpus.alphabet), data.fold.seed, device))
+        self._trainer = Trainer(build_task(variant, settings, len(fold.corpus.alphabet), fold.seed, device))
         self.encoder = self._trainer.task.model
         self.parameters = sum(parameter.numel() for parameter in self.encoder.parameters())
         self._steps = self._trainer.steps()
@@ -79,14 +65,14 @@ class Trainee:
                 steps.append(next(self._steps))
 
         self._trainer.task.begin_epoch(batches, self._trainer.progress.step, progress)
-        with seeded(self.data.fold.seed * 1_000_003 + len(self.points)):  # dropout depends only on seed and epoch
+        with seeded(self.fold.seed * 1_000_003 + len(self.points)):  # dropout depends only on seed and epoch
             try:
                 seconds = time_work(work, self._trainer.task.device)
             except TrainingError as error:
                 self.failed = str(error)
                 return
         self.seconds.append(seconds)
-        self._errors.append(measure_errors(self.encoder, self.data.validation))
+        self._errors.append(measure_errors(self.encoder, self.fold.validation))
         loss, rate = sum(step.nats for step in steps) / len(steps), steps[-1].learning_rate
         self.points.append(SpeechPoint(len(self.points) + 1, loss, self._errors[-1].rate, sum(self.seconds), rate))
 
@@ -98,13 +84,13 @@ class Trainee:
     def decode_by_beam(self, width: int) -> None:
         """Measure the error rate of a beam of this width."""
         if self._errors:
-            self._beam_errors = measure_errors(self.encoder, self.data.validation, width)
+            self._beam_errors = measure_errors(self.encoder, self.fold.validation, width)
 
     def result(self) -> SeedResult | None:
         """Return the results so far, or None before the first epoch."""
         if not self._errors:
             return None
-        errors, fold = self._errors[-1], self.data.fold
+        errors, fold = self._errors[-1], self.fold
         beam = None if self._beam_errors is None else self._beam_errors.rate
         counts = errors.substitutions, errors.deletions, errors.insertions
         return SeedResult(fold.seed, fold.held_out, errors.symbols, errors.rate, beam, *counts, tuple(self.points))
@@ -113,8 +99,8 @@ class Trainee:
         """Return the model for transcribing, or None before the first epoch."""
         if not self._errors:
             return None
-        variant, corpus, errors = self.variant, self.data.fold.corpus, self._errors[-1]
-        data = corpus.alphabet, corpus.rate, corpus.title, tuple(self.data.fold.held_out)
+        variant, corpus, errors = self.variant, self.fold.corpus, self._errors[-1]
+        data = corpus.alphabet, corpus.rate, corpus.title, tuple(self.fold.held_out)
         return Recogniser(variant.label, variant.attention, variant.options, self.encoder, *data, errors.rate)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from linformer_cli.config import ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.images import ImageSet
 from linformer_cli.native.library import reference_only
 from linformer_cli.presets import RECIPES, complete_recipe
+from linformer_cli.report.base import Output
+from linformer_cli.report.tables import TableStyle
 from linformer_cli.sampling.engines import AUTO, NATIVE, REFERENCE
 from linformer_cli.system.device import torch_dtype
 from linformer_cli.system.timing import Timing, time_work
@@ -17,6 +20,8 @@ from linformer_cli.training.loop import Trainer
 from linformer_cli.training.pixel_task import PixelTask
 from linformer_cli.units import format_duration
 
+from .columns import TRAINING, list_speed_tables
+from .figures import render_speed
 from .measure.costs import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .measure.peak_memory import PassFailed
 from .models import BenchModel, TrainedRun, group_by_preset
@@ -45,29 +50,28 @@ class TrainingSettings:
     runs: Sequence[TrainedRun] = ()
 
 
-@dataclass(frozen=True)
-class TrainingConditions:
-    """The settings that the rows depend on."""
+class TrainingReport(BenchReport[TrainingRow]):
+    """The rows of the benchmark."""
 
-    repeats: int
-    limit_seconds: float | None
-    warm_up_steps: int = 1
-    interleaved: bool = True
-    step: str = (
-        "conversion of random images to values, forward pass, backward pass, clipping and optimizer, with the "
-        "training settings of the preset"
-    )
-    product_share: str = f"{TRAINING_FACTOR} times {WHAT_IS_COUNTED}"
+    def show(self, style: TableStyle) -> Output:
+        plots = {"plot": partial(render_speed, self.rows)}
+        return Output(list_speed_tables(self.rows, TRAINING, style), plots, remarks=[str(self.ceilings)])
 
 
-def run_training_bench(
-    models: Sequence[BenchModel], settings: TrainingSettings, bench: Bench
-) -> BenchReport[TrainingRow]:
+def run_training_bench(models: Sequence[BenchModel], settings: TrainingSettings, bench: Bench) -> TrainingReport:
     """Check every model, then time all rows of `prepare`, as `measure_groups` does."""
     comparisons = [timed.require_agreement for timed in models]
     rows, ended = measure_groups(prepare(models, settings, bench), bench, comparisons)
-    conditions = TrainingConditions(settings.repeats, settings.limit_seconds)
-    return BenchReport(rows, ended, conditions, bench.ceilings.describe())
+    conditions = {
+        "repeats": settings.repeats,
+        "limit_seconds": settings.limit_seconds,
+        "warm_up_steps": 1,
+        "interleaved": True,
+        "step": "conversion of random images to values, forward pass, backward pass, clipping and optimizer, with the "
+        "training settings of the preset",
+        "product_share": f"{TRAINING_FACTOR} times {WHAT_IS_COUNTED}",
+    }
+    return TrainingReport(rows=rows, ended=ended, settings=conditions, ceilings=bench.ceilings.describe())
 
 
 def prepare(

@@ -5,7 +5,8 @@ from pathlib import Path
 from linformer_cli.config import LARGEST_SIZE
 
 from . import options
-from .config_options import option, several, with_fields
+from .config_options import duration, option, sizes, with_fields
+from .reports import build_bench, choose_place, run_and_show
 
 SCALED = "scaled"
 
@@ -13,14 +14,16 @@ SCALED = "scaled"
 @with_fields
 def attention(
     names: options.Variants = None,
-    positions: str = several("512,1024,2048,4096,8192,16384,32768,65536", "Sequence lengths T, separated by commas."),
+    positions: list[int] = sizes(
+        "512,1024,2048,4096,8192,16384,32768,65536", "Sequence lengths T, separated by commas."
+    ),
     batch: str = option(
         SCALED, "Sequences per pass. 'scaled' means 65,536 / T, but at least 1.", metavar="NUMBER|scaled"
     ),
     heads: int = option(1, "Number of heads.", min=1, max=LARGEST_SIZE),
     head_width: int = option(32, "Width of a head.", min=1, max=LARGEST_SIZE),
     repeats: options.Repeats = 5,
-    limit: str = option("60s", "Time limit for all passes of one mechanism at one T."),
+    limit: float = duration("60s", "Time limit for all passes of one mechanism at one T."),
     device: options.Device = "auto",
     plot: Path | None = option(None, "Also plot time and memory against T to a .png or .svg file."),
     style: options.Style = "table",
@@ -34,7 +37,7 @@ def attention(
     copies. A length that needs too much memory or time is left out, and its row says why. Mechanisms whose parallel and
     step forms disagree are not timed.
 
-    Two more tables show the exponents p of the growth T^p, between the last two lengths and over all lengths, the
+    Another table shows the exponents p of the growth T^p, between the last two lengths and over all lengths, the
     longest T that each mechanism can handle, and the T above which it is faster than softmax. Ctrl-C shows the results
     so far.
 
@@ -45,22 +48,16 @@ def attention(
     - `lintx bench attention --attention linear,softmax,lsh --plot scaling.png`
     """
     options.require_plots(plot)
-    lengths = options.parse_sizes(positions, "--positions", "1024,4096")
     size = None if batch == SCALED else options.parse_size(batch, "--batch", f"16, or {SCALED}")
-    seconds = options.parse_duration(limit)
 
     from linformer_cli.bench.attention import AttentionSettings, run_attention_bench
-    from linformer_cli.bench.figures import render_growth
-
-    from .bench_output import choose_place, print_growth, run_and_show
 
     place = choose_place(device)
     variants = options.choose_variants(names)
-    settings = AttentionSettings(repeats, seconds, heads, head_width, place, size)
+    settings = AttentionSettings(repeats, limit, heads, head_width, place, size)
     run_and_show(
-        place,
-        lambda bench: run_attention_bench(variants, lengths, settings, bench),
-        lambda report: print_growth(report.rows, report.exponents, style),
-        lambda report: {"plot": (plot, lambda kind: render_growth(report.rows, report.exponents, kind))},
-        {} if json else None,
+        style,
+        json,
+        lambda stop: run_attention_bench(variants, positions, settings, build_bench(place, stop)),
+        {"plot": plot},
     )

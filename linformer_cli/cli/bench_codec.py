@@ -4,14 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linformer_cli.data import Split
-from linformer_cli.errors import UsageError
-from linformer_cli.report.tables import list_columns
-from linformer_cli.system.environment import describe_machine
-from linformer_cli.units import WINDOWS
+from linformer_cli.system.signals import StopRequest
 
 from . import options
 from .config_options import option, with_fields
-from .output import info, print_json, print_tables
+from .output import info
+from .reports import run_and_show
 from .session import load_images_to_fit, open_session
 
 if TYPE_CHECKING:
@@ -47,13 +45,12 @@ def codec(
     """
     options.require_output("--picture", picture, ".png")
     session = open_session(checkpoint, "cpu", "int8", "native")
-    if session.checkpoint.info.data.words is WINDOWS:
-        raise UsageError("bench codec is for models of images; 'lintx compress' compares a model of bytes with others")
+    session.require_images(
+        "bench codec is for models of images; 'lintx compress' compares a model of bytes with others"
+    )
 
     from linformer_cli.bench.codec import CodecSettings, draw_bits, run_codec_bench
-    from linformer_cli.files import write_file
     from linformer_cli.report.grids import encode_png
-    from linformer_cli.system.signals import catch_signals
 
     name, model = data or session.checkpoint.info.data.name, session.model
     found = load_images_to_fit(name, split, data_dir, session.look)
@@ -63,31 +60,14 @@ def codec(
     info(f"{len(images):,} of {len(found):,} {split} images of {name}")
     at_once = min(batch, len(images))
     settings = CodecSettings(len(images), at_once, repeats, at_once)
-    with catch_signals() as stop:
+    shown = images[:_SHOWN], None if labels is None else labels[:_SHOWN]
+    pictures: dict[str, Any] = {}
+
+    def run(stop: StopRequest) -> "CodecReport":
         report = run_codec_bench(model, name, images, labels, settings, stop.raise_if_set)
-    if report.ended != "finished":
-        picture = None
-    if json:
-        print_json({**session.record, "data": name, "split": split, "picture": picture, **vars(report)})
-    else:
-        _print(report, style)
-    if picture is not None:
-        shown = images[:_SHOWN], None if labels is None else labels[:_SHOWN]
-        write_file(picture, encode_png(draw_bits(model, *shown), session.record))
-        info(f"wrote {picture}")
-    stop.raise_if_set(options.STOPPED)
+        if report.ended == "finished":
+            pictures["picture"] = lambda kind: encode_png(draw_bits(model, *shown), session.record)
+        return report
 
-
-def _print(report: "CodecReport", style: Any) -> None:
-    from linformer_cli.bench.codec import CodecRow
-    from linformer_cli.bench.published import PublishedSize
-
-    published = report.published, list_columns(PublishedSize)
-    print_tables(style, (report.rows, list_columns(CodecRow)), published)
-    if style == "csv":
-        return
-    if report.model_bits_per_dim is not None and report.drawn_per_second is not None:
-        info(
-            f"the model's own {report.model_bits_per_dim:.4f} bits/dim; drawing: {report.drawn_per_second:.3g} images/s"
-        )
-    info(describe_machine(report.environment))
+    document = {**session.record, "data": name, "split": split}
+    run_and_show(style, json, run, {"picture": picture}, document, pictures)

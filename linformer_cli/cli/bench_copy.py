@@ -1,15 +1,15 @@
 """`lintx bench copy`: how fast models with different attentions learn to copy a string."""
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linformer_cli.config import LARGEST_SIZE
 
 from . import options
-from .config_options import count, option, several, with_fields
-from .output import info, print_json, print_records, print_tables, write_plot
+from .config_options import count, duration, option, several, with_fields
+from .output import info
+from .reports import choose_place, run_and_show
 
 if TYPE_CHECKING:
     from linformer_cli.bench.copy import CopyPoint
@@ -17,36 +17,30 @@ if TYPE_CHECKING:
 # This is 16 times the paper's width.
 _LARGEST_WIDTH = 4_096
 _TALK_SECONDS = 10.0
-_ENDINGS = {"budget": "the budget was spent", "interrupted": "interrupted", "failed": "every model failed"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class CopyOptions:
-    """The options of the command."""
-
+@with_fields
+def copy(
     names: str = several(
         "softmax,linear,lsh:rounds=4",
         "Mechanisms, separated by commas, such as lsh, lsh:rounds=4, NAME=lsh:rounds=4 (tables show NAME) or lstm.",
         "--attention",
-    )
-    budget: str = option("10m", "Total time. If it is below 1h, the default length and width are smaller.")
-    updates: int = count(10_000, "Number of updates of each model.")
+    ),
+    budget: float = duration("10m", "Total time. If it is below 1h, the default length and width are smaller."),
+    updates: int = count(10_000, "Number of updates of each model."),
     length: int | None = option(
         None, "Length of the sequences; default 128, or 32 if --budget is below 1h.", min=1, max=LARGEST_SIZE
-    )
+    ),
     width: int | None = option(
         None, "Width of the models; default 256, or 128 if --budget is below 1h.", min=1, max=_LARGEST_WIDTH
-    )
-    every: int = count(25, "Updates averaged per point of the curve.")
-    seed: options.Seed = 0
-    device: options.Device = "auto"
-    plot: Path | None = option(None, "Write the curves to a .png or .svg file.")
-    style: options.Style = "table"
-    json: options.Json = False
-
-
-@with_fields
-def copy(asked: CopyOptions) -> None:
+    ),
+    every: int = count(25, "Updates averaged per point of the curve."),
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    plot: Path | None = option(None, "Write the curves to a .png or .svg file."),
+    style: options.Style = "table",
+    json: options.Json = False,
+) -> None:
     """Measure how fast models learn to copy.
 
     Runs the copy task of Katharopoulos 2020, section 4.1: a string of random symbols from an alphabet of 10, a
@@ -60,44 +54,22 @@ def copy(asked: CopyOptions) -> None:
     - `lintx bench copy --plot copy.png`
     - `lintx bench copy --attention softmax,linear,lstm --budget 30m --json`
     """
-    seconds = options.parse_duration(asked.budget)
-    options.require_plots(asked.plot)
+    options.require_plots(plot)
 
-    from linformer_cli.bench import copy as bench
+    from linformer_cli.bench.copy import run_copy_task
     from linformer_cli.bench.copy_task import CopySettings, choose_size
     from linformer_cli.bench.measure.ceilings import Ceilings
-    from linformer_cli.errors import Interrupted, LintxError
-    from linformer_cli.model.variants import parse_variants
-    from linformer_cli.system.signals import catch_signals
 
-    from .bench_output import choose_place, show_machine
-
-    variants = parse_variants(asked.names.split(","), baselines=True)
-    place = choose_place(asked.device)
-    settings = CopySettings(
-        *choose_size(seconds, asked.length, asked.width), asked.updates, asked.every, asked.seed, place
-    )
+    variants = options.choose_variants(names, baselines=True)
+    place = choose_place(device)
+    settings = CopySettings(*choose_size(budget, length, width), updates, every, seed, place)
     info(settings.title)
-    with catch_signals() as stop:
-        report = bench.run_copy_task(variants, settings, Ceilings(place), seconds, stop, _Reporter())
-    has_points = any(row.points for row in report.rows)
-    if asked.json:
-        print_json({**vars(report), "plot": asked.plot if has_points else None})
-    elif asked.style == "csv":
-        print_records(bench.list_points(report.rows), bench.CSV_COLUMNS, "csv")
-    else:
-        print(f"{report.settings.task}\n")
-        print_tables(asked.style, *bench.list_tables(report.rows))
-    if has_points:
-        write_plot(asked.plot, lambda kind: bench.render_copy(report.rows, report.settings.task, kind))
-    done = f"{report.settings.updates:,} of {asked.updates:,} updates"
-    if report.ended != "finished":
-        info(f"{done}: {_ENDINGS[report.ended]}")
-    show_machine(report.environment, report.ceilings)
-    if report.ended == "failed":
-        raise LintxError("every model failed; the table says why")
-    if report.ended == "interrupted" and stop.signal_number is not None:
-        raise Interrupted(f"Stopped after {done}; their results are shown", stop.signal_number)
+    run_and_show(
+        style,
+        json,
+        lambda stop: run_copy_task(variants, settings, Ceilings(place), budget, stop, _Reporter()),
+        {"plot": plot},
+    )
 
 
 class _Reporter:

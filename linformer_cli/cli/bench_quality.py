@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linformer_cli.errors import DataError, UsageError
-from linformer_cli.report.tables import list_columns
-from linformer_cli.system.signals import StopRequest, catch_signals
-from linformer_cli.units import WINDOWS, format_percent
+from linformer_cli.system.signals import StopRequest
 
 from . import options
 from .config_options import option, with_fields
 from .display import Bar
-from .output import info, print_json, print_tables, warn_smaller_batch
-from .session import Session, load_images_to_fit, open_session
+from .output import info, warn_smaller_batch
+from .reports import run_and_show
+from .session import load_images_to_fit, open_session
 
 if TYPE_CHECKING:
+    from linformer_cli.bench.quality import QualityReport
     from linformer_cli.data.images import ImageSet
     from linformer_cli.sampling.decode import Sampler
 
@@ -67,14 +67,13 @@ def quality(asked: QualityOptions) -> None:
     """
     options.require_output("--image", asked.image, ".png")
     session = open_session(asked.checkpoint, "cpu", asked.precision, asked.engine)
-    if session.checkpoint.info.data.words is WINDOWS:
-        raise UsageError("bench quality is for models of images; 'lintx eval' measures a model of bytes")
+    session.require_images("bench quality is for models of images; 'lintx eval' measures a model of bytes")
 
     import numpy as np
 
-    from linformer_cli.bench.judge import RECIPE, load_judge
-    from linformer_cli.bench.quality import ClassRow, QualityRow, measure_quality
+    from linformer_cli.bench.quality import RECIPE, load_judge, measure_quality
     from linformer_cli.data.sequence import paint
+    from linformer_cli.report.grids import encode_png
     from linformer_cli.sampling.choose import Filters, check_guidance
     from linformer_cli.sampling.decode import Sampler
 
@@ -91,7 +90,9 @@ def quality(asked: QualityOptions) -> None:
     given = np.arange(own).repeat(asked.count // own) if own else None
     total = asked.count if given is None else len(given)
     _require_enough(RECIPE.features, total, train, test)
-    with catch_signals() as stop:
+    pictures: dict[str, Any] = {}
+
+    def run(stop: StopRequest) -> "QualityReport":
         with Bar("training the judge", RECIPE.updates, "updates") as bar:
 
             def on_update(update: int) -> None:
@@ -101,19 +102,14 @@ def quality(asked: QualityOptions) -> None:
             judge = load_judge(train.images[:], labels, classes, RECIPE, on_update)
         sampler = Sampler(model, asked.seed, filters, session.engine, session.products)
         samples = _draw(sampler, total, asked.batch, given, stop)
+        pictures["image"] = lambda kind: encode_png(_draw_nearest(samples, train.images[:]), session.record)
         info("comparing the samples with the test and training images")
         bits = record.training.validation_bits_per_dim if name == record.data.name else None
-        report = measure_quality(judge, samples, given, train, test, bits, stop.raise_if_set)
-    if asked.json:
-        drawn = {"count": total, "seed": asked.seed, "batch": asked.batch, **vars(filters)}
-        print_json({**session.record, "data": name, **drawn, "image": asked.image, **vars(report)})
-    else:
-        print_tables(asked.style, (report.rows, list_columns(QualityRow)), (report.classes, list_columns(ClassRow)))
-        if asked.style != "csv":
-            right = format_percent(report.judge_accuracy)
-            info(f"judge: {right} right on all {report.test_images:,} test images")
-    if asked.image is not None:
-        _write_image(asked.image, samples, train.images[:], session)
+        return measure_quality(judge, samples, given, train, test, bits, stop.raise_if_set)
+
+    drawn = {"count": total, "seed": asked.seed, "batch": asked.batch, **vars(filters)}
+    document = {**session.record, "data": name, **drawn}
+    run_and_show(asked.style, asked.json, run, {"image": asked.image}, document, pictures)
 
 
 def _require_enough(features: int, count: int, train: "ImageSet", test: "ImageSet") -> None:
@@ -145,13 +141,9 @@ def _draw(sampler: "Sampler", count: int, batch: int, asked: Any, stop: StopRequ
     return paint(values_to_images(torch.cat(values), shape), shape)
 
 
-def _write_image(path: Path, samples: Any, training: Any, session: Session) -> None:
-    """Write a picture of samples spread over all of `samples`, each above its nearest image of `training`."""
+def _draw_nearest(samples: Any, training: Any) -> Any:
+    """Draw a picture of samples spread over all of `samples`, each above its nearest image of `training`."""
     from linformer_cli.evaluation.nearest import find_nearest, render_nearest
-    from linformer_cli.files import write_file
-    from linformer_cli.report.grids import encode_png
 
     shown = samples[[index * len(samples) // _SHOWN for index in range(_SHOWN)]]
-    nearest = training[find_nearest(shown, training).indices]
-    write_file(path, encode_png(render_nearest(shown, nearest), session.record))
-    info(f"wrote {path}")
+    return render_nearest(shown, training[find_nearest(shown, training).indices])

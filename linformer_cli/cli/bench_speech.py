@@ -3,17 +3,18 @@
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from linformer_cli.errors import LintxError, UsageError
+from linformer_cli.errors import UsageError
 from linformer_cli.files import require_writable
-from linformer_cli.report.tables import TableStyle
+from linformer_cli.system.signals import StopRequest
 
 from . import options
-from .config_options import count, option, several, with_fields
+from .config_options import count, duration, option, several, with_fields
 from .output import info, print_json, print_records, warn, write_plot
+from .reports import choose_place, run_and_show
 
 if TYPE_CHECKING:
     from linformer_cli.bench.speech_report import SpeechReport
@@ -40,7 +41,7 @@ class SpeechOptions:
         "(file, speaker, symbols).",
     )
     data_dir: options.DataDir = None
-    budget: str = option("20m", "Time for the whole benchmark.")
+    budget: float = duration("20m", "Time for the whole benchmark.")
     preset: Literal["small", "paper"] = option("small", "Size of the encoders; paper is for a GPU.")
     seeds: int = option(3, "Trainings of each encoder; each holds out other speakers.", min=1, max=100)
     epochs: int | None = count(None, "Epochs of each training. Default: as many as the budget allows.")
@@ -85,72 +86,45 @@ def speech(context: typer.Context, asked: SpeechOptions) -> None:
     """
     if asked.transcribe is not None:
         _refuse_unused(context)
-    seconds = options.parse_duration(asked.budget)
-    frames = [] if asked.lengths == "none" else options.parse_sizes(asked.lengths, "--lengths", "400,800")
+    frames = [] if asked.lengths == "none" else options.parse_sizes(asked.lengths, "--lengths")
     options.require_plots(asked.plot)
     if asked.transcribe is not None:
         _transcribe(asked, asked.transcribe)
         return
     require_writable(asked.out / "speech.json")
 
-    from linformer_cli.bench import speech_report
     from linformer_cli.bench.speech import METHODS, SpeechBench, SpeechSettings, parse_methods
+    from linformer_cli.bench.speech_report import describe_progress
     from linformer_cli.speech.corpus import load_corpus
     from linformer_cli.system.environment import import_extra
-    from linformer_cli.system.signals import catch_signals
-
-    from .bench_output import choose_place
+    from linformer_cli.units import format_duration
 
     variants = parse_methods(METHODS if asked.names is None else asked.names.split(","))
     for package in ("soundfile", "jiwer"):
         import_extra(package, "speech")
     corpus = load_corpus(asked.data, asked.data_dir)
-    place = choose_place(asked.device, f", about {asked.budget}")
+    place = choose_place(asked.device, f", about {format_duration(asked.budget)}")
     info(corpus.title)
     for note in corpus.notes:
         info(note)
     sizes = asked.preset, asked.seeds, asked.epochs, asked.strings
-    settings = SpeechSettings(seconds, *sizes, lengths=frames, device=place)
-    with catch_signals() as stop:
-        bench = SpeechBench(
-            corpus,
-            variants,
-            settings,
-            lambda rows: info(speech_report.describe_progress(rows)),
-            lambda report: report.write(asked.out, "speech"),
-            stop,
-        )
+    settings = SpeechSettings(asked.budget, *sizes, lengths=frames, device=place)
+    pictures: dict[str, Any] = {}
+
+    def run(stop: StopRequest) -> "SpeechReport":
+        def show(rows: Any) -> None:
+            info(describe_progress(rows))
+
+        bench = SpeechBench(corpus, variants, settings, show, lambda report: report.write(asked.out, "speech"), stop)
         report = bench.run()
         bench.save_models(asked.out / _MODELS)
-    if report.rows:
-        info(f"wrote {asked.out}")
-    if any(row.seeds for row in report.rows):
-        write_plot(asked.plot, lambda kind: speech_report.render_curves(report, kind))
-    if asked.json:
-        print_json(report)
-    else:
-        _print(report, asked.style)
-    stop.raise_if_set("Stopped; the results so far are kept")
-    if report.rows and all(row.failed for row in report.rows):
-        raise LintxError("every encoder failed; the table says why")
+        if report.has_figures:
+            info(f"wrote {asked.out}")
+        if (draw := report.show("md").plots.get("curves")) is not None:
+            pictures["plot"] = draw
+        return report
 
-
-def _print(report: "SpeechReport", style: TableStyle) -> None:
-    from linformer_cli.bench import speech_report
-    from linformer_cli.system.environment import describe_machine
-
-    if style == "csv":
-        print_records(speech_report.list_points(report.rows), speech_report.CSV_COLUMNS, "csv")
-        return
-    print(f"{report.title}\n")
-    for records, columns in speech_report.list_tables(report):
-        print_records(records, columns, style)
-        print()
-    for line in report.findings:
-        print(line)
-    for line in (*report.settings.notes, *(f"reduced: {line}" for line in report.reduced)):
-        info(line)
-    info(describe_machine(report.environment))
+    run_and_show(asked.style, asked.json, run, {"plot": asked.plot}, None, pictures)
 
 
 def _refuse_unused(context: typer.Context) -> None:

@@ -5,22 +5,23 @@ from typing import cast, get_args
 from linformer_cli.system.device import Precision
 
 from . import options
-from .config_options import several, with_fields
+from .config_options import duration, several, sizes, with_fields
 from .output import info
+from .reports import build_bench, run_and_show
 
 
 @with_fields
 def train(
     names: options.BenchVariants = None,
     presets: str = several("mnist-small", "Networks, separated by commas: mnist-paper, cifar10-paper, ...", "--preset"),
-    batch: options.Batches = "16",
+    batch: list[int] = sizes("16", options.BATCHES),
     repeats: options.Repeats = 3,
     engine: str = several(
         "auto",
         "Engines, separated by commas. 'auto' computes as lintx train does, with compiled kernels where the "
         "attention has them. 'reference' is plain torch.",
     ),
-    limit: options.RowLimit = "60s",
+    limit: float = duration("60s", options.ROW_LIMIT),
     runs: options.Runs = None,
     plot: options.SpeedPlot = None,
     device: options.Device = "auto",
@@ -46,28 +47,22 @@ def train(
     - `lintx bench train --attention linear --engine reference,auto --precision fp32,bf16`
     - `lintx bench train --preset mnist-paper,cifar10-paper --batch 1 --format md`
     """
-    batches = options.parse_sizes(batch, "--batch", "4,16")
-    seconds = options.parse_duration(limit)
     options.require_plots(plot)
     variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
 
-    from linformer_cli.bench.columns import TRAINING
-    from linformer_cli.bench.figures import render_speed
     from linformer_cli.bench.models import build_models, preset_network, read_trained_runs
     from linformer_cli.bench.train import ENGINES, TrainingSettings, run_training_bench
     from linformer_cli.probe import choose_precision
     from linformer_cli.sampling.engines import REFERENCE
     from linformer_cli.system.device import choose_device
 
-    from .bench_output import print_speeds, run_and_show
-
     engines = options.parse_names(engine, "engine", ENGINES)
     wanted = options.parse_names(precision, "precision", get_args(Precision))
     trained = read_trained_runs(runs or [])
     place = choose_device(device).value
     networks = [preset_network(name.strip()) for name in presets.split(",")]
-    sizes = networks[0][1].width, networks[0][1].feed_forward
-    kinds = {name: choose_precision(cast(Precision, name), place, *sizes) for name in wanted}
+    widths = networks[0][1].width, networks[0][1].feed_forward
+    kinds = {name: choose_precision(cast(Precision, name), place, *widths) for name in wanted}
     info(f"device {place}, precision {', '.join(f'{kind.value} ({kind.reason})' for kind in kinds.values())}")
     pairs = [
         (name, "fp32" if name == REFERENCE and kind == "auto" else kinds[kind].value)
@@ -75,11 +70,7 @@ def train(
         for kind in kinds
     ]
     models = build_models(variants, networks, place, "fp32")
-    settings = TrainingSettings(batches, list(dict.fromkeys(pairs)), repeats, seconds, trained)
+    settings = TrainingSettings(batch, list(dict.fromkeys(pairs)), repeats, limit, trained)
     run_and_show(
-        place,
-        lambda bench: run_training_bench(models, settings, bench),
-        lambda report: print_speeds(report.rows, TRAINING, style),
-        lambda report: {"plot": (plot, lambda kind: render_speed(report.rows, kind))},
-        {} if json else None,
+        style, json, lambda stop: run_training_bench(models, settings, build_bench(place, stop)), {"plot": plot}
     )

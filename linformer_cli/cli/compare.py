@@ -2,27 +2,27 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from linformer_cli.config import LARGEST_STEP, LOOK_SETTINGS, DataConfig, RunConfig, TrainConfig
+from linformer_cli.config import LARGEST_STEP, LOOK_SETTINGS, DataConfig, TrainConfig
 from linformer_cli.errors import Interrupted, LintxError, UsageError
 from linformer_cli.probe import choose_precision
 from linformer_cli.system.device import choose_device
-from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import is_out_of_memory
-from linformer_cli.system.signals import StopRequest, catch_signals
+from linformer_cli.system.signals import StopRequest
 
 from . import options
 from .config_options import Fields, count, option, with_fields
 from .display import TrainingDisplay
-from .output import info, print_json, print_records, write_plot
+from .output import info
+from .reports import run_and_show
 from .session import load_training_images
 
 if TYPE_CHECKING:
     from linformer_cli.comparison.entries import Conditions, Entry, Plan
-    from linformer_cli.comparison.results import ComparisonRow
+    from linformer_cli.comparison.results import ComparisonReport
     from linformer_cli.data.images import ImageSet
 
 
@@ -88,24 +88,27 @@ def compare(asked: CompareOptions) -> None:
     _check_options(asked)
 
     from linformer_cli.comparison.entries import plan_entries
-    from linformer_cli.comparison.results import describe_entry
+    from linformer_cli.comparison.results import ComparisonReport, describe_entry
     from linformer_cli.comparison.speed import forget_speeds
 
     plan, conditions = _plan(asked)
     entries, sets = plan_entries(
         options.choose_variants(asked.names, baselines=True), plan, lambda settings: load_training_images(settings.data)
     )
-    failures: dict[str, str] = {}
     for entry in entries if asked.retime else []:
         forget_speeds(entry)
-    stop = _work(entries, sets, conditions, failures) if asked.train else StopRequest()
-    rows = [describe_entry(entry, conditions, failures) for entry in entries]
-    if (failures or stop.signal_number is not None) and all(row.bits_per_dim is None for row in rows):
-        asked = replace(asked, plot=None)
-    _show(asked, plan, rows, entries[0].config)
-    stop.raise_if_set("Stopped and saved; repeat the command to continue")
-    if failures:
-        raise LintxError(f"{len(failures)} of {len(entries)} failed: {', '.join(failures)}; the table says why")
+
+    def run(stop: StopRequest) -> "ComparisonReport":
+        failures: dict[str, str] = {}
+        if asked.train:
+            _work(entries, sets, conditions, failures, stop)
+        rows = [describe_entry(entry, conditions, failures) for entry in entries]
+        lengths = {"images": plan.images, "max_time": plan.max_time, "batch": asked.batch, "repeats": asked.repeats}
+        first = entries[0].config
+        settings = {**lengths, "data": first.data, "train": first.train}
+        return ComparisonReport(rows=rows, settings=settings, failures=failures)
+
+    run_and_show(asked.style, asked.json, run, {"plot": asked.plot})
 
 
 def _check_options(asked: CompareOptions) -> None:
@@ -146,29 +149,19 @@ def _plan(asked: CompareOptions) -> "tuple[Plan, Conditions]":
     return plan, Conditions(place.value, kind.value, asked.batch, asked.repeats)
 
 
-def _show(asked: CompareOptions, plan: "Plan", rows: "list[ComparisonRow]", first: RunConfig) -> None:
-    """Print the table or the JSON document, with the settings of the `first` run, and write the plot."""
-    from linformer_cli.comparison.results import CSV_COLUMNS, list_table_columns, render_comparison
-
-    words = first.data.words
-    if asked.json:
-        lengths = {"images": plan.images, "max_time": plan.max_time, "batch": asked.batch, "repeats": asked.repeats}
-        settings = {**lengths, "data": first.data, "train": first.train}
-        print_json({"rows": rows, "settings": settings, "environment": describe_environment(), "plot": asked.plot})
-    else:
-        print_records(rows, CSV_COLUMNS if asked.style == "csv" else list_table_columns(rows, words), asked.style)
-    write_plot(asked.plot, lambda kind: render_comparison(rows, kind, words))
-
-
 def _work(
-    entries: "list[Entry]", images: "tuple[ImageSet, ImageSet]", conditions: "Conditions", failures: dict[str, str]
-) -> StopRequest:
-    """Do the remaining work and note errors in `failures`. Return the stop request, which a signal may have set."""
+    entries: "list[Entry]",
+    images: "tuple[ImageSet, ImageSet]",
+    conditions: "Conditions",
+    failures: dict[str, str],
+    stop: StopRequest,
+) -> None:
+    """Do the remaining work until `stop` is set. Note errors in `failures`."""
     from linformer_cli.comparison.entries import draw_samples, train_entry
     from linformer_cli.comparison.speed import time_sampling_once, time_training_once
 
-    with catch_signals() as stop, contextlib.suppress(Interrupted):
-        check = stop.raise_if_set
+    check = stop.raise_if_set
+    with contextlib.suppress(Interrupted):
         for entry in entries:
             with _noting(entry, failures):
                 if entry.finished is None:
@@ -188,7 +181,6 @@ def _work(
                     with _noting(entry, failures):
                         time_training_once(entry, images, conditions)
                         time_sampling_once(entry, conditions, check)
-    return stop
 
 
 @contextlib.contextmanager

@@ -187,8 +187,7 @@ def _write_pictures(
 ) -> None:
     """Write a row for each image as a PNG and, if requested, as an animation."""
     from linformer_cli.data.sequence import paint, values_to_images
-    from linformer_cli.report.animation import frame_rows, hide_rows
-    from linformer_cli.report.grids import render_completion, stack_rows
+    from linformer_cli.report.grids import frame_rows, hide_rows, render_completion, stack_rows
 
     shape = session.model.config.image
 

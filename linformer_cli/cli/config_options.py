@@ -22,7 +22,7 @@ from linformer_cli.config import Duration
 from linformer_cli.documents import Config
 from linformer_cli.presets import DEFAULT_PRESET, PRESETS, preset_defaults
 
-from .options import LARGEST_COUNT, Plugins, parse_duration, parse_pairs
+from .options import LARGEST_COUNT, Plugins, parse_duration, parse_numbers, parse_pairs, parse_sizes
 
 # The key under which a field of a dataclass keeps its option.
 _OPTION = "option"
@@ -74,8 +74,15 @@ def argument(metavar: str, help: str, default: Any = dataclasses.MISSING) -> Any
 
 # An option that is a number of things.
 count = functools.partial(option, min=1, max=LARGEST_COUNT)
+# An option that is a time. The command gets seconds.
+duration = functools.partial(option, parser=parse_duration, metavar="<str>")
 # An option whose value has parts separated by commas.
 several = functools.partial(option, metavar="LIST")
+
+
+# Options that are lists of numbers.
+sizes = functools.partial(several, parser=parse_sizes)
+numbers = functools.partial(several, parser=parse_numbers)
 
 
 def with_fields(command: Callable[..., None]) -> Callable[..., None]:
@@ -102,7 +109,13 @@ def _expand(name: str, annotation: Any, default: Any) -> list[inspect.Parameter]
         fields = dataclasses.fields(annotation)
         return [parameter for field in fields for parameter in _expand(field.name, field.type, field)]
     if isinstance(default, dataclasses.Field):
-        annotation = Annotated[annotation, default.metadata[_OPTION]] if _OPTION in default.metadata else annotation
+        if (setting := default.metadata.get(_OPTION)) is not None:
+            if setting.parser in (parse_sizes, parse_numbers):  # their messages name the option
+                # Typer keeps the first flag as the default, until it has seen the annotation.
+                flag = setting.default if isinstance(setting.default, str) else f"--{name.replace('_', '-')}"
+                setting.parser = functools.partial(setting.parser, option=flag)
+            # With a parser, the type says what the command gets, and Typer must not look at it.
+            annotation = Annotated[Any if setting.parser else annotation, setting]
         default = inspect.Parameter.empty if default.default is dataclasses.MISSING else default.default
     return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)]
 

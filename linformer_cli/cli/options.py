@@ -12,7 +12,6 @@ import typer
 from linformer_cli.config import CLASS_GUIDANCE, LARGEST_GUIDANCE, LARGEST_SIZE
 from linformer_cli.errors import UsageError, unknown_name
 from linformer_cli.files import STREAM, is_special, require_writable
-from linformer_cli.presets import PRESETS
 from linformer_cli.report.tables import TableStyle
 from linformer_cli.system.device import SamplingPrecision as SamplingPrecisionName
 
@@ -65,19 +64,15 @@ CheckpointArgument = Annotated[str | None, typer.Argument(metavar="CHECKPOINT", 
 CheckpointOption = Annotated[str | None, typer.Option("--checkpoint", help=_CHECKPOINT, metavar="CHECKPOINT")]
 _VARIANTS = "Mechanisms, separated by commas, such as lsh, lsh:rounds=1 or NAME=lsh:rounds=1 (tables show NAME). "
 Variants = Annotated[str | None, typer.Option("--attention", help=f"{_VARIANTS}Default: all.", metavar="LIST")]
+BATCHES = "Batch sizes, separated by commas."
+ROW_LIMIT = "Time limit for all repeats of one row."
 # The default mechanisms for measurements of presets.
 PRESET_VARIANTS = "linear,softmax"
 BenchVariants = Annotated[
     str | None,
     typer.Option("--attention", help=f"{_VARIANTS}Default with --preset: {PRESET_VARIANTS}.", metavar="LIST"),
 ]
-Presets = Annotated[
-    str | None,
-    typer.Option("--preset", help=f"Untrained networks, separated by commas: {', '.join(PRESETS)}.", metavar="LIST"),
-]
-Batches = Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.", metavar="LIST")]
 Repeats = Annotated[int, typer.Option("--repeats", min=1, max=LARGEST_COUNT, help="Timed repeats.")]
-RowLimit = Annotated[str, typer.Option("--limit", help="Time limit for all repeats of one row.")]
 Runs = Annotated[
     list[str] | None,
     typer.Option(
@@ -151,9 +146,6 @@ TopP = Annotated[
     typer.Option("--top-p", help="Sample from the likeliest values that together reach probability P. Applied third."),
 ]
 
-# The last line of a benchmark after Ctrl-C.
-STOPPED = "Stopped; the results so far are shown"
-
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}
 
 
@@ -182,21 +174,21 @@ def parse_names(text: str, kind: str, known: Sequence[str]) -> list[str]:
     return names
 
 
-def parse_sizes(text: str, option: str, example: str) -> list[int]:
+def parse_sizes(text: str, option: str) -> list[int]:
     """Return the numbers in a text such as `1,64`. Raises `UsageError` unless all are from 1 to `LARGEST_COUNT`."""
-    return _parse_list(text, int, "whole numbers", LARGEST_COUNT, option, example)
+    return _parse_list(text, int, "whole numbers", LARGEST_COUNT, option, "16,64")
 
 
 def parse_size(text: str, option: str, example: str) -> int:
     """Return the number in a text such as `16`. Raises `UsageError` unless it is from 1 to `LARGEST_COUNT`."""
     if not text.isdecimal() or not text.strip("0"):
         raise UsageError(f"{option} takes a whole number above 0, such as {example}, found '{text}'")
-    return parse_sizes(text, option, example)[0]
+    return parse_sizes(text, option)[0]
 
 
-def parse_numbers(text: str, option: str, example: str) -> list[float]:
+def parse_numbers(text: str, option: str) -> list[float]:
     """Return the numbers in a text such as `0.5,1`. Raises `UsageError` unless all are finite and above 0."""
-    return _parse_list(text, float, "numbers", math.inf, option, example)
+    return _parse_list(text, float, "numbers", math.inf, option, "0.5,1")
 
 
 def _parse_list(

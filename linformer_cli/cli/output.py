@@ -12,7 +12,7 @@ from rich.console import Console
 
 from linformer_cli.errors import UsageError
 from linformer_cli.files import STREAM, write_file
-from linformer_cli.report.tables import Column, Record, TableStyle, render_records, to_json
+from linformer_cli.report.tables import Column, Record, RecordTable, TableStyle, render_records, to_json
 from linformer_cli.system.distributed import process_rank
 from linformer_cli.units import printable
 
@@ -101,11 +101,13 @@ def print_records(records: Sequence[Record], columns: Sequence[Column], style: T
         print(render_records(records, columns, style), end="")
 
 
-def print_tables(style: TableStyle, *tables: tuple[Sequence[Record], Sequence[Column]]) -> None:
+def print_tables(style: TableStyle, *tables: RecordTable) -> None:
     """Print tables on stdout, one below another. CSV has only the first. The others are left out if they are empty."""
-    for number, (records, columns) in enumerate(tables[:1] if style == "csv" else tables):
+    for number, (records, columns, title) in enumerate(tables[:1] if style == "csv" else tables):
         if number and records:
             print()
+        if title and style != "csv":
+            print(title)
         if records or not number:
             print_records(records, columns, style)
 
@@ -127,7 +129,7 @@ def write_gif(
     path: Path | None, render: Callable[[int], "Image.Image"], rows: Sequence[int], record: Mapping[str, object]
 ) -> None:
     """Write an animation of the pictures that `render` draws for each number of `rows`, unless `path` is None."""
-    from linformer_cli.report.animation import encode_gif
+    from linformer_cli.report.grids import encode_gif
 
     if path is not None:
         write_file(path, encode_gif([render(shown) for shown in rows], record))
@@ -135,11 +137,9 @@ def write_gif(
 
 
 def write_plot(path: Path | None, render: Callable[["PlotFormat"], bytes]) -> None:
-    """Write the plot that `render` makes in the format of `path`. Do nothing if `path` is None."""
-    from linformer_cli.report.plots import parse_plot_format
-
+    """Write the plot that `render` makes in the format of `path`, whose ending was checked. None means no plot."""
     if path is not None:
-        write_file(path, render(parse_plot_format(path)))
+        write_file(path, render("svg" if path.suffix.lower() == ".svg" else "png"))
         info(f"wrote {path}")
 
 

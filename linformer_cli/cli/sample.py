@@ -238,8 +238,7 @@ def _write_pictures(
     asked: SampleOptions, images: "NDArray[np.uint8]", row: int | None, record: dict[str, object]
 ) -> None:
     """Write the grid, with `row` images in a row, and the animation; show some images in the terminal."""
-    from linformer_cli.report.animation import frame_rows, hide_rows
-    from linformer_cli.report.grids import render_grid
+    from linformer_cli.report.grids import frame_rows, hide_rows, render_grid
 
     write_png(str(asked.out), render_grid(images, row, asked.scale), record)
     height = images.shape[1]

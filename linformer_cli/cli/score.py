@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.presets import CIFAR10_PRESET
-from linformer_cli.report.tables import list_columns
+from linformer_cli.report.tables import RecordTable, list_columns
 from linformer_cli.units import WINDOWS
 
 from . import options
@@ -147,4 +147,5 @@ def _print(
         print_json({**record, "pictures": rows, "folders": folders})
         return
     keys = "picture bits_per_dim" + (" against difference" if record["against"] else "")
-    print_tables(asked.style, (scores, list_columns(Score, keys)), (folders, list_columns(FolderScore)))
+    tables = RecordTable(scores, list_columns(Score, keys)), RecordTable(folders, list_columns(FolderScore))
+    print_tables(asked.style, *tables)

@@ -10,7 +10,7 @@ from linformer_cli.data import Split
 from linformer_cli.errors import CheckpointError, DataError, UsageError, shorten
 from linformer_cli.system.device import Choice, SamplingPrecision, product_dtype, torch_dtype
 from linformer_cli.system.distributed import ALONE, Team
-from linformer_cli.units import Words, parse_count
+from linformer_cli.units import WINDOWS, Words, parse_count
 
 from . import options
 from .output import info, warn
@@ -92,6 +92,11 @@ class Session:
                 failures.append({"image": path, "error": str(error)})
                 continue
             yield from (first, *first.others)
+
+    def require_images(self, message: str) -> None:
+        """Raise `UsageError` with a message for a model of bytes."""
+        if self.words is WINDOWS:
+            raise UsageError(message)
 
     def measure(
         self,

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from linformer_cli.checkpoint import load_weights
 from linformer_cli.checkpoint_files import TrainingSummary
 from linformer_cli.config import TrainConfig
-from linformer_cli.errors import CheckpointError, UsageError
+from linformer_cli.errors import CheckpointError
+from linformer_cli.report.base import Output, Report
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, number_styles, render_plot
-from linformer_cli.report.tables import Column, Shown, list_columns
+from linformer_cli.report.tables import Column, RecordTable, Shown, TableStyle, list_columns
 from linformer_cli.system.timing import Timing
 from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_count, format_duration
 
@@ -54,6 +56,26 @@ class ComparisonRow:
     def bits(self) -> str | None:
         """Return bits/dim with the standard error as text."""
         return None if self.bits_per_dim is None else format_bits(self.bits_per_dim, self.standard_error, digits=3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonReport(Report):
+    """A row for each mechanism, and the errors of those that failed."""
+
+    rows: Sequence[ComparisonRow]
+    settings: Mapping[str, Any]
+    failures: Mapping[str, str]
+
+    def show(self, style: TableStyle) -> Output:
+        words, count = self.settings["data"].words, f"{len(self.failures)} of {len(self.rows)}"
+        columns = _CSV_COLUMNS if style == "csv" else _list_table_columns(self.rows, words)
+        finished = any(row.bits_per_dim is not None for row in self.rows)
+        return Output(
+            [RecordTable(self.rows, columns)],
+            {"plot": partial(render_comparison, self.rows, words)} if finished else {},
+            stopped="Stopped and saved; repeat the command to continue",
+            failure=f"{count} failed: {', '.join(self.failures)}; the table says why" if self.failures else None,
+        )
 
 
 def describe_entry(entry: Entry, conditions: Conditions, failures: dict[str, str]) -> ComparisonRow:
@@ -122,7 +144,7 @@ def _measure_rate(samples: Sequence[float], images: int) -> tuple[float | None, 
     return timing.rate(images), list(timing.rate_quartiles(images))
 
 
-def list_table_columns(rows: Sequence[ComparisonRow], words: Words) -> tuple[Column, ...]:
+def _list_table_columns(rows: Sequence[ComparisonRow], words: Words) -> tuple[Column, ...]:
     """Return the columns of the table for a terminal or Markdown, in the words for the data."""
     short = "img" if words is IMAGES else words.items
     rates = {
@@ -134,7 +156,7 @@ def list_table_columns(rows: Sequence[ComparisonRow], words: Words) -> tuple[Col
     return list_columns(ComparisonRow, keys, {"bits": Shown(words.bits), **rates})
 
 
-CSV_COLUMNS = list_columns(
+_CSV_COLUMNS = list_columns(
     ComparisonRow,
     "name attention attention_options images bits_per_dim standard_error validation_images parameters "
     "state_bytes_per_image device training_batch training_precision training_images_per_second "
@@ -142,14 +164,9 @@ CSV_COLUMNS = list_columns(
 )
 
 
-def render_comparison(rows: Sequence[ComparisonRow], kind: PlotFormat, words: Words = IMAGES) -> bytes:
-    """Plot bits/dim against images per second and against the bytes of state, with a point per finished run.
-
-    Raises `UsageError` if no run is finished.
-    """
+def render_comparison(rows: Sequence[ComparisonRow], words: Words, kind: PlotFormat) -> bytes:
+    """Plot bits/dim against images per second and against the bytes of state, with a point per finished run."""
     drawn = [row for row in rows if row.bits_per_dim is not None]
-    if not drawn:
-        raise UsageError("no run is finished, so there is nothing to plot")
     speeds, states = [], []
     for row, style in zip(drawn, number_styles(len(drawn)), strict=True):
         bits, error = row.bits_per_dim or 0.0, row.standard_error or 0.0

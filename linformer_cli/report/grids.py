@@ -1,4 +1,4 @@
-"""Grids of samples and completions, and PNG files with metadata about their origin.
+"""Grids of samples and completions, as PNG files with metadata about their origin, or as animated GIFs.
 
 Images are uint8 arrays [N, H, W, C]: N images of H rows and W columns with C = 1 (grey), 3 (RGB) or 4 (RGBA) channels.
 Grids show what is transparent as a light checkerboard.
@@ -33,6 +33,9 @@ CELL = 4  # pixels in the finished picture, so that a checkerboard looks the sam
 GAP = 2  # pixels between images in the finished picture
 LONG_SIDE = 600  # the default scale aims for this many pixels
 LARGEST_DEFAULT_SCALE = 8
+MOST_FRAMES = 64
+FRAME_MILLISECONDS = 60
+LAST_MILLISECONDS = 2000  # time to look at the result
 
 
 def render_grid(images: NDArray[np.uint8], columns: int | None = None, scale: int | None = None) -> Image.Image:
@@ -160,6 +163,38 @@ def encode_png(image: Image.Image, metadata: Mapping[str, object]) -> bytes:
     information.add_text(METADATA_KEYWORD, to_json(dict(metadata), compact=True))
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", pnginfo=information)
+    return buffer.getvalue()
+
+
+def frame_rows(height: int, first: int = 0) -> list[int]:
+    """Return the rows shown in each frame, from `first` to `height`. Each adds one row, or several for tall images."""
+    count = min(height - first, MOST_FRAMES)
+    return [first + round(index * (height - first) / count) for index in range(count)] + [height]
+
+
+def hide_rows(images: NDArray[np.uint8], shown: int, kept: NDArray[np.bool_] | None = None) -> NDArray[np.uint8]:
+    """Return a copy of images [N, H, W, C] in which only the first `shown` rows and `kept` pixels [H, W] show."""
+    hidden = images.copy()
+    unseen = np.ones(images.shape[1:3], bool) if kept is None else ~kept
+    unseen[:shown] = False
+    hidden[:, unseen] = BACKGROUND
+    hidden[..., 3:][:, unseen] = 255
+    return hidden
+
+
+def encode_gif(frames: Sequence[Image.Image], metadata: Mapping[str, object]) -> bytes:
+    """Encode `frames` of one size as an endlessly repeating GIF with `metadata` as its comment."""
+    durations = [FRAME_MILLISECONDS] * (len(frames) - 1) + [LAST_MILLISECONDS]
+    buffer = io.BytesIO()
+    frames[0].save(
+        buffer,
+        format="GIF",
+        save_all=True,
+        append_images=list(frames[1:]),
+        duration=durations,
+        loop=0,
+        comment=to_json(dict(metadata), compact=True).encode(),
+    )
     return buffer.getvalue()
 
 

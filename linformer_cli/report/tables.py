@@ -9,7 +9,7 @@ import math
 import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, get_args, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard, get_args, get_type_hints, overload
 
 from rich import box
 from rich.cells import cell_len
@@ -84,6 +84,14 @@ def _find_mark(record: Any, key: str) -> Shown | None:
     if rest:
         return _find_mark(next(part for part in get_args(hint) if dataclasses.is_dataclass(part)), rest)
     return next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Shown)), None)
+
+
+class RecordTable(NamedTuple):
+    """Records, the columns that show them, and a line above the table."""
+
+    records: Sequence[Record]
+    columns: Sequence[Column]
+    title: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

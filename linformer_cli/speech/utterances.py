@@ -4,7 +4,7 @@ A `Fold` divides them into training and validation, which have different speaker
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -97,38 +97,6 @@ def require_room(utterances: Sequence[Utterance], stack: int) -> None:
             )
 
 
-class Fold:
-    """The speakers of one seed. If words are joined, `strings` are the numbers of strings for training and validation.
-
-    Every epoch has new strings. The validation strings of a fold are always the same.
-    """
-
-    def __init__(self, corpus: Corpus, seed: int, strings: tuple[int, int]) -> None:
-        self.corpus, self.seed, self.strings = corpus, seed, strings
-        self.speakers, self.held_out = split_speakers(corpus.speakers, seed)
-        self._settings = StringSettings()
-
-    def draw_training(self, epoch: int, stack: int) -> list[Utterance]:
-        """Return the utterances of an epoch, counted from 0. Raises what `require_room` raises."""
-        if self.corpus.joined:
-            changed = replace(self._settings, speed=(1 - SPEED_CHANGE, 1 + SPEED_CHANGE))
-            seed = [_TRAINING, self.seed, epoch]
-            found = draw_strings(self.corpus, self.speakers, self.strings[0], changed, seed)
-        else:
-            found = take_recordings(self.corpus, self.speakers)
-        require_room(found, stack)
-        return found
-
-    def draw_validation(self, stack: int) -> list[Utterance]:
-        """Return the utterances of the speakers that are held out. Raises what `require_room` raises."""
-        if self.corpus.joined:
-            found = draw_strings(self.corpus, self.held_out, self.strings[1], self._settings, [_VALIDATION])
-        else:
-            found = take_recordings(self.corpus, self.held_out)
-        require_room(found, stack)
-        return found
-
-
 @dataclass(frozen=True)
 class Batch:
     """Features [B, T, 40] with zeros after `lengths` [B] frames, and symbols [B, S] after `counts` [B] of them."""
@@ -169,6 +137,40 @@ def make_batches(groups: Sequence[Sequence[Utterance]], seed: int | None = None)
             pad_sequence([one.symbols for one in group], batch_first=True),
             torch.tensor([len(one.symbols) for one in group]),
         )
+
+
+class Fold:
+    """The speakers of one seed, and batches of at most `frames` frames. A position has `stack` frames.
+
+    If words are joined, `strings` are the numbers of strings for training and validation. Every epoch has new strings.
+    The validation strings of a fold are always the same. Raises what `require_room` raises.
+    """
+
+    def __init__(
+        self, corpus: Corpus, seed: int, strings: tuple[int, int], stack: int, frames: int = 1_200, device: str = "cpu"
+    ) -> None:
+        self.corpus, self.seed = corpus, seed
+        self.speakers, self.held_out = split_speakers(corpus.speakers, seed)
+        self._strings, self._stack, self._frames, self._device = strings, stack, frames, device
+        self.validation = self.draw_batches()
+
+    def draw(self, epoch: int | None = None) -> list[Utterance]:
+        """Return the utterances of an epoch, counted from 0, or without one those of the speakers that are held out."""
+        speakers = self.held_out if epoch is None else self.speakers
+        if not self.corpus.joined:
+            found = take_recordings(self.corpus, speakers)
+        elif epoch is None:
+            found = draw_strings(self.corpus, speakers, self._strings[1], StringSettings(), [_VALIDATION])
+        else:
+            changed = StringSettings(speed=(1 - SPEED_CHANGE, 1 + SPEED_CHANGE))
+            found = draw_strings(self.corpus, speakers, self._strings[0], changed, [_TRAINING, self.seed, epoch])
+        require_room(found, self._stack)
+        return found
+
+    def draw_batches(self, epoch: int | None = None) -> list[Batch]:
+        """Return the batches of what `draw` returns. The order of an epoch depends on seed and epoch."""
+        frames, seed = (4 * self._frames, None) if epoch is None else (self._frames, self.seed * 1_000_003 + epoch)
+        return [batch.to(self._device) for batch in make_batches(group_by_length(self.draw(epoch), frames), seed)]
 
 
 def _draw_string(

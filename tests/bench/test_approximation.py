@@ -23,7 +23,8 @@ Find = Callable[[str, bool, int, float], Approximation]
 
 @pytest.fixture(scope="module")
 def measured() -> list[Approximation]:
-    return measure_approximation(FEATURES, NORMS, draws=Draws(positions=48, head_width=KEY_WIDTH, draws=DRAWS))
+    draws = Draws(positions=48, head_width=KEY_WIDTH, draws=DRAWS)
+    return list(measure_approximation(FEATURES, NORMS, draws=draws).rows)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def find(measured: list[Approximation]) -> Find:
 
 def test_norms_that_overflow_are_refused(raises_one_line) -> None:
     draws = Draws(positions=8, head_width=16, draws=1)
-    (entry,) = measure_approximation([8], [9.4], ["positive"], [True], draws)
+    (entry,) = measure_approximation([8], [9.4], ["positive"], [True], draws).rows
     assert math.isfinite(entry.kernel.mean)
     with raises_one_line(UsageError, "norms above 9.42", "found 9.5"):
         measure_approximation([8], [1.0, 9.5], ["positive"], [True], draws)
@@ -112,7 +113,8 @@ def test_the_mechanism_computes_the_same_as_a_table_of_all_pairs(measured: list[
 
 def measure(draws: int = 3, seed: int = 0, **changes: object) -> list[Approximation]:
     settings = Draws(positions=9, draws=draws, seed=seed)
-    return measure_approximation(**{"features": [8], "norms": [0.5], "draws": settings, **changes})  # type: ignore[arg-type]
+    given = {"features": [8], "norms": [0.5], "draws": settings, **changes}
+    return list(measure_approximation(**given).rows)  # type: ignore[arg-type]
 
 
 def test_results_depend_only_on_the_seed_and_the_settings() -> None:

@@ -189,7 +189,7 @@ def test_batches_shrink_with_the_length_and_results_are_per_sequence(machine) ->
     assert row.seconds_per_sequence == pytest.approx(0.4096)
     assert row.peak_memory_bytes == pytest.approx(4.096 * 16 * MIB, abs=1)
     assert row.memory_bytes_per_sequence == pytest.approx(4.096 * MIB, abs=1)
-    assert report.settings.batch == "scaled: 65,536 / T, at least 1"
+    assert report.settings["batch"] == "scaled: 65,536 / T, at least 1"
     assert [AttentionSettings().choose_batch(length) for length in (1, 1000, 65_536, 70_000)] == [65_536, 65, 1, 1]
     assert AttentionSettings(batch=3).choose_batch(512) == 3
     assert AttentionSettings(pass_positions=2048).choose_batch(512) == 4

@@ -49,12 +49,13 @@ EXTRAPOLATED = replace(LEFT_OUT, batch=1, left_out=None, extrapolated=Extrapolat
 
 def test_models_of_bytes_have_windows_and_bits_per_byte() -> None:
     rows = [replace(MEASURED, item="window", bits_per_dim=2.0, images_seen=7)]
-    titles = {column.title for table in columns.SAMPLING.tables for column in columns.choose_columns(rows, table)}
+    shown = columns.SAMPLING[0]
+    titles = {column.title for column in columns.choose_columns(rows, shown)}
     assert {"windows/s", "s/window", "bits/byte", "windows seen"} <= titles
     assert not any("image" in title or "dim" in title for title in titles)
     assert rows[0].describe() == "mnist-paper, linear (step), batch 1: 2 windows/s"
     assert b"windows per second" in figures.render_speed(rows, "svg")
-    mixed = columns.choose_columns([*rows, MEASURED], columns.SAMPLING.tables[0])
+    mixed = columns.choose_columns([*rows, MEASURED], shown)
     assert "images/s" in {column.title for column in mixed}
 
 
@@ -91,15 +92,13 @@ def test_only_single_images_have_a_latency() -> None:
 
 def test_empty_columns_are_left_out() -> None:
     rows = [MEASURED]
-    speed, cost, quality, published = columns.SAMPLING.tables
-    assert "extrapolated" not in [column.title for column in columns.choose_columns(rows, speed)]
-    assert "s/image" in [column.title for column in columns.choose_columns(rows, cost)]
-    assert columns.choose_columns(rows, quality) == []  # bits/dim were not measured
-    assert "published images/s" in [column.title for column in columns.choose_columns(rows, published)]
-    kept = columns.choose_columns(rows, columns.SAMPLING.file, columns.QUALITY)
+    shown, file = columns.SAMPLING
+    keys = {column.key for column in columns.choose_columns(rows, shown)}
+    assert {"latency_seconds", "published.images_per_second"} <= keys
+    assert not keys & {"images_per_second_extrapolated", "bits_per_dim", "images_seen"}  # bits/dim were not measured
+    kept = columns.choose_columns(rows, file, columns.QUALITY)
     assert {"bits_per_dim", "images_seen"} <= {column.key for column in kept}
-    method = speed[:3]
-    assert columns.choose_columns(rows, [*method, Column("nothing", "nothing")]) == []
+    assert columns.choose_columns(rows, [*shown[:3], Column("nothing", "nothing")]) == []
 
 
 def test_speed_is_plotted_by_network_and_method() -> None:
@@ -205,11 +204,13 @@ def test_no_table_is_wider_than_a_terminal(kind) -> None:
         if kind == "SAMPLING"
         else TrainingRow(**trained, **facts, seconds_per_step=0.123)
     )
-    rows = [row]
-    for table in getattr(columns, kind).tables:
-        console = Console(width=80, file=io.StringIO())
-        console.print(render_records(rows, columns.choose_columns(rows, table), "table"))
-        assert len(console.file.getvalue().rstrip().splitlines()) == 3  # heading, rule and row do not wrap
+    console = Console(width=80, file=io.StringIO())
+    console.print(render_records([row], columns.choose_columns([row], getattr(columns, kind)[0]), "table"))
+    parts = console.file.getvalue().rstrip().split("\n\n")
+    for part in parts:
+        *headings, rule, cells = part.splitlines()
+        assert len(rule) <= 80 and cells.startswith("retention   parallel") and headings[-1].startswith("attention")
+    assert len(parts) > 2
 
 
 @pytest.mark.filterwarnings("error")

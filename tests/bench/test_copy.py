@@ -176,7 +176,7 @@ def test_a_stop_discards_an_unfinished_round(calls, monkeypatch) -> None:
 
     monkeypatch.setattr(CopyRun, "update", update)
     report = learn(updates=9, stop=stop)
-    assert report.ended == "interrupted" and report.settings.updates == calls // 2
+    assert report.ended == "interrupted" and report.settings["updates"] == calls // 2
     assert made == ["softmax", "linear-4"] * (calls // 2) + ["softmax"] * (calls % 2)
     for row in report.rows:
         assert [point.update for point in row.points] == [calls // 2]

@@ -15,9 +15,17 @@ from linformer_cli.bench.copy_task import CopySettings
 from linformer_cli.bench.measure.costs import count_product_flops
 from linformer_cli.bench.measure.peak_memory import PeakMemory
 from linformer_cli.bench.models import BenchModel, build_models, read_trained_runs
-from linformer_cli.bench.paper import METHODS, PaperBench, PaperSettings
+from linformer_cli.bench.paper import (
+    METHODS,
+    PAPER_LENGTHS,
+    PAPER_TRAINING_BATCH,
+    PaperBench,
+    PaperSettings,
+    Sizes,
+    choose_lengths,
+    choose_sizes,
+)
 from linformer_cli.bench.paper_report import PaperReport
-from linformer_cli.bench.paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
 from linformer_cli.bench.rows import Row
 from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.config import ImageShape
@@ -113,7 +121,7 @@ def test_all_parts_are_measured_and_shown_in_the_report(networks) -> None:
     ):
         assert words in said
     page = report.render_page()
-    for words in ("## Sampling", "142.8", "## Training", "## Exponents", "## Less than in the paper", "GB/s"):
+    for words in ("## Sampling", "142.8", "## Training", "## Exponents", "## Remarks", "GB/s"):
         assert words in page
     assert "Not finished" not in page
     ceilings = page.split("## The ceilings of this machine")[1].split("\n\n")[1].splitlines()[2:]
@@ -121,9 +129,9 @@ def test_all_parts_are_measured_and_shown_in_the_report(networks) -> None:
     wanted = {count_product_flops(timed.model): timed.preset for timed in models}
     names = [wanted.get(product.flops // product.rows, "copy task") for product in report.ceilings.products]
     assert [line.split("|")[1].strip() for line in ceilings] == names and len(set(names)) == 3
-    figures = report.render_figures()
-    assert {"images-per-second.png", "images-per-second.svg", "attention.png", "attention.svg"} <= set(figures)
-    assert figures["attention.png"].startswith(b"\x89PNG") and b"<svg" in figures["images-per-second.svg"]
+    plots = report.show("md").plots
+    assert {"images-per-second", "attention"} <= set(plots)
+    assert plots["attention"]("png").startswith(b"\x89PNG") and b"<svg" in plots["images-per-second"]("svg")
 
 
 def test_the_ceilings_of_a_network_that_steps_over_pixels_have_its_name(build_tiny_model) -> None:
@@ -209,7 +217,7 @@ def test_runs_of_other_networks_are_sampled_too(build_tiny_model, tiny_info, tmp
         (row.preset, row.name, row.batch): row.bits_per_dim for row in report.sampling if row.bits_per_dim is not None
     } == {(*row, batch): bits for row, bits in wanted.items() for batch in (1, 2)}
     assert [row.name for row in report.training if row.bits_per_dim is not None] == ["linear"]
-    assert {"bits-per-dim.png", "bits-per-dim.svg"} <= set(report.render_figures())
+    assert "bits-per-dim" in report.show("md").plots
 
 
 def test_an_interruption_keeps_what_was_measured(networks, two_methods) -> None:
@@ -276,7 +284,7 @@ def test_an_interruption_before_any_measurement_still_gives_a_report(networks) -
     found = measure(networks, save=saved.append, stop=StopRequest(2))
     assert saved == []  # an earlier report stays
     assert found.sampling == [] and found.copy is None
-    assert "Not finished: sampling" in found.render_page() and found.render_figures() == {}
+    assert "Not finished: sampling" in found.render_page() and found.show("md").plots == {}
 
 
 def test_files_are_written_every_few_minutes(networks, two_methods, monkeypatch) -> None:

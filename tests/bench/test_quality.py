@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from linformer_cli.bench.judge import Judge, JudgeRecipe, load_judge
-from linformer_cli.bench.quality import measure_frechet_distance, measure_quality
+from linformer_cli.bench.quality import Judge, JudgeRecipe, load_judge, measure_frechet_distance, measure_quality
 from linformer_cli.data.images import ImageSet
 
 RECIPE = JudgeRecipe(channels=4, features=16, updates=60, batch=16, learning_rate=0.01)

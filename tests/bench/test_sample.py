@@ -57,7 +57,7 @@ def test_every_model_has_a_row_per_batch_size_and_softmax_has_two(models, clock)
     assert told == report.rows and report.ended == "finished"
     assert report.rows[3].attention_options["rounds"] == 1
     assert all(row.published is None and row.bits_per_dim is None for row in report.rows)
-    assert [network.preset for network in report.settings.networks] == ["one"] * 3 + ["two"] * 3
+    assert [network["preset"] for network in report.settings["networks"]] == ["one"] * 3 + ["two"] * 3
 
 
 def test_a_trained_model_is_compared_with_softmax(build_tiny_model, clock) -> None:

@@ -69,7 +69,7 @@ def test_every_row_has_a_curve_per_seed_and_holds_out_other_speakers(corpus: Cor
         assert row.beam_error_rate is not None and row.seconds_per_epoch is not None
         assert row.published == find_published_speech(row.attention, row.attention_options)
     assert report.rows[0].times_softmax == 1.0
-    assert report.settings.epoch_utterances == 4 and report.settings.epoch_frames > 100
+    assert report.settings["epoch_utterances"] == 4 and report.settings["epoch_frames"] > 100
 
 
 def test_a_run_depends_only_on_its_settings(corpus: Corpus) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from linformer_cli.bench import judge
-from linformer_cli.bench.judge import JudgeRecipe
+from linformer_cli.bench import quality
+from linformer_cli.bench.quality import JudgeRecipe
 
 TINY = JudgeRecipe(channels=4, features=8, updates=20, batch=16)
 SMALL = ("--preset", "tiny", "--steps", "3", "--batch", "4", "--sample-every", "0")
@@ -19,7 +19,7 @@ KEYS = {"data", "count", "seed", "batch", "guidance", "temperature", "top_k", "t
 
 @pytest.fixture(autouse=True)
 def tiny_judge(monkeypatch, tmp_path):
-    monkeypatch.setattr(judge, "RECIPE", TINY)
+    monkeypatch.setattr(quality, "RECIPE", TINY)
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
 
 
@@ -93,7 +93,7 @@ def test_a_model_with_classes_draws_every_class(lintx, conditional, tmp_path) ->
 def test_missing_labels_of_the_test_images_are_reported_before_any_work(lintx, run_folder, tmp_path, monkeypatch):
     data = save_images(tmp_path / "data", side=10)
     (tmp_path / "data" / "test-labels.npy").unlink()
-    monkeypatch.setattr(judge, "load_judge", None)
+    monkeypatch.setattr(quality, "load_judge", None)
     outcome = lintx("bench", "quality", run_folder, "--data", data)
     assert outcome.code == 1 and "the judge needs the class of each image" in outcome.stderr
 
@@ -114,7 +114,7 @@ def test_guidance_changes_the_samples(lintx, tmp_path, run_folder, monkeypatch) 
     assert (same["guidance"], guided["guidance"]) == (1, 9)
     assert plain["rows"] == same["rows"] and plain["rows"][0] != guided["rows"][0]
     # It is refused before a judge is trained, which can take minutes.
-    monkeypatch.setattr(judge, "load_judge", None)
+    monkeypatch.setattr(quality, "load_judge", None)
     refused = lintx("bench", "quality", run_folder, "--guidance", 2)
     assert refused.code == 2 and "trained with --hide-class" in refused.stderr
 

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 from loops import loop_over
 
@@ -51,20 +53,20 @@ def test_wrong_pairs_are_refused(pairs):
 
 
 def test_sizes_and_numbers_are_parsed() -> None:
-    assert parse_sizes("1,64", "--x", "1") == [1, 64]
+    assert parse_sizes("1,64", "--x") == [1, 64]
     assert parse_size(str(LARGEST_COUNT), "--x", "1") == LARGEST_COUNT
-    assert parse_numbers("0.5,1e300", "--x", "1") == [0.5, 1e300]
+    assert parse_numbers("0.5,1e300", "--x") == [0.5, 1e300]
 
 
-@loop_over("parse", [parse_size, parse_sizes, parse_numbers])
+@loop_over("parse", [partial(parse_size, example="1"), parse_sizes, parse_numbers])
 @loop_over("text", ["", "0", "-1", "x", "1,", "nan", "inf"])
 def test_numbers_that_are_not_positive_are_refused(parse, text) -> None:
     with pytest.raises(UsageError, match="--x takes"):
-        parse(text, "--x", "1")
+        parse(text, "--x")
 
 
-@loop_over("parse", [parse_size, parse_sizes])
+@loop_over("parse", [partial(parse_size, example="1"), parse_sizes])
 @loop_over("text", [str(LARGEST_COUNT + 1), str(2**63), "9" * 20, "9" * 5000])
 def test_an_absurdly_large_size_is_refused(parse, text) -> None:
     with pytest.raises(UsageError, match="--x takes"):
-        parse(text, "--x", "1")
+        parse(text, "--x")

@@ -7,8 +7,15 @@ import pytest
 from loops import loop_over
 from PIL import Image
 
-from linformer_cli.report.animation import LAST_MILLISECONDS, MOST_FRAMES, encode_gif, frame_rows, hide_rows
-from linformer_cli.report.grids import BACKGROUND, render_grid
+from linformer_cli.report.grids import (
+    BACKGROUND,
+    LAST_MILLISECONDS,
+    MOST_FRAMES,
+    encode_gif,
+    frame_rows,
+    hide_rows,
+    render_grid,
+)
 
 
 @loop_over(("height", "first"), [(28, 0), (28, 14), (28, 27), (1, 0), (500, 0), (64, 0), (65, 3)])

@@ -35,8 +35,8 @@ def make_utterance(frames: int, symbols: list[int], name: str = "one.wav") -> Ut
 
 def test_no_speaker_is_in_training_and_in_validation(corpus: Corpus, tones: Path) -> None:
     for one in (corpus, load_corpus(f"speech:{tones}")):
-        fold = Fold(one, 0, (6, 4))
-        said = [{each.speaker for each in part} for part in (fold.draw_training(0, 3), fold.draw_validation(3))]
+        fold = Fold(one, 0, (6, 4), 3)
+        said = [{each.speaker for each in part} for part in (fold.draw(0), fold.draw())]
         assert said == [set(fold.speakers), set(fold.held_out)] and not said[0] & said[1]
 
 

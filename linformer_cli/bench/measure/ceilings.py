@@ -54,6 +54,14 @@ class CeilingsReport:
     copy: CopyCeiling
     products: list[ProductCeiling]
 
+    def __str__(self) -> str:
+        best: dict[str, float] = {}
+        for product in self.products:
+            best[product.precision] = max(best.get(product.precision, 0.0), product.gigaflops)
+        products = ", ".join(f"{speed:.0f} GFLOP/s in {kind}" for kind, speed in sorted(best.items(), reverse=True))
+        copied = f"memory copies {self.copy.gigabytes_per_second:.0f} GB/s"
+        return f"matrix products up to {products}; {copied}" if products else copied
+
 
 def time_samples(work: Callable[[], object], device: str, repeats: int) -> tuple[float, ...]:
     """Return seconds per `work` in each of `repeats` samples, after a warm-up. In a sample, short work is repeated."""
