@@ -22,7 +22,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs, NoProgram
 
 from .kernels.registry import CAUSAL_SUMS, Operation, find_kernel
-from .tensors import accumulator_dtype, check_lengths, fill_padding
+from .tensors import accumulator_dtype, check_lengths, fill_padding, may_check
 
 # Extra scalars of a head by name: each tensor is [B, H, T, width], or [B, H, width] for one position.
 Gates = Mapping[str, Tensor]
@@ -162,12 +162,13 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         The result is differentiable, also with respect to `state`. `state` is not modified. A NaN or infinity in the
         inputs changes neither earlier outputs nor other images. If an output is NaN or infinite, the outputs from the
         first NaN or infinite input on send no gradient to earlier positions. Autocast is disabled in all forms.
+        `defer_checks` leaves NaN and infinity on a device to the caller.
         """
         with torch.autocast(q.device.type, enabled=False):
             y, after = self._attend_once(q, k, v, state, extra)
             # Plain torch and GPU kernels mask a product by multiplying by 0, and 0 times NaN is NaN. A NaN would
             # therefore reach outputs that must not depend on it.
-            if _has_finite_sum(y):
+            if not may_check(y.device) or _has_finite_sum(y):
                 return y, after
             finite = _count_finite_positions(q, k, v, extra)
             groups = [(int(count), (finite == count).nonzero().flatten()) for count in finite.unique()]

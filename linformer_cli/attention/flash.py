@@ -12,7 +12,7 @@ from linformer_cli.native.program import MixInputs
 from .base import AttentionShape, Gates, Memory
 from .parts.caches import add_cache
 from .parts.gated_attention import GatedAttention, GatedOptions
-from .tensors import accumulator_dtype
+from .tensors import accumulator_dtype, host_number
 
 
 class FlashOptions(GatedOptions):
@@ -70,7 +70,7 @@ class FlashAttention(GatedAttention[FlashOptions, FlashState]):
         dtype, chunk = accumulator_dtype(q.dtype), self.options.chunk
         z, values = k.squeeze(1), v.squeeze(1)
         if state is None:
-            known, position = 0, torch.zeros((), dtype=torch.int64, device=v.device)
+            known, position = 0, host_number()
             carried = z.new_zeros(len(z), z.shape[2], values.shape[2], dtype=dtype)
         else:
             known, position, carried = int(state.position) % chunk, state.position, state.s.squeeze(1)
@@ -128,7 +128,7 @@ class FlashAttention(GatedAttention[FlashOptions, FlashState]):
         widths = self.shape.key_width, self.shape.value_width
         z, v = (torch.zeros(batch, 1, self.options.chunk, width, device=device, dtype=dtype) for width in widths)
         s = torch.zeros(batch, 1, *widths, device=device, dtype=accumulator_dtype(dtype))
-        return FlashState(z, v, s, torch.zeros((), dtype=torch.int64, device=device))
+        return FlashState(z, v, s, host_number())
 
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FlashState, gates_t: Gates

@@ -16,7 +16,7 @@ from .parts.chunks import PowerOfTwoChunk
 from .parts.memory_lengths import FadingOptions
 from .parts.scaling import scale_outputs
 from .parts.sums import decayed_causal_sums, featurewise_decayed_causal_sums, sum_both_ways, update_and_read
-from .tensors import accumulator_dtype
+from .tensors import accumulator_dtype, constant
 
 
 class GlaOptions(FadingOptions):
@@ -67,11 +67,11 @@ class GlaAttention(SumAttention[GlaOptions, GlaState]):
         # log sigmoid(b) = -tau / m, and b is the logit of that sigmoid.
         memories = options.memory_lengths(shape, shape.key_width if vector else shape.heads)
         log_sigmoids = [-options.temperature / memory for memory in memories]
-        self.gate_start = [x - math.log(-math.expm1(x)) for x in log_sigmoids]
+        self.gate_start = tuple(x - math.log(-math.expm1(x)) for x in log_sigmoids)
 
     def _log_decay(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """log a [B, H, .., K or 1] in `dtype` from the extra scalars x."""
-        start = torch.tensor(self.gate_start, device=x.device, dtype=dtype)
+        start = constant(self.gate_start, x.device, dtype)
         if self.options.gate == "scalar":
             start = start.view(-1, *[1] * (x.dim() - 2))
         return functional.logsigmoid(x.to(dtype) + start) / self.options.temperature

@@ -13,7 +13,7 @@ from linformer_cli.native.program import MixInputs
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .parts.caches import add_cache, attend_masked, fit_rows, init_cache
 from .parts.near_and_rows import Pattern, attend_near_and_rows
-from .tensors import accumulator_dtype, find_padding
+from .tensors import accumulator_dtype, find_padding, host_number
 
 _DEFAULT_RANK = 4
 
@@ -116,7 +116,7 @@ class LinformerAttention(Attention[LinformerOptions, LinformerState]):
         rest = (inside + length) // self.block * self.block
         stack_k = self._stack(rows_k, near_k[:, :, rest:], capacity, k.dtype if state is None else state.keys.dtype)
         stack_v = self._stack(rows_v, near_v[:, :, rest:], capacity, v.dtype if state is None else state.values.dtype)
-        return y, LinformerState(stack_k, stack_v, torch.tensor(start + length, device=q.device))
+        return y, LinformerState(stack_k, stack_v, host_number(start + length))
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, fill = accumulator_dtype(v.dtype), (0, 0, 0, -k.shape[2] % self.block)
@@ -180,7 +180,7 @@ class LinformerAttention(Attention[LinformerOptions, LinformerState]):
             for stack, projection in zip((keys, values), self._projections, strict=True):
                 exact = stack[:, :, rows:height].to(accumulator_dtype(stack.dtype))
                 stack[:, :, rows : rows + self.rank] = projection.to(exact.dtype) @ exact
-        return y.squeeze(2), LinformerState(keys, values, position.add_(1))
+        return y.squeeze(2), LinformerState(keys, values, position + 1)
 
     def emit(self, inputs: MixInputs) -> None:
         key_projection, value_projection = (inputs.builder.shared(projection) for projection in self._projections)

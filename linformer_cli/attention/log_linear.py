@@ -16,7 +16,7 @@ from .parts.level_sums import LevelInputs, count_buckets, read_levels, step_leve
 from .parts.memory_lengths import inverse_softplus, log_memories
 from .parts.scaling import directions, scale_outputs
 from .parts.sums import divide_by_weight
-from .tensors import accumulator_dtype
+from .tensors import accumulator_dtype, host_number
 
 # The code of each base mechanism in native/ops/log_linear.h.
 _OVER = {"linear": 0, "mamba2": 1, "deltanet": 2}
@@ -124,7 +124,7 @@ class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
         columns = self.shape.value_width + (self.options.over == "linear")
         sizes = batch, self.shape.heads, count_buckets(capacity), self.shape.key_width, columns
         s = torch.zeros(sizes, device=device, dtype=accumulator_dtype(dtype))
-        return LogLinearState(s, torch.zeros((), dtype=torch.int64, device=device))
+        return LogLinearState(s, host_number())
 
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LogLinearState, gates_t: Gates

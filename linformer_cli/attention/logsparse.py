@@ -13,7 +13,7 @@ from linformer_cli.documents import setting
 from .base import AttentionOptions
 from .parts.caches import KeyValueCache
 from .parts.spans import Pattern, Span, SpanAttention
-from .tensors import Context, accumulator_dtype
+from .tensors import Context, accumulator_dtype, constant
 
 LogsparseState = KeyValueCache
 
@@ -64,7 +64,7 @@ class _Grid(NamedTuple):
     def hide(self, first: int, stop: int, device: torch.device) -> Tensor:
         """True for keys after the query or before position 0, [columns, rows of queries, offsets, rows of keys]."""
         row, key_row = (torch.arange(*ends, device=device) for ends in ((first, stop), (0, stop + self.before)))
-        column, offset = torch.arange(self.columns, device=device), torch.tensor(self.offsets, device=device)
+        column, offset = torch.arange(self.columns, device=device), constant(self.offsets, device, torch.int64)
         position = self.start + (key_row - self.before) * self.period + column.view(-1, 1, 1, 1) - offset.view(-1, 1)
         return (position < 0) | (key_row > (row + self.before).view(-1, 1, 1))
 

@@ -17,7 +17,7 @@ from .parts.key_sets import join, list_blocks, weigh, weigh_lists
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .parts.scaling import shrink_huge
 from .parts.spans import Span, stack_spans
-from .tensors import accumulator_dtype, fill_padding
+from .tensors import accumulator_dtype, fill_padding, host_number
 
 # The fewest queries in a block that shares one slice of near keys. Larger blocks copy fewer keys but mask more scores.
 _QUERY_BLOCK = 32
@@ -131,7 +131,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
         capacity = max(self._capacity(stop), state.keys.shape[2])
         keys = self._pack(near_k, rows_k, stop, capacity).to(state.keys.dtype)
         values = self._pack(near_v, rows_v, stop, capacity).to(state.values.dtype)
-        return y, LongShortState(keys, values, largest, sums, torch.tensor(stop, device=q.device))
+        return y, LongShortState(keys, values, largest, sums, host_number(stop))
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, half = accumulator_dtype(v.dtype), self.window // 2
@@ -232,7 +232,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
             values[:, :, end:new_end] = self.row_norm(means[..., k_t.shape[-1] :]).transpose(1, 2)
             new_largest.fill_(-math.inf)
             sums.zero_()
-        return y.squeeze(2), LongShortState(keys, values, new_largest, sums, position.add_(1))
+        return y.squeeze(2), LongShortState(keys, values, new_largest, sums, position + 1)
 
     def emit(self, inputs: MixInputs) -> None:
         """Emit the compression, the norm and the softmax.

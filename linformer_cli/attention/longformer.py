@@ -91,7 +91,7 @@ class LongformerAttention(SpanAttention[LongformerOptions]):
         count, reach = self.options.globals, self.options.window - 1
         patterns = []
         for d in sorted({*self.dilations}):
-            heads = [head for head, dilation in enumerate(self.dilations) if dilation == d]
+            heads = torch.tensor([head for head, dilation in enumerate(self.dilations) if dilation == d])
             spans = [Span(0, 1, count), Span(position - reach * d, d, 2 * reach + 1, low=count)]
             patterns.append(Pattern(heads if len(heads) < self.shape.heads else slice(None), [(d, spans)]))
         return patterns

@@ -12,9 +12,17 @@ from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
-from .parts.caches import KeyValueCache, add_cache, extend_cache, fit_rows, init_cache, push_in_place
+from .parts.caches import (
+    KeyValueCache,
+    add_cache,
+    attend_cached,
+    extend_cache,
+    fit_rows,
+    init_cache,
+    push_in_place,
+)
 from .parts.key_sets import SCORES_KEPT, join, run_within, weigh
-from .tensors import accumulator_dtype, fill_padding, find_padding
+from .tensors import HOSTS, accumulator_dtype, fill_padding, find_padding
 
 # The largest number of queries that the parallel form computes at once. They are scored against all keys up to the
 # position of the last query.
@@ -103,8 +111,13 @@ class ProbsparseAttention(Attention[ProbsparseOptions, ProbsparseState]):
             totals = totals + state.total.unsqueeze(2)
         means = totals / torch.arange(start + 1, length + 1, device=q.device).unsqueeze(1)
         active, measures, threshold = self._choose(queries, keys, state)
-        scaled = queries / math.sqrt(q.shape[-1])
-        y = _attend_active(means, active, *(x.flatten(0, 1) for x in (scaled, keys, held)))
+        if q.device.type in HOSTS:
+            scaled = queries / math.sqrt(q.shape[-1])
+            y = _attend_active(means, active, *(x.flatten(0, 1) for x in (scaled, keys, held)))
+        else:
+            # Only the device knows which queries attend. To compute all of them is faster than to ask.
+            found = attend_cached(queries, KeyValueCache(keys, held, cache.position), held)
+            y = torch.where(active.unsqueeze(-1), found, means)
         # A copy, because a view would keep the sums of all positions in memory.
         return y, ProbsparseState(cache, totals[:, :, -1].clone(), measures, threshold)
 
@@ -174,20 +187,27 @@ class ProbsparseAttention(Attention[ProbsparseOptions, ProbsparseState]):
         cache, length = push_in_place(state.cache, k_t, v_t)
         block, dtype = self.options.block, state.total.dtype
         q, position = q_t.to(dtype).unsqueeze(2), length - 1
-        sampled = self._sampled(position // block, 1).flatten()
-        seen = torch.cat([sampled[sampled < position], sampled.new_tensor([position])])
-        scores = (q @ cache.keys.index_select(2, seen).to(dtype).transpose(-1, -2)).squeeze(2)
-        measure = _without_nan(scores.amax(dim=-1) - scores.mean(dim=-1))
+        first, place = divmod(position, block)
         state.total.add_(v_t)
         y = state.total / length
-        attends = (measure >= state.threshold).flatten().nonzero().flatten()
-        if len(attends):
-            parts = (part[:, :, :length].flatten(0, 1) for part in cache[:2])
-            keys, values = (part.index_select(0, attends).to(dtype) for part in parts)
-            queries = q.flatten(0, 1).index_select(0, attends)
-            found = functional.scaled_dot_product_attention(queries, keys, values).squeeze(1)
-            y = y.flatten(0, 1).index_copy(0, attends, found).view_as(y)
-        state.measures[:, :, position % block] = measure
+        if q.device.type in HOSTS:
+            sampled = self._sampled(first, 1).flatten()
+            seen = torch.cat([sampled[sampled < position], sampled.new_tensor([position])])
+            scores = (q @ cache.keys.index_select(2, seen).to(dtype).transpose(-1, -2)).squeeze(2)
+            measure = _without_nan(scores.amax(dim=-1) - scores.mean(dim=-1))
+            attends = (measure >= state.threshold).flatten().nonzero().flatten()
+            if len(attends):
+                parts = (part[:, :, :length].flatten(0, 1) for part in cache[:2])
+                keys, values = (part.index_select(0, attends).to(dtype) for part in parts)
+                queries = q.flatten(0, 1).index_select(0, attends)
+                found = functional.scaled_dot_product_attention(queries, keys, values).squeeze(1)
+                y = y.flatten(0, 1).index_copy(0, attends, found).view_as(y)
+        else:
+            keys, values = (part[:, :, :length].to(dtype) for part in cache[:2])
+            measure = self._measure(q, keys, first, (place, block - place - 1))[:, :, 0, place]
+            found = functional.scaled_dot_product_attention(q, keys, values).squeeze(2)
+            y = torch.where((measure >= state.threshold).unsqueeze(-1), found, y)
+        state.measures[:, :, place] = measure
         if length % block == 0:
             state.threshold.copy_(self._threshold(state.measures))
         return y, state._replace(cache=cache)

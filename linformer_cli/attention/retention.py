@@ -15,7 +15,7 @@ from .kernels.registry import CAUSAL_SUMS, kernel_for
 from .parts.memory_lengths import FadingOptions
 from .parts.scaling import scale_outputs
 from .parts.sums import decayed_causal_sums, multiply_features, sum_both_ways, update_and_read
-from .tensors import accumulator_dtype
+from .tensors import accumulator_dtype, constant, host_number
 
 _DEFAULT_WAVES = 2
 
@@ -77,10 +77,10 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
         self.gates = {"output": shape.value_width} if options.output_gate else {}
         # log d of each head [H]: per position, or per row in 'plane'.
         span = shape.row if self.plane else 1
-        self.log_decay = [-span / memory for memory in options.memory_lengths(shape, shape.heads)]
+        self.log_decay = tuple(-span / memory for memory in options.memory_lengths(shape, shape.heads))
         # cos(x / 2)^(2 P) = sum over n of a_n cos(n x). The query factor and the key factor each contain sqrt(a_n).
         binomials = [math.comb(2 * self.waves, self.waves + n) / 4**self.waves for n in range(self.waves + 1)]
-        self.wave_scales = [math.sqrt(a) for a in (binomials[0], *(2 * a for a in binomials[1:]))]
+        self.wave_scales = tuple(math.sqrt(a) for a in (binomials[0], *(2 * a for a in binomials[1:])))
 
     @property
     def unbounded(self) -> bool:
@@ -90,20 +90,20 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
         """The factors f [*, 2 P + 1] of `column` [*], where f_t . f_j is the power of the cosine."""
         n = torch.arange(1, self.waves + 1, device=column.device)
         angles = (column.unsqueeze(-1) * n).to(dtype) * (math.pi / self.shape.row)
-        scales = torch.tensor(self.wave_scales, device=column.device, dtype=dtype)
-        constant = scales[:1].expand(*column.shape, 1)
-        return torch.cat([constant, scales[1:] * angles.cos(), scales[1:] * angles.sin()], dim=-1)
+        scales = constant(self.wave_scales, column.device, dtype)
+        first = scales[:1].expand(*column.shape, 1)
+        return torch.cat([first, scales[1:] * angles.cos(), scales[1:] * angles.sin()], dim=-1)
 
     def _log_decays(self, column: Tensor, dtype: torch.dtype) -> Tensor:
         """log d_t [H, *] of every head for `column` [*]."""
         fades = (column == 0) if self.plane else torch.ones_like(column)
-        log_decay = torch.tensor(self.log_decay, device=column.device, dtype=dtype)
+        log_decay = constant(self.log_decay, column.device, dtype)
         return log_decay.view(-1, *[1] * column.dim()) * fades
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: RetentionState | None, gates: Gates
     ) -> tuple[Tensor, RetentionState]:
-        s, position = (None, torch.zeros((), dtype=torch.int64, device=v.device)) if state is None else state
+        s, position = (None, host_number()) if state is None else state
         sums, s = self._sum(q, k, v, s, position)
         return scale_outputs(sums, gates.get("output")), RetentionState(s, position + v.shape[2])
 
@@ -130,13 +130,13 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> RetentionState:
         widths = (2 * self.waves + 1) * self.shape.key_width, self.shape.value_width
         s = torch.zeros(batch, self.shape.heads, *widths, device=device, dtype=accumulator_dtype(dtype))
-        return RetentionState(s, torch.zeros((), dtype=torch.int64, device=device))
+        return RetentionState(s, host_number())
 
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RetentionState, gates_t: Gates
     ) -> tuple[Tensor, RetentionState]:
         s, position = state
-        column = position % self.shape.row
+        column = torch.full((), int(position) % self.shape.row, device=s.device)
         query, key = q_t.to(s.dtype) * self.score_scale, k_t.to(s.dtype)
         if self.plane:
             factors = self._wave_factors(column, s.dtype)

@@ -1,5 +1,8 @@
-"""What kernels, parts and mechanisms share: types of sums, padding, and the contexts of autograd functions."""
+"""What kernels, parts and mechanisms share: types of sums, padding, numbers on the host, and contexts of functions."""
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -7,6 +10,10 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 Settings = TypeVar("Settings", default=None)
+
+# Devices on which reading a number costs nothing. Any other device first has to finish its work.
+HOSTS = {"cpu"}
+_checks_are_deferred = False
 
 
 class Context(Protocol[Settings]):
@@ -24,6 +31,40 @@ class Context(Protocol[Settings]):
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type of running sums: float64 for float64 inputs, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def host_number(value: int = 0) -> Tensor:
+    """`value` as a 0-d int64 tensor on the CPU: a number of a state that decides what a step does.
+
+    Reading it never waits for a device.
+    """
+    return torch.tensor(value, device="cpu")
+
+
+@functools.cache
+def constant(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A tensor of these numbers, which is made only once, because a copy from the host waits for the device."""
+    return torch.tensor(numbers, device=device, dtype=dtype)
+
+
+@contextmanager
+def defer_checks() -> Iterator[None]:
+    """Let `attend` on a device return without a look at its numbers, for which the host would have to wait.
+
+    The caller tests the end of the computation instead: if all outputs are finite, and the gradients too, they are
+    right. If not, the caller computes them again without this context.
+    """
+    global _checks_are_deferred
+    before, _checks_are_deferred = _checks_are_deferred, True
+    try:
+        yield
+    finally:
+        _checks_are_deferred = before
+
+
+def may_check(device: torch.device) -> bool:
+    """Whether `attend` may read numbers from `device` to decide what to compute."""
+    return device.type in HOSTS or not _checks_are_deferred
 
 
 def find_padding(lengths: Tensor, positions: int) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.attention.tensors import host_number
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.native.constants import LEFT_PLACE, UP_PLACE
 from linformer_cli.native.program import NO_BUFFER, Builder
@@ -206,7 +207,7 @@ class PixelEmbedding(nn.Module):
     def init_state(self, batch: int, device: torch.device) -> EmbeddingState:
         recent = torch.zeros(batch, self.reach, dtype=torch.int16, device=device)
         label = torch.zeros(batch, 0 if self.classes is None else 1, dtype=torch.int64, device=device)
-        return EmbeddingState(recent, torch.zeros((), dtype=torch.int64, device=device), label)
+        return EmbeddingState(recent, host_number(), label)
 
     def forward(self, tokens: Tensor, state: EmbeddingState) -> tuple[Tensor, EmbeddingState]:
         """The vectors for tokens int64 [B, T] that follow the tokens in `state`, and the state after them."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from linformer_cli.attention.base import Attention
+from linformer_cli.attention.tensors import HOSTS, defer_checks
 from linformer_cli.checkpoint import TrainingState
 from linformer_cli.errors import TrainingError, UsageError
 from linformer_cli.system.distributed import ALONE, Team, keep_own
@@ -72,19 +73,10 @@ class Learner(Generic[AnyTask]):
         for module in task.model.modules():
             if isinstance(module, Attention):
                 module.on_training_step(progress.step, settings.seed)
-        seed_own_dropout(self.team, settings.seed, progress.step)
-        task.optimizer.zero_grad(set_to_none=True)
-        # The gradients of the processes are averaged with equal weights, but their shares of the batch may differ in
-        # size. Each loss is therefore weighted with its share.
-        weight, count = len(self.rows) / settings.batch, settings.accumulation
-        total = 0.0
-        for part in range(count):
-            with keep_own(self.measure_loss) if part + 1 < count else contextlib.nullcontext():
-                loss, nats = self.measure_loss(task.load_batch(progress.step * count + part, self.rows))
-                (loss * (weight * self.team.count / count)).backward()
-            total += float(nats.detach()) * weight / count
-        total = self.team.total(total)
-        norm = float(nn.utils.clip_grad_norm_(task.model.parameters(), settings.clip or math.inf))
+        with defer_checks():
+            total, norm = self._differentiate()
+        if not (math.isfinite(total) and math.isfinite(norm)) and torch.device(task.device).type not in HOSTS:
+            total, norm = self._differentiate()
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise TrainingError(
                 f"the loss or its gradient is NaN or infinite at step {progress.step} (loss {total}, gradient norm "
@@ -96,11 +88,31 @@ class Learner(Generic[AnyTask]):
         self.progress = replace(
             progress,
             step=progress.step + 1,
-            images_seen=progress.images_seen + settings.batch * count,
+            images_seen=progress.images_seen + settings.batch * settings.accumulation,
             interval_nats=progress.interval_nats + total,
             interval_steps=progress.interval_steps + 1,
         )
         return Step(total, norm, rate)
+
+    def _differentiate(self) -> tuple[float, float]:
+        """Compute the clipped gradients of a step. Return the mean nats, and the gradient norm before clipping.
+
+        A device is waited for only once, at the end.
+        """
+        task, count = self.task, self.task.settings.accumulation
+        seed_own_dropout(self.team, task.settings.seed, self.progress.step)
+        task.optimizer.zero_grad(set_to_none=True)
+        # The gradients of the processes are averaged with equal weights, but their shares of the batch may differ in
+        # size. Each loss is therefore weighted with its share.
+        weight, parts = len(self.rows) / task.settings.batch, []
+        for part in range(count):
+            with keep_own(self.measure_loss) if part + 1 < count else contextlib.nullcontext():
+                loss, nats = self.measure_loss(task.load_batch(self.progress.step * count + part, self.rows))
+                (loss * (weight * self.team.count / count)).backward()
+            parts.append(nats.detach())
+        norm = nn.utils.clip_grad_norm_(task.model.parameters(), task.settings.clip or math.inf)
+        *found, norm_before = torch.stack([*parts, norm]).tolist()
+        return self.team.total(sum(nats * weight / count for nats in found)), norm_before
 
     def time_one_step(self) -> float:
         """Return the seconds of one training step, after a warm-up step. Changes the weights."""

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from linformer_cli.attention.base import Attention, AttentionShape, Gates, Memory, Options
 from linformer_cli.attention.kernels.registry import CACHE_STEP, kernel_for
+from linformer_cli.attention.tensors import host_number, may_check
 from linformer_cli.native.constants import FORMATS
 from linformer_cli.native.program import Builder, MixInputs
 
@@ -71,7 +72,7 @@ def init_cache(
         torch.zeros(batch, shape.heads, capacity, width, device=device, dtype=dtype)
         for width in (shape.key_width, shape.value_width)
     )
-    return KeyValueCache(keys, values, torch.zeros((), dtype=torch.int64, device=device))
+    return KeyValueCache(keys, values, host_number())
 
 
 def extend_cache(cache: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueCache:
@@ -85,7 +86,7 @@ def extend_cache(cache: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueC
             # In a model, k and v are views of one projection and would keep all of it in memory. In training, the
             # backward pass keeps the projection anyway and the state is dropped, so copies would be wasted.
             k, v = _own(k), _own(v)
-        return KeyValueCache(k, v, torch.tensor(k.shape[2], device=k.device))
+        return KeyValueCache(k, v, host_number(k.shape[2]))
     start = int(cache.position)
     spare = max(cache.keys.shape[2] - start - k.shape[2], 0)
     keys = functional.pad(torch.cat([cache.keys[:, :, :start], k], dim=2), (0, 0, 0, spare))
@@ -147,9 +148,11 @@ def step_fixed_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: KeyValueCache
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:
     """Softmax attention [B, H, T, V] with scores q . k / sqrt(K); `mask` is True for the keys that a query sees."""
     width = v.shape[-1]
-    if width == k.shape[-1] and torch.is_grad_enabled() and _may_have_huge_scores(q, k):
+    checked = width == k.shape[-1] and torch.is_grad_enabled() and may_check(q.device)
+    if checked and _may_have_huge_scores(q, k):
         # torch's fused backward pass computes the scores again, and rounds them differently. The exponential of the
-        # difference can overflow. The fused form needs values as wide as keys, so another column avoids it.
+        # difference can overflow. The fused form needs values as wide as keys, so another column avoids it. Where
+        # checks are deferred, a step whose gradients overflow is computed again.
         v = functional.pad(v, (0, 1))
     y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
     return y[..., :width]

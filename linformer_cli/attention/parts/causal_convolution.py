@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.attention.tensors import host_number
 from linformer_cli.native.program import MixInputs
 
 # The fewest positions per matrix product: larger products are faster but contain more zeros.
@@ -56,7 +57,7 @@ class CausalConvolution(nn.Module):
         earlier, own = self._matrix(block, dtype).split(block, dim=-1)
         y = torch.baddbmm(own @ columns[:, :, one:], earlier, columns[:, :, :-one])
         y = y.unflatten(2, (-1, v.shape[0], v.shape[3])).permute(3, 0, 2, 1, 4).flatten(2, 3)
-        return y[:, :, :length], RecentValues(kept, torch.zeros((), dtype=torch.int64, device=v.device))
+        return y[:, :, :length], RecentValues(kept, host_number())
 
     def _matrix(self, block: int, dtype: torch.dtype) -> Tensor:
         """For each position of a block, the weights of the previous and the current block: [H, block, 2 block]."""
@@ -68,7 +69,7 @@ class CausalConvolution(nn.Module):
     def init_recent(self, batch: int, value_width: int, device: torch.device, dtype: torch.dtype) -> RecentValues:
         """The ring before the first position."""
         values = torch.zeros(batch, len(self.weight), self.kernel - 1, value_width, device=device, dtype=dtype)
-        return RecentValues(values, torch.zeros((), dtype=torch.int64, device=device))
+        return RecentValues(values, host_number())
 
     @torch.no_grad()
     def step(self, v_t: Tensor, recent: RecentValues, dtype: torch.dtype) -> Tensor:

@@ -92,7 +92,7 @@ class Poly2(FeatureMap):
     def _multiply_pairs(self, x: Tensor) -> Tensor:
         first, second = self.pairs
         # The weights are not a buffer, because casting the model to bfloat16 would round them.
-        weights = torch.where(first == second, 1.0, torch.tensor(2.0, dtype=x.dtype, device=x.device).sqrt())
+        weights = torch.where(first == second, 1.0, torch.full((), 2.0, dtype=x.dtype, device=x.device).sqrt())
         # On a CPU, index_select is faster than x[..., first] in the forward and the backward pass.
         return x.index_select(-1, first) * x.index_select(-1, second) * weights
 

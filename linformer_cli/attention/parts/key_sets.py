@@ -94,7 +94,7 @@ class Lists(NamedTuple):
     def places(self, length: int) -> Tensor:
         """Where each of T queries is among all places of the groups, int64 [T]."""
         queries = self.queries.flatten()
-        return queries.argsort()[(queries < 0).sum() :][:length]
+        return queries.masked_fill(queries < 0, length).argsort()[:length]
 
 
 def weigh_lists(q: Tensor, k: Tensor, v: Tensor, lists: Lists, lengths: Tensor | None) -> Tensor:
@@ -119,7 +119,6 @@ def weigh_lists(q: Tensor, k: Tensor, v: Tensor, lists: Lists, lengths: Tensor |
 
 def attend_lists(q: Tensor, k: Tensor, v: Tensor, lists: list[Lists], lengths: Tensor | None = None) -> Tensor:
     """The softmax averages [B, H, T, V] over all lists of queries [B, H, T, K]. Every query must see a key."""
-    lists = [Lists(*(x.to(q.device) for x in each)) for each in lists]
     # torch's attention saves all scores if keys and values differ in width.
     if len(lists) > 1 or lengths is not None or q.shape[-1] != v.shape[-1]:
         return join([weigh_lists(q * q.shape[-1] ** -0.5, k, v, each, lengths) for each in lists])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.tensors import fill_padding
+from linformer_cli.attention.tensors import fill_padding, may_check
 
 from .chunks import cut_chunks
 from .sums import scan_with_decay
@@ -58,9 +58,12 @@ def replace_vanished(
     Key features are divided by their maximum over all positions, so each is at most 1. If the denominator is at least
     `smallest_weight`, features that underflow add up to less than a rounding error. The denominator is smaller only if
     some keys outweigh earlier keys by many orders of magnitude. There, `attend_pairwise` computes y from
-    a, b = log_features(), values [B, H, T, V + 1] and the state `before`. It uses no later position.
+    a, b = log_features(), values [B, H, T, V + 1] and the state `before`. It uses no later position. While checks are
+    deferred, y is NaN there instead.
     """
     vanished = weight < smallest_weight(weight.dtype)
+    if not may_check(y.device):
+        return y.masked_fill(vanished.unsqueeze(-1), math.nan)
     if not bool(vanished.any()):
         return y
     rows = vanished.any(dim=-1).flatten().nonzero().squeeze(-1)

@@ -6,11 +6,12 @@ and the engine gets them as a table.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 
 from linformer_cli.attention.base import AttentionShape, Gates, Options
 from linformer_cli.attention.tensors import accumulator_dtype, find_padding
@@ -23,6 +24,12 @@ from .key_sets import Lists, attend_lists
 MANY = 2**40
 # If fewer queries share a list of keys, the overhead costs more than is saved in products.
 FEWEST_QUERIES = 16
+# The numbers of results that `_Kept` keeps. Training and validation need one.
+_MOST_KEPT = 3
+
+
+# Some heads, as an index. A list would be copied to the device at every use.
+Heads = slice | Tensor
 
 
 class Span(NamedTuple):
@@ -43,7 +50,7 @@ class Pattern(NamedTuple):
     `sets` has one or more sets of spans. Queries that are as far apart as the first number of a set share its keys.
     """
 
-    heads: slice | list[int]
+    heads: Heads
     sets: list[tuple[int, list[Span]]]
 
 
@@ -88,6 +95,24 @@ def share_keys(table: Tensor, apart: int, block: int, start: int) -> Lists:
     return Lists(queries, torch.cat(keys, dim=-1), torch.cat(hidden, dim=-1))
 
 
+class _Kept:
+    """A few results of a computation on the CPU, and their copies on devices, which are made only once."""
+
+    def __init__(self) -> None:
+        self._results: dict[Any, dict[torch.device, Any]] = {}
+
+    def find(self, key: Any, compute: Callable[[], Any], device: torch.device) -> Any:
+        """The result of `compute`, which depends only on `key`, on `device`."""
+        if key not in self._results:
+            if len(self._results) == _MOST_KEPT:
+                self._results.clear()
+            self._results[key] = {torch.device("cpu"): compute()}
+        copies = self._results[key]
+        if device not in copies:
+            copies[device] = tree_map_only(Tensor, lambda x: x.to(device), copies[torch.device("cpu")])
+        return copies[device]
+
+
 class SpanAttention(CachedAttention[Options]):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j, where S(t) is a pattern of positions."""
 
@@ -98,7 +123,7 @@ class SpanAttention(CachedAttention[Options]):
         """In the parallel forms, up to `shared` queries share a list of keys."""
         super().__init__(options, shape)
         self._shared = shared
-        self._recent: tuple[int, list[tuple[slice | list[int], Tensor]]] = (-1, [])
+        self._lists, self._rows = _Kept(), _Kept()
 
     @abstractmethod
     def list_patterns(self, position: Tensor, length: int | None = None) -> list[Pattern]:
@@ -124,11 +149,22 @@ class SpanAttention(CachedAttention[Options]):
         if q.device.type == "cpu":
             # On a CPU, products of small blocks are slower and less accurate in bfloat16 than in float32.
             k, v = k.to(accumulator_dtype(k.dtype)), v.to(accumulator_dtype(v.dtype))
-        position, y = torch.arange(start, start + q.shape[2]), v.new_empty(*q.shape[:3], v.shape[3])
-        for heads, sets in self.list_patterns(position):
-            lists = [x._replace(keys=locate(x.keys)) for x in self._list_keys(sets, position + 1, start)]
+        y = v.new_empty(*q.shape[:3], v.shape[3])
+        # Each training step has the same lists.
+        key, length = (start, q.shape[2]), q.shape[2]
+        for heads, lists in self._lists.find(key, lambda: self._share_lists(start, length, locate), q.device):
             y[:, heads] = attend_lists(q[:, heads].to(k.dtype), k[:, heads], v[:, heads], lists)
         return y
+
+    def _share_lists(
+        self, start: int, length: int, locate: Callable[[Tensor], Tensor]
+    ) -> list[tuple[Heads, list[Lists]]]:
+        """The heads of each pattern, and their lists of rows."""
+        position = torch.arange(start, start + length)
+        return [
+            (heads, [x._replace(keys=locate(x.keys)) for x in self._list_keys(sets, position + 1, start)])
+            for heads, sets in self.list_patterns(position)
+        ]
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         q, k, v = (x.to(accumulator_dtype(x.dtype)) for x in (q, k, v))
@@ -136,6 +172,7 @@ class SpanAttention(CachedAttention[Options]):
         position = torch.arange(length)
         for heads, sets in self.list_patterns(position, length):
             lists = self._list_keys(sets, torch.full_like(position, length))
+            lists = [Lists(*(x.to(q.device) for x in each)) for each in lists]
             y[:, heads] = attend_lists(q[:, heads], k[:, heads], v[:, heads], lists, lengths)
         if self.sees_all:
             seen = None if lengths is None else ~find_padding(lengths, length)[:, None, None]
@@ -150,7 +187,7 @@ class SpanAttention(CachedAttention[Options]):
             lists.append(share_keys(stack_spans(spans, stop), apart, self._shared, start))
         return [each for each in lists if each.keys.shape[2]]
 
-    def _list_tables(self, position: Tensor) -> list[tuple[slice | list[int], Tensor]]:
+    def _list_tables(self, position: Tensor) -> list[tuple[Heads, Tensor]]:
         """The heads and the table of each pattern, for queries at `position`; see `stack_spans`."""
         return [
             (heads, stack_spans([span for _, spans in sets for span in spans], position + 1))
@@ -158,23 +195,32 @@ class SpanAttention(CachedAttention[Options]):
         ]
 
     def step_cache(self, q_t: Tensor, cache: KeyValueCache, position: int) -> Tensor:
-        # The tables of a whole image are computed at once.
         number, place = divmod(position, self.shape.positions)
-        if self._recent[0] != number:
-            self._recent = number, self._list_tables(torch.arange(self.shape.positions) + position - place)
         q_t = q_t.to(cache.keys.dtype).unsqueeze(2)
         y_t = q_t.new_empty(*q_t.shape[:3], cache.values.shape[3])
-        for heads, table in self._recent[1]:
-            seen = [
-                [j for first, step, count in spans for j in range(first, first + step * count, step)]
-                for spans in table[:, place].tolist()
-            ]
-            rows = self.locate(torch.tensor(seen))
-            first = torch.arange(self.shape.heads)[heads].unsqueeze(1) * cache.keys.shape[2]
-            rows = (rows + first).to(q_t.device)
+        for heads, table, counts in self._rows.find(number, lambda: self._list_rows(number), q_t.device):
+            first = torch.arange(self.shape.heads, device=q_t.device)[heads].unsqueeze(1) * cache.keys.shape[2]
+            rows = table[:, place, : counts[place]] + first
             keys, values = (x.flatten(1, 2).index_select(1, rows.flatten()).unflatten(1, rows.shape) for x in cache[:2])
             y_t[:, heads] = functional.scaled_dot_product_attention(q_t[:, heads], keys, values)
         return y_t.squeeze(2)
+
+    def _list_rows(self, number: int) -> list[tuple[Heads, Tensor, list[int]]]:
+        """The rows of the cache that each position of image `number` sees.
+
+        For each pattern, these are its heads, the rows int64 [H or 1, T, S], and how many of them position t uses.
+        """
+        found = []
+        for heads, table in self._list_tables(torch.arange(self.shape.positions) + number * self.shape.positions):
+            first, step, count = table.unbind(-1)
+            ends = count.cumsum(dim=-1)
+            index = torch.arange(int(ends.amax())).expand(*ends.shape[:2], -1).contiguous()
+            # The span of each row. Rows after the last span are not used.
+            span = torch.searchsorted(ends, index, right=True).clamp(max=ends.shape[-1] - 1)
+            inside = index - (ends - count).gather(-1, span)
+            rows = self.locate(first.gather(-1, span) + step.gather(-1, span) * inside)
+            found.append((heads, rows, ends[0, :, -1].tolist()))
+        return found
 
     def emit(self, inputs: MixInputs) -> None:
         tables = self._list_tables(torch.arange(self.shape.positions))

@@ -242,7 +242,8 @@ class _Embedding:
 
     def __init__(self, embedding: PixelEmbedding, batch: int, dtype: torch.dtype) -> None:
         device, reach = embedding.sources.device, embedding.reach
-        self.recent, self.position, self.label = embedding.init_state(batch, device)
+        self.recent, position, self.label = embedding.init_state(batch, device)
+        self.position = position.to(device)
         self._levels, self._reach, self._table = embedding.levels, reach, embedding.values
         self._slots = ring_slots(embedding.sources, reach)
         self._bounds, self._channels = embedding.bounds, embedding.grid.channels
