@@ -103,9 +103,14 @@ def test_a_photograph_of_a_drawing_is_completed(open_tiny, build_tiny_model) -> 
     framed = read_board(1)
     ((expected, _),) = frame_picture(picture, frame, shape)
     assert np.corrcoef(framed, expected.ravel())[0, 1] > 0.97
-    page.drag("#board", [(0.01, 0.01), (0.99, 0.01)])  # the pen draws on the picture, which stays where it is
+    # The pen draws on the picture, and both stay where they are, wherever the line is.
+    page.drag("#board", [(0.01, 0.01), (0.01, 0.99)])
     drawn = read_board(1)
-    assert min(drawn[:28]) > 200 and drawn[84:] == framed[84:]
+    assert min(drawn[::28]) > 200 and all(drawn[n] == framed[n] for n in range(784) if n % 28 > 2)
+    page.evaluate("document.getElementById('line').focus()")
+    page.press("\ue011" + "\ue00f" * 3)  # home, and page down
+    assert read_board(1)[: 12 * 28] == drawn[: 12 * 28]
+    page.press("\ue010")
     # A picture as large as the images has their frame.
     grey = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
     page.give(encode_picture(grey), "paste")

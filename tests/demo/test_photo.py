@@ -47,4 +47,8 @@ def test_a_photograph_gives_the_drawing_of_the_command(tmp_path, numbers) -> Non
 @needs_node
 def test_an_empty_sheet_has_no_drawing(tmp_path) -> None:
     noise = np.random.default_rng(0).normal(230, 3, SIDES[::-1]).astype(np.uint8)
-    assert Node(tmp_path).run(FIND, [noise.tobytes()]) == [None]
+    smudge = np.full(SIDES[::-1], 230, np.uint8)
+    smudge[300:400, 400:500] -= 20
+    for sheet in (noise, smudge):
+        assert frame_picture(Image.fromarray(sheet), FRAMES[0], SHAPE) == []
+    assert Node(tmp_path).run(FIND, [noise.tobytes(), smudge.tobytes()]) == [None, None]
