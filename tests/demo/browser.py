@@ -84,25 +84,25 @@ class Browser:
     def click(self, selector: str) -> None:
         self.evaluate(f"document.querySelector({json.dumps(selector)}).click()")
 
+    def locate(self, selector: str, points: list[tuple[float, float]]) -> list[dict[str, int]]:
+        """The places on the page of points that are shares of the width and height of an element."""
+        box = self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
+        return [{"x": round(box["x"] + x * box["width"]), "y": round(box["y"] + y * box["height"])} for x, y in points]
+
     def give(self, file: bytes, event: str = "drop") -> None:
         """Drop a file on the page, or paste it."""
         self.evaluate(GIVE % (base64.b64encode(file).decode(), EVENTS[event]))
 
     def drag(self, selector: str, points: list[tuple[float, float]]) -> None:
         """Press the mouse button, move and release; points are shares of the width and height of an element."""
-        box = self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
-        places = [(round(box["x"] + x * box["width"]), round(box["y"] + y * box["height"])) for x, y in points]
-        moves = [{"type": "pointerMove", "duration": 10, "x": x, "y": y} for x, y in places]
+        moves = [{"type": "pointerMove", "duration": 10, **place} for place in self.locate(selector, points)]
         actions = [moves[0], {"type": "pointerDown", "button": 0}, *moves[1:], {"type": "pointerUp", "button": 0}]
         self.call("/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": actions}]})
 
     def touch(self, selector: str, points: list[tuple[float, float]]) -> None:
         """Put a finger down, move it and lift it; points are shares of the width and height of an element."""
-        box = self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
-        kinds = ["touchStart", *["touchMove"] * (len(points) - 1)]
-        for kind, (x, y) in zip(kinds, points, strict=True):
-            place = {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
-            self.command("Input.dispatchTouchEvent", type=kind, touchPoints=[place])
+        for number, place in enumerate(self.locate(selector, points)):
+            self.command("Input.dispatchTouchEvent", type="touchMove" if number else "touchStart", touchPoints=[place])
         self.command("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
     @contextlib.contextmanager
@@ -121,7 +121,10 @@ class Browser:
         (element,) = self.call("/element/active", method="GET").values()
         return str(self.call(f"/element/{element}/computedlabel", method="GET")).strip()
 
-    def press(self, keys: str) -> None:
+    def press(self, keys: str, focus: str | None = None) -> None:
+        """Press keys one after the other, in the element with the id `focus` or in the one that has the focus."""
+        if focus:
+            self.evaluate(f"document.getElementById('{focus}').focus()")
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self.call("/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
 

@@ -50,8 +50,7 @@ def test_a_drawing_is_completed(open_view) -> None:
 
 def test_an_erased_part_of_a_drawing_is_drawn_again(open_tiny, build_tiny_model) -> None:
     page = open_tiny("draw", build_tiny_model(image=ImageShape(height=14, width=14, levels=4)))
-    page.evaluate("document.getElementById('line').focus()")
-    page.press("\ue010")  # end
+    page.press("\ue010", "line")  # end
     page.wait(COMPLETED)
     (before, *_) = read_images(page, "#completions")
     page.click("#tool [value=eraser]")
@@ -91,8 +90,7 @@ def test_a_completion_that_rests_on_few_particles_is_reported(open_tiny, build_t
 def test_a_photograph_of_a_drawing_is_completed(open_tiny, build_tiny_model) -> None:
     shape, frame = ImageShape(height=28, width=28), Frame(ground=0, ink=253, box=20, centre=(14.5, 14.5))
     page = open_tiny("draw", build_tiny_model(image=shape), Look(shape, frame=frame))
-    page.evaluate("document.getElementById('line').focus()")
-    page.press("\ue010")  # end
+    page.press("\ue010", "line")  # end
 
     def read_board(pictures: int) -> list[int]:
         page.wait(f"document.body.dataset.pictures === '{pictures}' && {COMPLETED}")
@@ -107,8 +105,7 @@ def test_a_photograph_of_a_drawing_is_completed(open_tiny, build_tiny_model) -> 
     page.drag("#board", [(0.01, 0.01), (0.01, 0.99)])
     drawn = read_board(1)
     assert min(drawn[::28]) > 200 and all(drawn[n] == framed[n] for n in range(784) if n % 28 > 2)
-    page.evaluate("document.getElementById('line').focus()")
-    page.press("\ue011" + "\ue00f" * 3)  # home, and page down
+    page.press("\ue011" + "\ue00f" * 3, "line")  # home, and page down
     assert read_board(1)[: 12 * 28] == drawn[: 12 * 28]
     page.press("\ue010")
     # A picture as large as the images has their frame.
@@ -127,17 +124,15 @@ def test_a_photograph_of_a_drawing_is_completed(open_tiny, build_tiny_model) -> 
 def test_the_line_and_the_pen_follow_the_keyboard(open_view) -> None:
     page = open_view("draw")
     page.evaluate("document.getElementById('clear').click()")
-    page.evaluate("document.getElementById('line').focus()")
     now = "Number(document.getElementById('line').getAttribute('aria-valuenow'))"
     first = page.evaluate(now)
-    page.press("\ue015\ue015\ue013")  # down, down, up
+    page.press("\ue015\ue015\ue013", "line")  # down, down, up
     assert page.evaluate(now) == first + 1
     page.press("\ue010")  # end
     assert page.evaluate(now) == 28
     page.wait(COMPLETED)
     assert page.evaluate(COUNT_INK) == 0
-    page.evaluate("document.getElementById('board').focus()")
-    page.press(" " + "\ue015" * 6 + " ")
+    page.press(" " + "\ue015" * 6 + " ", "board")
     page.wait(f"{COUNT_INK} > 8")
     page.wait(COMPLETED)
     assert page.evaluate("document.getElementById('draw-speed').textContent") == ""  # the model drew nothing
@@ -206,8 +201,7 @@ def test_both_models_race(open_view) -> None:
 
 def test_views_change_with_the_arrow_keys(open_view) -> None:
     page = open_view("draw")
-    page.evaluate("document.getElementById('tab-draw').focus()")
-    page.press("\ue014")  # right
+    page.press("\ue014", "tab-draw")  # right
     assert page.evaluate("location.hash") == "#sample"
     assert page.evaluate("document.getElementById('draw').hidden")
     page.press("\ue012\ue012")  # left, and around the end

@@ -36,8 +36,7 @@ def open_board(open_tiny, models) -> Callable[..., Browser]:
     def open_board(kind: str, look: Look | None = None) -> Browser:
         page = open_tiny("draw", models[kind], look or LOOKS[kind])
         page.wait(COMPLETED)
-        page.evaluate("document.getElementById('line').focus()")
-        page.press("\ue010")  # end
+        page.press("\ue010", "line")  # end
         return page
 
     return open_board
@@ -142,8 +141,7 @@ def test_the_keyboard_draws_pixels(open_board) -> None:
     page = open_board("palette")
     page.click("#clear")
     page.evaluate("document.querySelector('#colours input:nth-child(2)').click()")
-    page.evaluate("document.getElementById('board').focus()")
-    page.press("\ue012 \ue015\ue015 ")  # left, space, down twice, space
+    page.press("\ue012 \ue015\ue015 ", "board")  # left, space, down twice, space
     values = np.zeros((7, 6, 1), np.uint8)
     values[1:4, 2] = 1
     assert read_board(page) == show(values, LOOKS["palette"])
