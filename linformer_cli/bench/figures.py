@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from linformer_cli.errors import UsageError
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, number_styles, render_plot
 from linformer_cli.units import format_count
 
@@ -35,13 +34,8 @@ def render_speed(rows: Sequence[ModelRow], kind: PlotFormat) -> bytes:
 
 
 def render_quality(rows: Sequence[ModelRow], kind: PlotFormat) -> bytes:
-    """Plot bits/dim against images per second, with a panel per batch size and a point per row with a trained model.
-
-    Raises `UsageError` if no row has a trained model and a speed.
-    """
+    """Plot bits/dim against images per second, with a panel per batch size and a point per row of `trained_rows`."""
     drawn = trained_rows(rows)
-    if not drawn:
-        raise UsageError("no row has bits/dim and a speed; name trained runs of these models with --runs")
     seen, words = {row.images_seen for row in drawn}, find_words(drawn)
     labels = _label_methods(drawn)
     if len(seen) > 1:

@@ -10,7 +10,6 @@ from linformer_cli.bench import columns, figures
 from linformer_cli.bench.growth import Exponents
 from linformer_cli.bench.published import Published
 from linformer_cli.bench.rows import AttentionRow, Extrapolated, SamplingRow, TrainingRow
-from linformer_cli.errors import UsageError
 from linformer_cli.report.tables import Column, list_columns, render_records
 
 MEASURED = SamplingRow(
@@ -180,9 +179,9 @@ def test_bits_per_dim_are_plotted_against_speed() -> None:
     assert figures.render_quality(rows, "png").startswith(b"\x89PNG")
 
 
-def test_a_plot_of_bits_per_dim_is_refused_if_no_row_has_any(raises_one_line) -> None:
-    with raises_one_line(UsageError, "--runs"):
-        figures.render_quality([MEASURED, _trained("x", 1.0, row=LEFT_OUT)], "png")
+def test_only_rows_with_bits_per_dim_and_a_speed_are_plotted() -> None:
+    trained = _trained("x", 1.0)
+    assert figures.trained_rows([MEASURED, trained, _trained("x", 1.0, row=LEFT_OUT)]) == [trained]
 
 
 @pytest.mark.parametrize("kind", ["SAMPLING", "TRAINING"])

@@ -98,12 +98,6 @@ def test_missing_labels_of_the_test_images_are_reported_before_any_work(lintx, r
     assert outcome.code == 1 and "the judge needs the class of each image" in outcome.stderr
 
 
-def test_a_picture_on_a_full_disk_does_not_lose_the_table(lintx, run_folder, full_disk, tmp_path) -> None:
-    outcome = lintx("bench", "quality", run_folder, "-n", 30, "--image", tmp_path / "nearest.png", "--json")
-    assert outcome.code == 1 and "no space left on device" in outcome.stderr
-    assert outcome.document["rows"]
-
-
 def test_guidance_changes_the_samples(lintx, tmp_path, run_folder, monkeypatch) -> None:
     data, run = save_images(tmp_path / "data"), tmp_path / "run"
     assert lintx("train", "--data", data, "--classes", "--hide-class", 0.5, *SMALL, "--out", run).code == 0
