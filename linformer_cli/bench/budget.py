@@ -28,9 +28,6 @@ _FIRST_ROUND_FACTOR = 2.5
 # The shortest time between two writes. Drawing the figures takes seconds, so files are not written after every group.
 _SAVE_SECONDS = 120.0
 
-# What to say after Ctrl-C.
-STOPPED = "Stopped; the results so far are kept"
-
 # The functions that run one round of a group, by the title of the group.
 Groups = Mapping[str, Sequence[Callable[[], None]]]
 
@@ -150,9 +147,9 @@ class BudgetReport(Report):
     reduced: Sequence[str]
 
     @property
-    @abstractmethod
     def has_figures(self) -> bool:
         """Whether anything was measured. An empty report is not saved, so that it does not replace an earlier one."""
+        return bool(self.show("md").tables)
 
     def render_page(self) -> str:
         """Render the report as Markdown."""

@@ -9,7 +9,7 @@ from linformer_cli.report.plots import PlotFormat
 from linformer_cli.report.tables import Column, RecordTable, TableStyle
 
 from . import columns as shown
-from .budget import STOPPED, BudgetReport
+from .budget import BudgetReport
 from .copy import CopyReport
 from .figures import render_growth, render_quality, render_speed, trained_rows
 from .growth import Exponents
@@ -44,10 +44,6 @@ class PaperReport(BudgetReport):
     unfinished: list[str]
     settings: Mapping[str, object]
 
-    @property
-    def has_figures(self) -> bool:
-        return bool(self.sampling or self.training or self.scaling or self.copy)
-
     def show(self, style: TableStyle) -> Output:
         """Show all parts. CSV has the table of sampling; the other tables are in the JSON document."""
         sampling, copy = self.sampling, None if self.copy is None else self.copy.show(style)
@@ -75,7 +71,6 @@ class PaperReport(BudgetReport):
             "The tables of Katharopoulos 2020 on this machine",
             self._list_findings(),
             [*(f"reduced: {line}" for line in self.reduced), str(self.ceilings)],
-            STOPPED,
         )
 
     def _list_findings(self) -> list[str]:

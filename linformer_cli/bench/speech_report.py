@@ -13,7 +13,7 @@ from linformer_cli.report.tables import Column, Record, RecordTable, Shown, Tabl
 from linformer_cli.speech.saved import Transcript
 from linformer_cli.units import format_bytes
 
-from .budget import STOPPED, BudgetReport
+from .budget import BudgetReport
 from .columns import choose_columns
 from .figures import render_costs
 from .published import PublishedSpeech
@@ -113,13 +113,10 @@ class SpeechReport(BudgetReport):
     ended: str
     settings: Mapping[str, Any]
 
-    @property
-    def has_figures(self) -> bool:
-        return bool(self.rows)
-
     def show(self, style: TableStyle) -> Output:
         """Show the mechanisms, the seeds and the lengths. CSV has every point of every curve."""
         title = f"Phoneme error rate (PER) with CTC: {self.settings['title']}"
+        failed = self.rows and all(row.failed for row in self.rows)
         plots: dict[str, Callable[[PlotFormat], bytes]] = {}
         if any(row.seeds for row in self.rows):
             plots["curves"] = partial(render_curves, self.rows, title)
@@ -131,8 +128,7 @@ class SpeechReport(BudgetReport):
             title,
             self._list_findings(),
             [*self.settings["notes"], *(f"reduced: {line}" for line in self.reduced)],
-            STOPPED,
-            "every encoder failed; the table says why" if self.rows and all(row.failed for row in self.rows) else None,
+            failure="every encoder failed; the table says why" if failed else None,
         )
 
     def _list_tables(self) -> list[RecordTable]:

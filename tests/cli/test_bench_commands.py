@@ -170,7 +170,7 @@ def test_bench_paper_keeps_its_results_after_ctrl_c(lintx, little_paper, monkeyp
     assert outcome.code == 130
     rows = outcome.stdout.partition("The ceilings of this machine")[0]
     assert rows.count("\n| mnist-paper") == 2 * 3 and "Training" not in rows
-    assert "Stopped; the results so far are kept" in outcome.stderr
+    assert "Stopped; the results so far are shown" in outcome.stderr
     document = json.loads((tmp_path / "paper.json").read_text())
     assert document["unfinished"] == ["training", "scaling", "memory", "copy"]
     assert len(document["sampling"]) == 2 * 3 and document["training"] == []

@@ -225,5 +225,5 @@ def test_ctrl_c_keeps_the_results_so_far(command, monkeypatch):
 
     monkeypatch.setattr(CtcTask, "measure_loss", interrupt)
     outcome = command("--json")
-    assert outcome.code == 130 and "Stopped; the results so far are kept" in outcome.stderr
+    assert outcome.code == 130 and "Stopped; the results so far are shown" in outcome.stderr
     assert outcome.document["ended"] == "interrupted"
