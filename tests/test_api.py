@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from loops import loop_over
 
 import linformer_cli
@@ -68,3 +69,11 @@ def test_images_of_another_size_are_refused(build_tiny_model, raises_one_line) -
         evaluate(model, IMAGES[:, :4])
     with raises_one_line(UsageError, "the model needs an image [8, 8, 1] and kept [8, 8]"):
         complete(model, IMAGES[0], np.ones((8, 4), bool))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch._dynamo, about what it does not trace
+@loop_over("name", ["softmax", "linear", "gla", "log_linear", "lsh"])
+def test_layers_can_be_compiled(name) -> None:
+    layer, x = build_layer(name, 32, 2, positions=64), torch.randn(2, 64, 32)
+    assert torch.equal(torch.compile(layer, backend="eager")(x), layer(x))
