@@ -2,9 +2,10 @@
 
 import contextlib
 import functools
+import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,21 @@ def pytest_configure(config: pytest.Config) -> None:
     """Leave out the slow cases of smoke tests."""
     if config.option.markexpr == "smoke":
         config.option.markexpr = "smoke and not slow"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave modules and tests out of garbage collections, each of which would take half a second."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
+
+
+def pytest_unconfigure() -> None:
+    """Let the end of the interpreter free everything; some libraries complain about what is left."""
+    gc.unfreeze()
 
 
 @pytest.fixture(params=[one.name for one in this_machine().instruction_sets])
@@ -88,7 +104,7 @@ def build_tiny_model(tiny_model_config: ModelConfig) -> BuildModel:
             changes.setdefault("attention_options", {})
         config = ModelConfig.model_validate({**tiny_model_config.model_dump(), **changes})
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             model = PixelModel(config)
             # An untrained head predicts a nearly uniform distribution, which would hide most mistakes.
             model.head.projection.weight.data.mul_(10)

@@ -1,9 +1,11 @@
-"""`loop_over`: one test for many small cases of one property."""
+"""`loop_over`: one test for many small cases of one property; `first_fast`: parameters that are mostly slow."""
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import pytest
 
 Test = Callable[..., None]
 
@@ -32,3 +34,12 @@ def loop_over(names: str | Sequence[str], values: Iterable[Any]) -> Callable[[Te
         return run
 
     return decorate
+
+
+def first_fast(values: Iterable[Any], count: int = 1) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize`, all but the first `count` of which are slow; tuples are unpacked."""
+    parameters = []
+    for number, value in enumerate(values):
+        marks = () if number < count else pytest.mark.slow
+        parameters.append(pytest.param(*(value if isinstance(value, tuple) else [value]), marks=marks))
+    return parameters

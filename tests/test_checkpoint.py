@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import first_fast
 from safetensors.torch import load_file, save_file
 
 from linformer_cli import checkpoint_files
@@ -546,8 +547,10 @@ def loaded_seed(folder: Path, models: list[PixelModel]) -> int:
     return seed
 
 
-@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
-@pytest.mark.parametrize("cut_off_before", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "cut_off_before"),
+    first_fast([(OSError, False), (KeyboardInterrupt, True), (OSError, True), (KeyboardInterrupt, False)], count=2),
+)
 def test_a_save_that_stops_anywhere_leaves_the_old_or_the_new_checkpoint_complete(
     tmp_path, build_tiny_model, tiny_info, tiny_training_state, raises_one_line, kind, cut_off_before
 ) -> None:

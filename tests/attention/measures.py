@@ -44,9 +44,10 @@ class CountWork(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         if not func.is_view and "view" not in func.name():
             inputs = args[1:] if any(word in func.name() for word in _PICKING) else args
-            written = [] if func.name().endswith("_") else tree_leaves(results)
-            handled = [x for x in [*tree_leaves((inputs, kwargs)), *written] if isinstance(x, Tensor)]
-            self.bytes += sum(x.numel() * x.element_size() for x in handled)
+            written = () if func.name().endswith("_") else (results,)
+            for part in (*inputs, *(kwargs or {}).values(), *written):
+                tensors = part if isinstance(part, list | tuple) else (part,)
+                self.bytes += sum(x.numel() * x.element_size() for x in tensors if isinstance(x, Tensor))
         return results
 
 

@@ -28,7 +28,7 @@ def build(
     if CATALOGUE[case.attention].shared_key_value:
         value_width = key_width
     shape = AttentionShape(case.heads, key_width, value_width, positions, row)
-    torch.manual_seed(20)
+    torch.default_generator.manual_seed(20)  # `torch.manual_seed` also formats the stack, once per kind of device
     mechanism = build_attention(case.attention, case.options, shape).double()
     if case.prepare:
         case.prepare(mechanism)

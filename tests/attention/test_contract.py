@@ -14,7 +14,7 @@ import torch
 from attention.inputs import Case, mark_variants
 from attention.measures import CountOperations, CountWork, measure_saved_bytes
 from attention.mechanisms import CASES, assert_gradients_agree, build, run_oracle
-from loops import loop_over
+from loops import first_fast, loop_over
 from tolerances import BFLOAT16, CAUSALITY, EXTREME, FLOAT32_DRIFT, FLOAT64, all_finite, assert_agree, assert_all_agree
 from torch import Tensor
 
@@ -301,7 +301,7 @@ def test_only_growing_states_grow(case: Case) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("carry", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("carry", first_fast([False, True]))
 def test_saved_bytes_grow_linearly(case: Case, carry: bool) -> None:
     """With four times the positions, autograd saves about four times the bytes. Images are square."""
     excused = case.keeps_pairs == "always" or (carry and case.keeps_pairs == "after a prefix")
@@ -438,7 +438,7 @@ def draw_hard(mechanism: Attention, hard: dict[str, Any], length: int, dtype: to
 
 @every_case
 @loop_over("hard", [HARD | ZEROS, HUGE])
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", first_fast([torch.float32, torch.float64]))
 def test_hard_inputs_give_finite_outputs_and_gradients(case: Case, hard: dict[str, Any], dtype: torch.dtype) -> None:
     mechanism = build(case, dtype)
     inputs = draw_hard(mechanism, hard, 80, dtype)
@@ -502,9 +502,7 @@ FAST_EXTREMES = ("gates -30", "gates 200", "gates of 2000 or -2000", "one key re
 
 
 @every_case
-@pytest.mark.parametrize(
-    ("extremes", "length"), [(FAST_EXTREMES, 40), pytest.param(tuple(EXTREMES), LENGTH, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("extremes", "length"), first_fast([(FAST_EXTREMES, 40), (tuple(EXTREMES), LENGTH)]))
 def test_gradients_of_extreme_gates_are_those_of_float64(case: Case, extremes: tuple[str, ...], length: int) -> None:
     """The gradient of a gate that lets nothing pass is 0 but for errors that are small compared with it."""
     if case.condition or case.options.get("forget_gate") == "exponential":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import run_command
-from loops import loop_over
+from loops import first_fast, loop_over
 from typer.main import get_command, get_group
 
 from linformer_cli.__main__ import drop_impossible_sizes
@@ -81,32 +81,25 @@ def test_a_group_without_a_command_prints_its_help(lintx, arguments):
     assert outcome.stdout.strip() == lintx(*arguments, "--help").stdout.strip()
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("lintx tr", {"train"}),
-        ("lintx bench sa", {"sample"}),
-        ("lintx train --optimizer ", {"adamw", "radam", "muon"}),
-        ("lintx train --preset mnist", {"mnist-small", "mnist-wide", "mnist-paper"}),
-    ],
-)
-def test_shell_completion_offers_commands_and_values_without_loading_torch(line, expected):
-    words = line.split(" ")
-    environment = {
-        "_LINTX_COMPLETE": "complete_bash",
-        "COMP_WORDS": "\n".join(words),
-        "COMP_CWORD": str(len(words) - 1),
+def test_shell_completion_offers_commands_and_values_without_loading_torch():
+    expected = {
+        "lintx tr": {"train"},
+        "lintx bench sa": {"sample"},
+        "lintx train --optimizer ": {"adamw", "radam", "muon"},
+        "lintx train --preset mnist": {"mnist-small", "mnist-wide", "mnist-paper"},
     }
     script = (
-        "import sys; from linformer_cli.cli.app import main\n"
-        "sys.argv = ['lintx']\n"
-        "try: main()\n"
-        "finally: assert 'torch' not in sys.modules"
+        "import os, sys; from linformer_cli.cli.app import main\n"
+        "sys.argv, os.environ['_LINTX_COMPLETE'] = ['lintx'], 'complete_bash'\n"
+        f"for line in {[*expected]}:\n"
+        "    words = line.split(' ')\n"
+        "    os.environ.update(COMP_WORDS='\\n'.join(words), COMP_CWORD=str(len(words) - 1))\n"
+        "    try: main()\n"
+        "    except SystemExit: print('.')\n"
+        "assert 'torch' not in sys.modules"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, **environment}
-    )
-    assert set(finished.stdout.split()) == expected
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert [set(words.split()) for words in finished.stdout.split(".")] == [*expected.values(), set()]
 
 
 def test_python_dash_m_starts_the_same_command():
@@ -289,7 +282,7 @@ def test_help_of_an_impossible_width_is_complete():
     assert page.returncode == 0 and "attentions" in page.stdout
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", first_fast(["ascii", "latin-1"]))
 def test_help_can_be_printed_in_any_encoding(encoding):
     page = run_in_shell("train --help", PYTHONIOENCODING=encoding)
     assert (page.returncode, page.stderr) == (0, "")

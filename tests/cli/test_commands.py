@@ -12,6 +12,7 @@ import tomllib
 import numpy as np
 import pytest
 from commands import Command, run_command
+from loops import first_fast
 from machine import HAS_LIBRARY
 from PIL import Image
 
@@ -482,9 +483,7 @@ def test_stdout_holds_only_json(lintx, run_folder, tmp_path):
     assert json.loads(outcome.stdout) and "wrote" in outcome.stderr
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("number", "code"), first_fast([(signal.SIGINT, 130), (signal.SIGTERM, 143)]))
 def test_a_signal_saves_the_run_and_prints_how_to_resume(tmp_path, number, code):
     run = tmp_path / "run"
     options = (*SMALL, "--batch", 4, "--steps", 100_000, "--sample-every", 0)

@@ -8,6 +8,7 @@ import urllib.request
 import pytest
 import torch
 from commands import Command
+from loops import first_fast
 
 from linformer_cli.demo.build import ENGINE
 from linformer_cli.demo.site import list_pages
@@ -36,7 +37,7 @@ def test_build_writes_the_page_and_both_programs(lintx, run_folder, tmp_path) ->
     assert (tmp_path / "second" / "rival.lintx").read_bytes() == files["rival.lintx"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", first_fast([signal.SIGINT, signal.SIGTERM]))
 def test_the_page_is_served_until_a_signal(run_folder, number) -> None:
     with Command("demo", run_folder, "--no-browser") as command:
         url = command.stdout.readline().decode().strip()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from commands import Command
+from loops import first_fast
 from PIL import Image
 
 from linformer_cli.checkpoint import TrainingState, load_training_state, read_checkpoint, save_checkpoint
@@ -56,9 +57,7 @@ def test_the_last_frame_of_a_gif_is_the_grid(lintx, run_folder, tmp_path) -> Non
         assert gif.convert("L").tobytes() == grid.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("number", "code"), first_fast([(signal.SIGINT, 130), (signal.SIGTERM, 143)]))
 def test_interrupted_sampling_keeps_finished_images(run_folder, tmp_path, number, code) -> None:
     options = ("-n", 100_000, "--batch", 2, "-o", tmp_path / "grid.png", "--files", tmp_path / "files")
     with Command("sample", run_folder, *options, "--quiet") as command:  # errors are still printed
@@ -70,7 +69,9 @@ def test_interrupted_sampling_keeps_finished_images(run_folder, tmp_path, number
         found, _, errors = command.finish()
     assert found == code
     assert "Traceback" not in errors
-    kept = int(re.search(r"stopped after (\d+) of 100000 images, which are kept", errors)[1])  # type: ignore[index]
+    said = re.search(r"stopped after (\d+) of 100000 images, which are kept", errors)
+    assert said, errors
+    kept = int(said[1])
     assert 4 <= kept <= len(list(tmp_path.glob("files/*.png")))
     assert errors.splitlines()[-1] == "Stopped"
     with Image.open(tmp_path / "grid.png") as grid:
@@ -117,9 +118,7 @@ def test_tables_fit_the_terminal_and_colours_can_be_turned_off(lintx, monkeypatc
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])  # `print` fails at once with "1", and at exit otherwise
-@pytest.mark.parametrize(
-    "command", [["--version"], ["plot", "--help"], pytest.param(["attentions", "--json"], marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("command", first_fast([["--version"], ["plot", "--help"], ["attentions", "--json"]], count=2))
 def test_a_closed_pipe_ends_a_command_with_141_and_no_message(command, unbuffered) -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli.conftest import run_main
+from loops import first_fast
 from PIL import Image
 
 from linformer_cli.checkpoint import save_checkpoint
@@ -140,7 +141,7 @@ def test_there_are_at_least_forty_kinds() -> None:
     assert len(GOOD) + len(BAD) >= 40
 
 
-@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
+@pytest.mark.parametrize("fit", first_fast(["crop", "pad", "stretch"]))
 def test_valid_pictures_are_completed_and_all_others_give_one_error_each(
     tmp_path: Path, build_tiny_model, tiny_info, capsys, fit
 ):

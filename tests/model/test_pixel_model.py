@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops import loop_over
+from loops import first_fast, loop_over
 from tolerances import CAUSALITY, FLOAT32_DRIFT, FLOAT64, PROBABILITY_TOTAL, assert_agree, assert_all_agree
 from torch import Tensor
 
@@ -277,7 +277,7 @@ def test_an_untrained_model_needs_eight_bits_per_value(preset: str, channels: in
 
 @pytest.mark.parametrize(
     "attention",
-    ["linear", *(pytest.param(name, marks=pytest.mark.slow) for name in ("softmax", "gau", "flash", "lstm"))],
+    first_fast(["linear", "softmax", "gau", "flash", "lstm"]),
 )
 def test_a_model_can_overfit_eight_images(attention: str) -> None:
     """Each image is a cross at a random place with random brightness."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from loops import first_fast
 from PIL import Image, ImageColor
 
 from linformer_cli.errors import UsageError
@@ -41,7 +42,7 @@ def test_a_png_shows_all_curves() -> None:
     assert Image.open(io.BytesIO(render_plot(panels(4), "x", "y", "png"))).height > 1.5 * picture.height
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("count", first_fast([1, 5, 2, 3, 4], count=2))
 def test_nothing_is_cut_off(count) -> None:
     long = [dataclasses.replace(panel, curves=_long_names(panel)) for panel in panels(count)]
     title = "a long title " * 12

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops import loop_over
+from loops import first_fast, loop_over
 from machine import NO_TRITON, TRITON_DEVICE
 from sampling.cases import CHANGES, draw_tokens
 from tolerances import assert_agree
@@ -193,8 +193,7 @@ class _OnlyOn(TorchDispatchMode):
         return found
 
 
-@loop_over("head", ["categorical", "mixture"])
-@loop_over("filters", [Filters(), Filters(top_k=3, top_p=0.8)])
+@loop_over(("head", "filters"), [("categorical", Filters()), ("mixture", Filters(top_k=3, top_p=0.8))])
 @loop_over("changes", [{}, {"classes": 3, "context": "hashed"}, SOFTMAX])
 def test_drawing_an_image_never_waits_for_the_host(build_tiny_model, head, filters, changes) -> None:
     """The tensors have a device but no contents, so reading a number or mixing devices fails."""
@@ -276,10 +275,7 @@ def test_unsupported_models_are_refused_with_a_reason(build_tiny_model, monkeypa
     assert CudaEngine.refusal(model) == reason
 
 
-@loop_over(
-    ("known", "dtype", "tolerance"),
-    [(0, torch.float32, FLOAT32), (5, torch.float32, FLOAT32), (5, torch.bfloat16, BFLOAT16)],
-)
+@loop_over(("known", "dtype", "tolerance"), [(0, torch.bfloat16, BFLOAT16), (5, torch.float32, FLOAT32)])
 @loop_over(("attention", "state_type"), [("linear", FoldedState), ("softmax", KeyValueCache)])
 def test_steps_with_triton_match_the_model(
     build_tiny_model, with_triton, attention, state_type, known, dtype, tolerance
@@ -299,8 +295,7 @@ def test_steps_with_triton_match_the_model(
 
 @pytest.mark.parametrize(
     ("attention", "triton"),
-    [("linear", True), ("softmax", False)]
-    + [pytest.param(*slow, marks=pytest.mark.slow) for slow in (("linear", False), ("softmax", True))],
+    first_fast([("linear", False), ("softmax", False), ("linear", True), ("softmax", True)], count=2),
 )
 def test_a_restarted_engine_reuses_its_memory(build_tiny_model, with_triton, attention, triton) -> None:
     """CUDA graphs keep reading and writing the tensors that they were recorded with."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops import loop_over
+from loops import first_fast, loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.cases import CHANGES, complete_top, draw_tokens, sample_values, step_native
 from tolerances import assert_agree
@@ -33,8 +33,7 @@ every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 # Up to 3 * FEW images, three threads share every product. With more images, they divide the images.
 every_batch = pytest.mark.parametrize(
     ("batch", "threads"),
-    [(1, 1), (33, 3)]
-    + [pytest.param(*slow, marks=pytest.mark.slow) for slow in ((17, 1), (3 * FEW, 3), (3 * FEW + 1, 3))],
+    first_fast([(1, 1), (33, 3), (17, 1), (3 * FEW, 3), (3 * FEW + 1, 3)], count=2),
     ids=str,
 )
 

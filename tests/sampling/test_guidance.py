@@ -54,8 +54,7 @@ def draw_in_parallel(
     return values
 
 
-@loop_over("weight", [0.5, 3.0])
-@loop_over("filters", [Filters(), Filters(temperature=0.7)])
+@loop_over(("weight", "filters"), [(3.0, Filters()), (0.5, Filters(temperature=0.7))])
 def test_values_have_the_guided_distribution(model: PixelModel, weight: float, filters: Filters) -> None:
     drawn = draw(model, weight, filters=filters)
     assert torch.equal(drawn.long(), draw_in_parallel(model, weight, filters))
@@ -64,16 +63,15 @@ def test_values_have_the_guided_distribution(model: PixelModel, weight: float, f
     assert torch.equal(alone, drawn)
 
 
-@loop_over("known", [0, 1, 24])
-def test_completions_have_the_guided_distribution(model: PixelModel, known: int) -> None:
+@loop_over(("known", "label"), [(0, 0), (1, 1), (24, 0), (24, 1)])
+def test_completions_have_the_guided_distribution(model: PixelModel, known: int, label: int) -> None:
     original = torch.arange(32) % 16
-    for label in range(2):
-        done = complete_top(Sampler(model, 5, Filters(guidance=3)), original, known, 3, label)
-        expected = draw_in_parallel(model, 3, Filters(), original[:known].tolist(), [label] * 3)
-        assert torch.equal(done.values, expected)
-        plain = complete_top(Sampler(model, 5), original, known, 3, label)
-        assert not torch.equal(done.values, plain.values)
-        assert done.kept_bits_per_dim == pytest.approx(plain.kept_bits_per_dim, nan_ok=True)
+    done = complete_top(Sampler(model, 5, Filters(guidance=3)), original, known, 3, label)
+    expected = draw_in_parallel(model, 3, Filters(), original[:known].tolist(), [label] * 3)
+    assert torch.equal(done.values, expected)
+    plain = complete_top(Sampler(model, 5), original, known, 3, label)
+    assert not torch.equal(done.values, plain.values)
+    assert done.kept_bits_per_dim == pytest.approx(plain.kept_bits_per_dim, nan_ok=True)
     with pytest.raises(UsageError, match="choose a class"):
         complete_top(Sampler(model, filters=Filters(guidance=3)), original, known, 3)
 

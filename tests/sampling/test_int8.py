@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from loops import loop_over
+from loops import first_fast, loop_over
 from machine import HAS_LIBRARY, NO_LIBRARY
 from numpy.typing import NDArray
 from sampling.cases import CHANGES, LAYER_PARTS, draw_tokens, open_runner, step_native
@@ -193,7 +193,7 @@ def test_results_have_the_same_bits_for_any_batch_and_threads(build, variant) ->
         assert torch.equal(step_through(model, batch, threads), expected[:batch])
 
 
-@pytest.mark.parametrize("name", shipped_checkpoints())
+@pytest.mark.parametrize("name", first_fast(shipped_checkpoints()))
 def test_int8_hardly_changes_the_bits_per_dim_of_a_shipped_model(name) -> None:
     """The images are drawn by the model itself; their bits/dim are typical of its data."""
     model = load_weights(read_checkpoint(name))

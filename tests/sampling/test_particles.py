@@ -101,6 +101,7 @@ def test_the_images_have_the_exact_distribution_of_the_model(tiny, guidance: flo
     assert_exact(NativeEngine(tiny, 512), 1000, guidance)
 
 
+@pytest.mark.slow
 def test_the_images_of_the_reference_have_the_exact_distribution_of_the_model(tiny) -> None:
     assert_exact(ReferenceEngine(tiny, 128), 300, 1.0)
 
