@@ -41,17 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Leave modules and tests out of garbage collections, each of which would take half a second."""
+    """Collect tests without garbage collections, which find nothing and take a quarter of the time."""
     gc.disable()
-    collected = yield
-    gc.freeze()
-    gc.enable()
-    return collected
-
-
-def pytest_unconfigure() -> None:
-    """Let the end of the interpreter free everything; some libraries complain about what is left."""
-    gc.unfreeze()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture(params=[one.name for one in this_machine().instruction_sets])

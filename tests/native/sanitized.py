@@ -38,7 +38,7 @@ def train_everything() -> None:
     library.load_library()
     torch.set_num_threads(3)
     for form in FORMS:
-        for length, *widths in (*SIZES, (600, 32, 33)):  # with 600, the threads divide the positions of a head
+        for length, *widths in (*SIZES, (600, 8, 9)):  # with 600, the threads divide the positions of a head
             for carry in (False, True):
                 inputs = [None if x is None else x.float() for x in draw(form, length, *widths, carry)]
                 differentiate(form, inputs)

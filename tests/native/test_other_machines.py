@@ -29,7 +29,7 @@ from linformer_cli.sampling.engines.native import NativeEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)]
 NATIVE_FOLDER = build.PACKAGE / "native"
-SEED, COUNT = 11, 20
+SEED, COUNT = 11, 9
 DRAW = f"""(names, open) => names.map((name) => {{
   const runner = open(name, {COUNT});
   runner.start({SEED});
