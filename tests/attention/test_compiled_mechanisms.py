@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from tolerances import BFLOAT16, FLOAT64, assert_agree, assert_all_agree
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from linformer_cli.attention.kernels.registry import SCALED_OUTPUTS, kernel_for
 from linformer_cli.model.mixers import build_attention
 from linformer_cli.native.library import reference_only
 
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 
 MECHANISMS: list[tuple[str, dict[str, Any]]] = [
     ("linear", {}),

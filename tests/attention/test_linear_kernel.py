@@ -4,7 +4,7 @@ import pytest
 import torch
 from attention.measures import measure_saved_bytes
 from loops import loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from tolerances import BFLOAT16, FLOAT32_DRIFT, FLOAT64, assert_agree, assert_all_agree
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from linformer_cli.attention.linear import LinearAttention, LinearOptions
 from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.library import reference_only
 
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from attention.arguments import build_one, draw_parts, step_through
 from attention.cases.mesa import recurrence
 from attention.inputs import Inputs
 from loops import loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree, assert_all_agree
 
 from linformer_cli.attention.base import AttentionShape
@@ -102,10 +102,7 @@ def test_the_gradient_after_few_iterations_is_close_to_that_of_the_exact_inverse
     assert_all_agree(*found, 0.01)
 
 
-compiled = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
-
-
-@compiled
+@needs_library
 @loop_over(("width", "iterations"), [(1, 1), (17, 5), (32, 20), (40, 33)])
 @loop_over("dtype", [torch.float32, torch.float64])
 def test_the_compiled_solver_matches_the_reference(width: int, iterations: int, dtype: torch.dtype) -> None:
@@ -127,7 +124,7 @@ def test_the_compiled_solver_matches_the_reference(width: int, iterations: int, 
     assert_agree(*results, FLOAT64 if dtype == torch.float64 else FLOAT32_DRIFT)
 
 
-@compiled
+@needs_library
 def test_a_nan_reaches_only_the_solutions_that_depend_on_it() -> None:
     generator = torch.Generator().manual_seed(0)
     right, keys = (torch.randn(2, 2, 40, 6, generator=generator) for _ in range(2))
@@ -145,7 +142,7 @@ def test_a_nan_reaches_only_the_solutions_that_depend_on_it() -> None:
         assert torch.equal(found, clean)
 
 
-@compiled
+@needs_library
 def test_the_compiled_solver_refuses_sizes_and_types_that_do_not_match() -> None:
     x = torch.ones(2, 2, 5, 6)
     for inputs, positions in ((x, 4), (x.bfloat16(), 5)):

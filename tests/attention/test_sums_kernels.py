@@ -8,7 +8,7 @@ import pytest
 import torch
 from attention.measures import measure_saved_bytes
 from loops import loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree, assert_all_agree
 from torch import Tensor
 from torch.nn import functional
@@ -21,7 +21,7 @@ from linformer_cli.model.mixers import build_attention
 from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.library import reference_only
 
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 
 CPU = torch.device("cpu")
 CHUNK = 16

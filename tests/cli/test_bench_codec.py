@@ -3,13 +3,13 @@
 import signal
 
 import pytest
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from PIL import Image
 
 from linformer_cli.bench import codec
 
 pytest.importorskip("constriction")
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 
 
 @pytest.fixture

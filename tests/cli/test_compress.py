@@ -14,7 +14,7 @@ import pytest
 import torch
 from commands import Command, run_command
 from loops import loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from PIL import Image
 
 from linformer_cli.checkpoint import load_model, save_checkpoint
@@ -28,7 +28,7 @@ from linformer_cli.errors import DataError
 from linformer_cli.sampling.decode import Sampler
 
 pytest.importorskip("constriction")
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,9 @@
 """Tests of `--precision int8`. Commands that sample accept it with the native engine; all others refuse it."""
 
 import pytest
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from PIL import Image
 
-needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 INT8 = ("--precision", "int8")
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from interruptions import stop_after
 from loops import loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 
 from linformer_cli.codec.coder import Coder, Lanes
 from linformer_cli.codec.predictor import Predictor, identify_program
@@ -17,7 +17,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.engines.native import NativeEngine
 
 pytest.importorskip("constriction")
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 WHOLE = 2**24
 # Heads, colours, classes and a model that needs no positions.
 CHANGES = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from PIL import Image
 
 from linformer_cli.checkpoint import load_model
@@ -19,7 +19,7 @@ from linformer_cli.codec.predictor import identify_program
 from linformer_cli.codec.unpack import PackedFile, digest_values
 
 pytest.importorskip("constriction")
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 # Three images that mnist-deep drew, in two blocks. If this file no longer decodes, the engine's results or the format
 # have changed: increase SEMANTICS or FORMAT, and replace the file. A new checkpoint mnist-deep needs a new file, too.
 GOLDEN = """

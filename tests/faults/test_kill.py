@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli.conftest import run_main
 from commands import Command, run_command
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from safetensors.torch import load_file
 
 from linformer_cli.checkpoint import load_training_state, load_weights, read_checkpoint
@@ -104,7 +104,7 @@ def test_a_process_that_was_killed_leaves_its_run_unlocked(small_run_options, tm
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+@needs_library
 def test_commands_killed_at_random_moments_leave_old_or_new_files_and_nothing_else(
     small_run_options: list[str], tmp_path: Path, share: float, capsys
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from PIL import Image
 
 from linformer_cli.checkpoint import save_checkpoint
@@ -23,7 +23,7 @@ from linformer_cli.errors import DataError
 from linformer_cli.sampling.decode import Sampler
 
 pytest.importorskip("constriction")
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 IMAGES, BLOCK = 14, 3
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from loops import loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor, nn
 from torch.nn import functional
@@ -247,7 +247,7 @@ def assert_the_residual_stream_is_kept(block: Block, x: Tensor) -> None:
     assert torch.equal(block.attend(x, None)[0], block.attend(x, None)[0])
 
 
-@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+@needs_library
 @pytest.mark.parametrize(("attention", "dtype"), [("linear", torch.bfloat16), ("single_head", torch.float32)])
 def test_products_read_the_rounded_copies_of_norms(build_config: BuildConfig, attention: str, dtype) -> None:
     """The mechanism of `single_head` has its block's input as keys and values, and its output is float32."""

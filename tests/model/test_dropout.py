@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from loops import loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from tolerances import BFLOAT16, assert_agree
 from torch import Tensor, nn
 
@@ -60,7 +60,7 @@ def test_gradients_use_the_mask_of_the_forward_pass(form, dtype) -> None:
     torch.testing.assert_close(of_branch.float(), weights * kept / 0.75, **tolerance)
 
 
-@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+@needs_library
 def test_the_result_does_not_depend_on_threads() -> None:
     threads = torch.get_num_threads()
     expected = drop(0.3, 5)
@@ -119,7 +119,7 @@ def test_a_normalised_sum_may_be_used_in_one_form_only(form, used: tuple[bool, b
         assert_agree(one.float(), other.float(), BFLOAT16)
 
 
-@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+@needs_library
 def test_a_bfloat16_branch_leaves_a_rounded_copy() -> None:
     x, norm = torch.randn(4, 8), nn.LayerNorm(8)
     y = add_and_normalise(x, torch.randn(4, 8).bfloat16(), 0.1, norm)
@@ -127,7 +127,7 @@ def test_a_bfloat16_branch_leaves_a_rounded_copy() -> None:
     assert isinstance(add_and_normalise(x, torch.randn(4, 8), 0.1, norm), Tensor)
 
 
-@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+@needs_library
 def test_gradients_of_a_norm_do_not_depend_on_threads() -> None:
     threads = torch.get_num_threads()
     expected = normalise_sum(256, torch.bfloat16, 0.3)[0]

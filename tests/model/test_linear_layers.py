@@ -1,9 +1,8 @@
 """Tests of linear layers with an activation: torch's form, and the form with fewer passes over memory in bfloat16."""
 
-import pytest
 import torch
 from loops import loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from tolerances import BFLOAT16, assert_agree
 from torch import Tensor, nn
 from torch.nn import functional
@@ -78,7 +77,7 @@ def test_nan_stays_in_its_row_and_reaches_the_gradients(form, activation: str) -
     assert bool(differentiate(layer, x, of_y, activation)[0][:, 3].isnan().all())
 
 
-@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+@needs_library
 def test_the_gradient_of_the_bias_does_not_depend_on_threads() -> None:
     threads = torch.get_num_threads()
     layer, x, of_y = Linear(8, 64), draw(3000, 8), draw(3000, 64, seed=1)

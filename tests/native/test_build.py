@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 
 from linformer_cli.native import build
 
-needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 needs_shell = pytest.mark.skipif(sys.platform == "win32", reason="the compiler is a shell script")
 
 

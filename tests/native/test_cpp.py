@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from native import sanitized
 
 from linformer_cli.native import build
@@ -83,7 +83,7 @@ def test_threads_share_work_also_after_fork(sanitizers: Sequence[str], runtime: 
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+@needs_library
 @pytest.mark.skipif(sys.platform != "linux" or SYSTEM is None, reason="this needs LD_PRELOAD and a C++ compiler")
 def test_training_has_no_undefined_behaviour(tmp_path: Path) -> None:
     def run(what: str, **environment: str) -> None:

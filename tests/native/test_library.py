@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from loops import loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 
 from linformer_cli.errors import UsageError
 from linformer_cli.native import build, library
@@ -18,7 +18,6 @@ from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.sampling.engines.native import NativeEngine
 from linformer_cli.sampling.engines.reference import ReferenceEngine
 
-needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 EVERY, LIBRARIES = build.this_machine().instruction_sets, build.LIBRARIES
 
 

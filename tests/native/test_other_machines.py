@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from demo.node import Node, needs_node
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from sampling.cases import CHANGES
 from sampling.test_native_mechanisms import POSITIONS, VARIANTS
 
@@ -27,7 +27,7 @@ from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.sampling.engines.native import NativeEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)]
+pytestmark = [pytest.mark.slow, needs_library]
 NATIVE_FOLDER = build.PACKAGE / "native"
 SEED, COUNT = 11, 9
 DRAW = f"""(names, open) => names.map((name) => {{

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from loops import loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from numpy.typing import NDArray
 from sampling.cases import CHANGES, LAYER_PARTS
 from sampling.test_native_mechanisms import POSITIONS, VARIANTS, every_variant
@@ -37,7 +37,7 @@ from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.sampling.engines.native import NativeEngine
 
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 
 NATIVE_FOLDER = PACKAGE / "native"
 SEED = 2**63 - 1

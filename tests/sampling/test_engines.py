@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from loops import first_fast, loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from sampling.cases import CHANGES, complete_top, draw_tokens, sample_values, step_native
 from tolerances import assert_agree
 
@@ -28,7 +28,6 @@ from linformer_cli.sampling.engines.native import NativeEngine
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 FEW = 2  # of engine.h
-needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 # Up to 3 * FEW images, three threads share every product. With more images, they divide the images.
 every_batch = pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from sampling.cases import CHANGES, draw_tokens
 from sampling.test_native_mechanisms import POSITIONS, build, every_variant
 
@@ -12,7 +12,7 @@ from linformer_cli.errors import LintxError
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines.native import NativeEngine
 
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 __all__ = ["build"]
 
 # Copies that wait for each other, swaps, images that nobody continues, and more or fewer images than before.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from loops import first_fast, loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from numpy.typing import NDArray
 from sampling.cases import CHANGES, LAYER_PARTS, draw_tokens, open_runner, step_native
 from sampling.test_native_mechanisms import VARIANTS, every_model, every_variant
@@ -27,7 +27,7 @@ from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE, EngineCache
 from linformer_cli.sampling.engines.native import NativeEngine
 
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 
 # Every set multiplies in a different way. These sets are compared with the set that is used by default.
 every_other = pytest.mark.parametrize(

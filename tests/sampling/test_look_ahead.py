@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from loops import loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from sampling.cases import CHANGES, LAYER_PARTS, draw_tokens, sample_values
 from sampling.test_native_mechanisms import VARIANTS
 
@@ -20,7 +20,7 @@ from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import build_engine, choose_engine
 from linformer_cli.sampling.engines.native import NativeEngine
 
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 
 
 @pytest.fixture

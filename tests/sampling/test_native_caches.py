@@ -6,7 +6,7 @@ import pytest
 import torch
 from attention.inputs import mark_variants
 from loops import loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from sampling.cases import open_runner
 from sampling.test_native_mechanisms import POSITIONS, VARIANTS, every_variant
 from torch import Tensor
@@ -20,7 +20,7 @@ from linformer_cli.native.program import Builder, MixInputs
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines.native import NativeEngine
 
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 
 # The mechanisms that keep keys and values for later positions.
 WITH_CACHE = (

@@ -2,17 +2,16 @@
 
 import inspect
 
-import pytest
 import torch
 from loops import loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from sampling.test_native_caches import Step, build_attention, draw_inputs
 from sampling.test_native_mechanisms import VARIANTS
 from tolerances import assert_agree
 
 from linformer_cli.attention.catalogue import CATALOGUE
 
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 
 SHRINKING = [
     key

@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention.inputs import mark_variants
 from loops import first_fast, loop_over
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from sampling.cases import LAYER_PARTS, draw_tokens, step_native
 from tolerances import assert_agree
 
@@ -19,7 +19,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines.native import NativeEngine
 
-pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+pytestmark = needs_library
 
 TOLERANCE = 1e-4
 # This is more than the number of cache rows that `average_rows` (ops/parts/cache.h) takes at once.

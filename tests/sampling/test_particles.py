@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import needs_library
 from sampling.cases import CHANGES
 from sampling.test_native_mechanisms import POSITIONS, build, every_variant
 from torch import Tensor
@@ -27,7 +27,6 @@ from linformer_cli.system import memory
 from linformer_cli.system.signals import never_stop
 
 __all__ = ["build"]
-needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 TINY = ImageShape(height=3, width=3, levels=4)
 # Values from the middle, the end and after the first drawn value are kept.
 GIVEN = [-1, 2, -1, -1, 0, 3, -1, 1, 1]
