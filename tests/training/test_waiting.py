@@ -11,7 +11,7 @@ from training_runs import TRAIN, VALIDATION
 
 from linformer_cli.attention.tensors import HOSTS, may_check
 from linformer_cli.errors import TrainingError
-from linformer_cli.model.mixers import MIXERS
+from linformer_cli.model.mixers import list_mixers
 from linformer_cli.native.library import reference_only
 from linformer_cli.training.learner import Learner
 from linformer_cli.training.pixel_task import PixelTask
@@ -43,7 +43,7 @@ def build_task(configure: Any, **model: Any) -> PixelTask:
     return PixelTask(config, (TRAIN, VALIDATION), "cpu", "fp32")
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", list_mixers())
 def test_a_training_step_waits_only_at_its_end(configure, name: str) -> None:
     learner = Learner(build_task(configure, attention=name, attention_options={}))
     learner.train_step()  # constants and random blocks are copied once
