@@ -100,6 +100,8 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
     # The extra scalars per head and position that the layer projects for this mechanism: their widths by name, in the
     # order of the projection.
     gates: Mapping[str, int] = {}
+    # After this many positions, the numbers in the state decide the same again. None: they do not repeat.
+    period: int | None = None
     # The initial bias of the extra scalars, for example 5 for a gate that starts almost open.
     extra_bias: float = 0.0
 
@@ -180,9 +182,9 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
             parts = []
             for count, images in groups:
                 select = functools.partial(torch.index_select, dim=0, index=images)
-                parts.append(self._attend_cut(count, *_map_states(select, (q, k, v, state, extra))))
+                parts.append(self._attend_cut(count, *map_states(select, (q, k, v, state, extra))))
             order = torch.cat([images for _, images in groups]).argsort()
-            return _map_states(lambda *x: torch.cat(x)[order], *parts)
+            return map_states(lambda *x: torch.cat(x)[order], *parts)
 
     def _attend_once(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None, extra: Tensor | None
@@ -199,11 +201,11 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
             return self._attend_once(q, k, v, state, extra)
         inputs, outputs = (q, k, v, extra), []
         if finite:
-            q, k, v, extra = _map_states(lambda x: x[:, :, :finite], inputs)
+            q, k, v, extra = map_states(lambda x: x[:, :, :finite], inputs)
             y, state = self._attend_once(q, k, v, state, extra)
             outputs.append(y)
-        q, k, v, extra = _map_states(lambda x: x[:, :, finite:], inputs)
-        y, after = self._attend_once(q, k, v, _map_states(Tensor.detach, state), extra)
+        q, k, v, extra = map_states(lambda x: x[:, :, finite:], inputs)
+        y, after = self._attend_once(q, k, v, map_states(Tensor.detach, state), extra)
         return torch.cat([*outputs, y], dim=2), after
 
     def name_gates(self, extra: Tensor | None, dtype: torch.dtype) -> Gates:
@@ -290,6 +292,13 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         """The tensors [B, ...] of `state` that fill the state buffers created by `emit`, in the same order."""
         return [part for part in state_tensors(state) if part.dim()]
 
+    def fix_state(self, state: State, place: Tensor, dtype: torch.dtype) -> Any:
+        """`state`, or another form of it that a fused step on a device updates in place.
+
+        Inputs are of `dtype`. `place` (0-d int64, on the device) is the number of positions before the next step.
+        """
+        return state
+
 
 class SumAttention(Attention[Options, State]):
     """A mechanism whose state is a sum of constant size."""
@@ -337,12 +346,12 @@ def fork_state(state: State, copies: int = 1) -> State:
     def repeat(x: Tensor) -> Tensor:
         return x.repeat_interleave(copies, dim=0) if copies > 1 else x.clone()
 
-    return _map_states(repeat, state, common=Tensor.clone)
+    return map_states(repeat, state, common=Tensor.clone)
 
 
 def select_images(state: State, images: Tensor) -> State:
     """The state of the images with these numbers int64 [n] of `state`, in this order."""
-    return _map_states(lambda x: x.index_select(0, images), state)
+    return map_states(lambda x: x.index_select(0, images), state)
 
 
 def fork_into(tensor: Tensor, rows: Tensor) -> None:
@@ -350,7 +359,7 @@ def fork_into(tensor: Tensor, rows: Tensor) -> None:
     tensor.unflatten(0, (len(rows), -1)).copy_(rows.unsqueeze(1))
 
 
-def _map_states(
+def map_states(
     change: Callable[..., Tensor], first: State, *others: State, common: Callable[[Tensor], Tensor] = lambda x: x
 ) -> State:
     """Apply `change` to the corresponding tensors of states with the same structure; returns a state of the results.
@@ -363,7 +372,7 @@ def _map_states(
         return cast(State, change(first, *others) if first.dim() else common(first))
     if isinstance(first, tuple):
         rest = cast(tuple[tuple[object, ...], ...], others)
-        parts = [_map_states(change, *part, common=common) for part in zip(first, *rest, strict=True)]
+        parts = [map_states(change, *part, common=common) for part in zip(first, *rest, strict=True)]
         return cast(State, type(first)(*parts) if hasattr(first, "_fields") else tuple(parts))
     return first
 

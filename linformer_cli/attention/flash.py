@@ -60,6 +60,7 @@ class FlashAttention(GatedAttention[FlashOptions, FlashState]):
 
     def __init__(self, options: FlashOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape, span=options.chunk)
+        self.period = options.chunk
         self.linear_query, self.linear_key = (self.build_scale_offset() for _ in range(2))
         # Linear products are always divided by C, and with scale 'width' also by sqrt(K).
         self.linear_scale = self.score_scale * self.weight_scale

@@ -10,7 +10,7 @@ sum, which is all that a step needs to know of the past.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,9 @@ from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
-from .kernels.registry import LINEAR_ATTENTION, LINEAR_ATTENTION_ALL, find_kernel, kernel_for
+from .kernels.registry import FOLDED_STEP, LINEAR_ATTENTION, LINEAR_ATTENTION_ALL, find_kernel, kernel_for
 from .parts.feature_maps import FEATURE_MAPS, Learned
+from .parts.folded_sums import FoldedState, build_folded_state, step_folded
 from .parts.sums import causal_sums, divide_by_weight, read_whole_sums, update_and_read
 from .tensors import accumulator_dtype, fill_padding
 
@@ -102,9 +103,16 @@ class LinearAttention(SumAttention[LinearOptions, LinearState]):
         s = torch.zeros(batch, heads, width, self.shape.value_width, device=device, dtype=dtype)
         return LinearState(s, torch.zeros(batch, heads, width, device=device, dtype=dtype))
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LinearState, gates_t: Gates
-    ) -> tuple[Tensor, LinearState]:
+    def fix_state(self, state: LinearState, place: Tensor, dtype: torch.dtype) -> LinearState | FoldedState:
+        s, z = (part.contiguous() for part in state)
+        widths = self.shape.key_width, self.shape.value_width
+        if find_kernel(FOLDED_STEP, s.device, dtype, widths, self.options.feature_map):
+            return build_folded_state(s, z, place, dtype)
+        return LinearState(s, z)
+
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, gates_t: Gates) -> tuple[Tensor, Any]:
+        if isinstance(state, FoldedState):
+            return step_folded(q_t, k_t, v_t, state, self.options.feature_map), state
         s, z = state
         phi_q, phi_k = self.feature_map(q_t.to(s.dtype)), self.feature_map(k_t.to(s.dtype))
         numerator = update_and_read(s, phi_q, phi_k, v_t.to(s.dtype))

@@ -73,6 +73,7 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
         super().__init__(options, shape)
         self.score_scale = float(shape.key_width**-0.5)
         self.plane = options.distance == "plane"
+        self.period = shape.row if self.plane else 1
         self.waves = options.waves or _DEFAULT_WAVES if self.plane else 0
         self.gates = {"output": shape.value_width} if options.output_gate else {}
         # log d of each head [H]: per position, or per row in 'plane'.

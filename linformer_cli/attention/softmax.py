@@ -1,11 +1,14 @@
 """Softmax attention (Vaswani 2017, arXiv 1706.03762), with a growing key-value cache."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, Gates
-from .parts.caches import CachedAttention, KeyValueCache, attend_cached, attend_masked
+from .parts.caches import CachedAttention, FixedCache, KeyValueCache, attend_cached, attend_masked, step_fixed_cache
 from .tensors import find_padding
 
 SoftmaxState = KeyValueCache
@@ -36,6 +39,14 @@ class SoftmaxAttention(CachedAttention[SoftmaxOptions]):
 
     def attend_cache(self, q: Tensor, cache: KeyValueCache) -> Tensor:
         return attend_cached(q, cache, cache.values)
+
+    def fix_state(self, state: KeyValueCache, place: Tensor, dtype: torch.dtype) -> FixedCache:
+        return FixedCache(state.keys, state.values, place)
+
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, gates_t: Gates) -> tuple[Tensor, Any]:
+        if isinstance(state, FixedCache):
+            return step_fixed_cache(q_t, k_t, v_t, state), state
+        return super()._step(q_t, k_t, v_t, state, gates_t)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         seen = None if lengths is None else ~find_padding(lengths, k.shape[2])[:, None, None]

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.linear import LinearAttention, LinearOptions
-from linformer_cli.config import ModelConfig
+from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.evaluation.agreement import AgreementRow, build_row, follow, relative_error
 from linformer_cli.model.mixers import list_mixers
+from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.variants import parse_variant, parse_variants
 from linformer_cli.native.library import reference_only
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import AUTO, REFERENCE, ReferenceEngine, build_engine, choose_engine
+from linformer_cli.sampling.engines.cuda import CudaEngine
 from linformer_cli.system.device import torch_dtype
 
 from .measure.attention_pass import PassSetup, build_checked_model
@@ -30,6 +32,15 @@ KERNEL_TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
 MODEL_TOLERANCE = 1e-3
 # Rounding may change a drawn value. The rest of that image then differs, so a tenth of the images may differ.
 COMPARED_IMAGES, OTHER_IMAGES = 32, 0.1
+# Steps that differ in more than the mechanism.
+_COLOUR = ModelConfig(
+    layers=1, heads=2, width=32, feed_forward=32, image=ImageShape(height=6, width=8, channels=3, levels=16)
+)
+_OTHER_STEPS: dict[str, dict[str, object]] = {
+    "residual": {"context": "residual", "head": "mixture"},
+    "all parts of a layer": {"short_convolution": 4, "normalise_keys": True, "norm_heads": True, "output_gate": True},
+    "bytes without positions": {"embedding": "none", "context": "recent"},
+}
 
 
 def check_attention(device: str, lengths: Sequence[int]) -> Iterator[AgreementRow]:
@@ -65,15 +76,32 @@ def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]
 
 @torch.no_grad()
 def check_mechanisms(device: str) -> Iterator[AgreementRow]:
-    """Compare the parallel and the step form of every mechanism in float32."""
+    """Compare the parallel and the step form of every mechanism in float32, and both with replayed graphs."""
     for name in list_mixers():
         model = build_checked_model(PassSetup(parse_variant(name, True), heads=2, head_width=16, positions=144)).to(
             device
         )
         values = torch.arange(2 * model.config.image.positions, device=device).view(2, -1) * 7 % 16
         tokens = model.shift_values(values)
-        error = relative_error(follow(model, tokens), model.attend(tokens)[0])
-        yield build_row(f"{name}: parallel against step", error, MODEL_TOLERANCE)
+        stepped = follow(model, tokens)
+        yield build_row(
+            f"{name}: parallel against step", relative_error(stepped, model.attend(tokens)[0]), MODEL_TOLERANCE
+        )
+        yield build_row(f"{name}: replayed against step", _replay_error(model, tokens, stepped), MODEL_TOLERANCE)
+    for name, changes in _OTHER_STEPS.items():
+        model = PixelModel(_COLOUR.model_copy(update=changes)).to(device).eval()
+        tokens = model.shift_values(torch.arange(2 * _COLOUR.image.positions, device=device).view(2, -1) * 7 % 16)
+        error = _replay_error(model, tokens, follow(model, tokens))
+        yield build_row(f"linear, {name}: replayed against step", error, MODEL_TOLERANCE)
+
+
+def _replay_error(model: PixelModel, tokens: Tensor, expected: Tensor) -> float:
+    """The error of the third image of the engine `cuda`: the first runs, the second records, the third replays."""
+    engine = CudaEngine(model, len(tokens))
+    for _ in range(3):
+        engine.start()
+        found = torch.stack([engine.step(token).clone() for token in tokens.unbind(dim=1)], dim=1)
+    return relative_error(found, expected)
 
 
 def build_linear(feature_map: str, width: int, heads: int = 2) -> LinearAttention:

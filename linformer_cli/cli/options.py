@@ -55,7 +55,7 @@ Engine = Annotated[
     typer.Option(
         "--engine",
         help="How to step the model: auto (the fastest engine that supports it), native (compiled kernels, on a "
-        "CPU), cuda (CUDA graphs, for linear attention and softmax) or reference (plain torch, supports every model).",
+        "CPU), cuda (CUDA graphs, on a CUDA device) or reference (plain torch, supports every model).",
         metavar="NAME",
     ),
 ]

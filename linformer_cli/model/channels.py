@@ -8,7 +8,17 @@ from linformer_cli.native.program import NO_BUFFER, Builder
 
 from .blocks import FeedForward
 from .dropout import add_dropped
-from .embedding import LEFT, UP, EmbeddingState, find_pixels, read_values, ring_slots, sum_tables
+from .embedding import (
+    LEFT,
+    UP,
+    EmbeddingState,
+    count_from,
+    find_pixels,
+    read_values,
+    ring_slots,
+    sum_tables,
+    take_rows,
+)
 from .neighbours import Differences
 
 
@@ -52,11 +62,11 @@ class ChannelNetwork(nn.Module):
         if start % self.count:
             pixels = torch.cat([pixel.unsqueeze(1).to(pixels.dtype), pixels], dim=1)
         x = pixels.repeat_interleave(self.count, dim=1)[:, start % self.count :][:, :length]
-        values = read_values(tokens, state, self.sources[start : start + length], self.levels)
+        values = read_values(tokens, state, take_rows(self.sources, state.tokens, length), self.levels)
         x = x + sum_tables(values[..., : self.count - 1], self.values, self.levels)
         dtype = self.numbers.weight.dtype
         x = x + self.numbers(self.differences.numbers(values, dtype))
-        channels = torch.arange(start, start + length, device=x.device) % self.count
+        channels = count_from(state.tokens, length, x.device) % self.count
         x = x + self.channel(channels)
         # bfloat16 cannot hold every prediction.
         predictions = self.differences.predict(values, channels, torch.promote_types(dtype, torch.float32))

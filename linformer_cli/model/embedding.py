@@ -9,7 +9,7 @@ classes is the start token of an image without a class.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,15 +33,34 @@ class EmbeddingState(NamedTuple):
     """The last values, the number of tokens seen, and the class of each image.
 
     `recent` is int16 [B, reach] with the newest value last. `position` is a 0-d int64 tensor. `label` is int64 [B, 1],
-    or [B, 0] in a model without classes.
+    or [B, 0] in a model without classes. For a CUDA graph, `place` is the number of tokens, on the device. `position`
+    is then any number that is as far from a pixel's first value, and 0 only at the start.
     """
 
     recent: Tensor
     position: Tensor
     label: Tensor
+    place: Tensor | None = None
+
+    @property
+    def tokens(self) -> int | Tensor:
+        """The number of tokens seen."""
+        return int(self.position) if self.place is None else self.place
 
 
-def first_value(position: int, reach: int) -> int:
+def count_from(first: int | Tensor, count: int, device: torch.device) -> Tensor:
+    """The numbers int64 [count] from `first` on."""
+    return torch.arange(count, device=device) + first
+
+
+def take_rows(table: Tensor, first: int | Tensor, count: int) -> Tensor:
+    """`count` rows of `table` from number `first` on."""
+    if isinstance(first, int):
+        return table[first : first + count]
+    return table.index_select(0, count_from(first, count, table.device))
+
+
+def first_value(position: Any, reach: int) -> Any:
     """The number of the value in column 0 of `recent` after `position` tokens; column c holds value first_value + c.
 
     The newest of `position` tokens is value number `position - 2`, because token 0 is the start token.
@@ -118,7 +137,7 @@ def read_values(tokens: Tensor, state: EmbeddingState, sources: Tensor, missing:
     They are among the values of `tokens` int64 [B, T] and the recent values of the state before these tokens.
     """
     known = torch.cat([state.recent, tokens.to(torch.int16)], dim=1)
-    columns = (sources - first_value(int(state.position), state.recent.shape[1])).clamp(min=0)
+    columns = (sources - first_value(state.tokens, state.recent.shape[1])).clamp(min=0)
     values = known[:, columns.flatten()].unflatten(1, sources.shape).long()
     return torch.where(sources < 0, missing, values)
 
@@ -213,7 +232,8 @@ class PixelEmbedding(nn.Module):
         """The vectors for tokens int64 [B, T] that follow the tokens in `state`, and the state after them."""
         batch, position = len(tokens), int(state.position)
         start, end = (-(-n // self.stride) for n in (position, position + tokens.shape[1]))
-        values = read_values(tokens, state, self._find_sources(start, end - start), self.levels)
+        count, first = end - start, -(-state.tokens // self.stride)
+        values = read_values(tokens, state, self._find_sources(first, count), self.levels)
         values, around, together = values.tensor_split(self.bounds, dim=-1)
         if self.values is None:
             assert self.surroundings is not None
@@ -221,14 +241,14 @@ class PixelEmbedding(nn.Module):
         else:
             x = sum_tables(values, self.values, self.levels)
         if self.sinusoids is not None:
-            place = self.sinusoids[start:end].to(x.dtype).expand(batch, -1, -1)
+            place = take_rows(self.sinusoids, first, count).to(x.dtype).expand(batch, -1, -1)
             x = torch.cat([x, place], dim=-1)
         elif self.has_grid:
-            x = x + self._grid(start, end - start)
+            x = x + self._grid(first, count)
         if self.surroundings is not None:
             x = x + self.surroundings(around)
         if self.tables is not None:
-            channels = torch.arange(start, end, device=tokens.device) % self.grid.channels
+            channels = count_from(first, count, tokens.device) % self.grid.channels
             x = x + self.tables(together, channels)
         # These are copies, because a view would keep all tokens in memory as long as the state lives, or share memory
         # with the caller.
@@ -237,20 +257,21 @@ class PixelEmbedding(nn.Module):
         if self.classes is not None:
             label = label if position else tokens[:, :1].clone()
             x = x + self.classes(label)
-        return x, EmbeddingState(recent, state.position + tokens.shape[1], label)
+        seen = None if state.place is None else state.place + tokens.shape[1]
+        return x, EmbeddingState(recent, state.position + tokens.shape[1], label, seen)
 
     def places(self) -> Tensor | None:
         """Position vectors: [T, width] to add to the vectors of values, or [T, width / 2] to append. Or None."""
         return self._grid(0, self.grid.positions) if self.has_grid else self.sinusoids
 
-    def _find_sources(self, start: int, length: int) -> Tensor:
+    def _find_sources(self, start: int | Tensor, length: int) -> Tensor:
         """The rows `start` to `start + length - 1` of `sources`, which may lie beyond the last row."""
         if self.last_values:
-            return find_last_values(torch.arange(start, start + length, device=self.sources.device), self.last_values)
-        return self.sources[start : start + length]
+            return find_last_values(count_from(start, length, self.sources.device), self.last_values)
+        return take_rows(self.sources, start, length)
 
-    def _grid(self, start: int, length: int) -> Tensor:
-        places = torch.arange(start, start + length, device=self.row.weight.device)
+    def _grid(self, start: int | Tensor, length: int) -> Tensor:
+        places = count_from(start, length, self.row.weight.device)
         pixels = places // self.grid.channels
         return (
             self.row(pixels // self.grid.width)

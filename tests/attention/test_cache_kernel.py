@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.kernels import registry
-from linformer_cli.attention.parts.caches import KeyValueCache, step_fixed_cache
+from linformer_cli.attention.parts.caches import FixedCache, step_fixed_cache
 from linformer_cli.attention.softmax import SoftmaxAttention, SoftmaxOptions
 
 FLOAT32, BFLOAT16 = 1e-5, 1e-2
@@ -41,19 +41,19 @@ def attend(inputs: list[Tensor]) -> Tensor:
         return SoftmaxAttention(SoftmaxOptions(), shape).attend(*inputs)[0]
 
 
-def build_cache(inputs: list[Tensor], known: int = 0) -> KeyValueCache:
+def build_cache(inputs: list[Tensor], known: int = 0) -> FixedCache:
     """Build a cache that holds the first `known` positions. The places after them hold large numbers."""
     keys, values = (torch.full_like(part, 1e4) for part in inputs[1:])
     keys[:, :, :known], values[:, :, :known] = inputs[1][:, :, :known], inputs[2][:, :, :known]
-    return KeyValueCache(keys, values, torch.tensor(known, device=TRITON_DEVICE))
+    return FixedCache(keys, values, torch.tensor(known, device=TRITON_DEVICE))
 
 
-def step_through(inputs: list[Tensor], state: KeyValueCache) -> Tensor:
+def step_through(inputs: list[Tensor], state: FixedCache) -> Tensor:
     """Return the outputs [B, H, T, V] of the remaining positions."""
     outputs = []
-    for position in range(int(state.position), POSITIONS):
-        state.position.add_(1)
+    for position in range(int(state.place), POSITIONS):
         outputs.append(step_fixed_cache(*(part[:, :, position] for part in inputs), state))
+        state.place.add_(1)
     return torch.stack(outputs, dim=2)
 
 

@@ -8,8 +8,7 @@ from attention.inputs import Case, mark_variants
 from attention.mechanisms import CASES, build
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from waiting import OnlyOn
 
 from linformer_cli.attention import tensors
 from linformer_cli.attention.base import Attention
@@ -19,27 +18,6 @@ from linformer_cli.native.library import reference_only
 
 # The first and the last positions of `attend`, and the number of steps. Each crosses a boundary of most cases.
 KNOWN, LENGTH, STEPS = 40, 70, 4
-
-
-class OnlyOn(TorchDispatchMode):
-    """Checks that every operation has all its tensors on `device`, except single numbers that it does not copy."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self._device = device
-
-    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        found = operation(*arguments, **(named or {}))
-        for part in tree_leaves((arguments, named, found)):
-            if isinstance(part, Tensor) and part.device.type != self._device:
-                is_number = part.dim() == 0 and part.device.type == "cpu"
-                assert is_number and not copies(operation, found), f"{operation} on {part.device}"
-        return found
-
-
-def copies(operation: Any, found: Any) -> bool:
-    """Whether an operation copies a tensor to a device."""
-    return "copy" in str(operation) and isinstance(found, Tensor) and found.device.type != "cpu"
 
 
 def move(fake: FakeTensorMode, x: Tensor | None) -> Any:

@@ -36,6 +36,7 @@ def test_every_part_gives_its_checks_and_rows(found) -> None:
     assert [name for name in names if "parallel" in name] == [
         f"{name}: parallel against step" for name in ("linear", "softmax", "lsh")
     ]
+    assert sum(name.endswith(": replayed against step") for name in names) == 3 + 3
     assert sum("T = 20" in name for name in names) == 2 * 3 * 2
     assert sum(name.startswith("engine ") for name in names) == 4
     assert all(0 <= check.error <= check.tolerance for check in report.checks)

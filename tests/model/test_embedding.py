@@ -11,6 +11,7 @@ import torch
 from loops import loop_over
 from torch import Tensor
 
+from linformer_cli.attention.base import state_tensors
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.embedding import PixelEmbedding, context_sources, find_same_channel, sinusoidal_table
 
@@ -239,7 +240,7 @@ def test_a_state_holds_no_larger_storage(context: Context) -> None:
     embedding = build(context, (40, 6, 1), classes=3)
     with torch.no_grad():
         _, state = embedding(draw_tokens(embedding) % 3, embedding.init_state(2, CPU))
-    for tensor in state:
+    for tensor in state_tensors(state):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 

@@ -3,7 +3,6 @@
 import gc
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,15 +12,15 @@ from sampling.cases import CHANGES, draw_tokens
 from tolerances import assert_agree
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from waiting import OnlyOn, Recorder
 
 from linformer_cli.attention.base import fork_state
 from linformer_cli.attention.kernels import registry
-from linformer_cli.attention.parts.caches import KeyValueCache
+from linformer_cli.attention.parts.caches import FixedCache
 from linformer_cli.attention.parts.folded_sums import FoldedState
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import LintxError
+from linformer_cli.model.mixers import list_mixers
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.library import reference_only
 from linformer_cli.sampling.choose import Filters, UniformStreams
@@ -31,7 +30,7 @@ from linformer_cli.sampling.engines.native import NativeEngine
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 SOFTMAX = {"attention": "softmax"}
-SERVED = {name: changes for name, changes in CHANGES.items() if changes.get("context") != "residual"}
+SERVED = dict(CHANGES)
 SERVED |= {"softmax": SOFTMAX, "softmax, odd widths": {**SOFTMAX, "head_width": 7, "heads": 3, "classes": 3}}
 every_change = pytest.mark.parametrize("changes", SERVED.values(), ids=SERVED)
 
@@ -179,20 +178,6 @@ def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model
     assert engine.state_bytes == model.state_bytes(9)
 
 
-class _OnlyOn(TorchDispatchMode):
-    """Checks that every input and output of an operation is on `device`."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self._device = device
-
-    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        found = operation(*arguments, **(named or {}))
-        for part in tree_leaves((arguments, named, found)):
-            assert not isinstance(part, Tensor) or part.device.type == self._device, f"{operation} on {part.device}"
-        return found
-
-
 @loop_over(("head", "filters"), [("categorical", Filters()), ("mixture", Filters(top_k=3, top_p=0.8))])
 @loop_over("changes", [{}, {"classes": 3, "context": "hashed"}, SOFTMAX])
 def test_drawing_an_image_never_waits_for_the_host(build_tiny_model, head, filters, changes) -> None:
@@ -204,13 +189,45 @@ def test_drawing_an_image_never_waits_for_the_host(build_tiny_model, head, filte
                 moved = {name: fake.from_tensor(x).to("cuda") for name, x in tensors.items() if x is not None}
                 tensors.update(moved)
         engine = CudaEngine(model, 3)
-        with _OnlyOn("cuda"):  # a tensor on the host would have to be copied
+        with OnlyOn("cuda"):  # a tensor on the host would have to be copied
             for _ in range(2):
                 engine.take_step()
                 engine.draw_next(filters)
         assert engine._parameters.device.type == engine._tokens.device.type == "cuda"
         with pytest.raises(DataDependentOutputException):
             bool(engine._finite)
+
+
+# How many graphs 64 values need: one at the start, and then one for each set of numbers that decide what a step does.
+# `flash` has chunks of 16 positions, and the kernel of `nystrom` covers 5.
+GRAPHS = {"flash": ({"chunk": 16}, 32), "nystrom": ({"kernel": 5}, 5), "retention": ({}, 2)}
+FEW = ("linear", "softmax", "performer", "rfa", "gla", "deltanet", "mlstm", "rwkv7", "mesa", "mamba", "gdn2", "lstm")
+GRAPHS |= {name: ({}, 2) for name in FEW}
+
+
+@pytest.mark.parametrize("name", list_mixers())
+def test_replayed_steps_of_every_mechanism_match_the_model(build_tiny_model, monkeypatch, name) -> None:
+    """Later images replay the recorded operations, which know nothing of the numbers on the host."""
+    recorded: list[Recorder] = []
+
+    def record(graphs: Graphs, work: Callable[[], None]) -> Recorder:
+        recorded.append(Recorder())
+        with recorded[-1]:
+            work()
+        return recorded[-1]
+
+    monkeypatch.setattr(Graphs, "record", record)
+    options, count = GRAPHS.get(name, ({}, 64))
+    model = build_tiny_model(attention=name, attention_options=options, layers=1, classes=3)
+    expected = ReferenceEngine(model, 2)
+    tokens = draw_tokens(model, 2, 64)
+    wanted = torch.stack([expected.step(token) for token in tokens.unbind(dim=1)])
+    engine = CudaEngine(model, 2)
+    engine._graphs = Graphs(torch.device("cuda"))
+    for _ in range(3):  # run, record, replay
+        engine.start()
+        assert_agree(torch.stack([engine.step(token).clone() for token in tokens.unbind(dim=1)]), wanted, FLOAT32)
+    assert len(recorded) == count
 
 
 def test_work_runs_once_then_is_recorded_and_replayed(monkeypatch) -> None:
@@ -256,15 +273,9 @@ def test_other_devices_are_not_supported(build_tiny_model) -> None:
     ("changes", "dtype", "reason"),
     [
         (SOFTMAX, torch.float32, None),
-        ({"attention": "flash"}, torch.float32, "it supports linear attention and softmax only"),
-        ({"attention": "lstm"}, torch.float32, "it supports linear attention and softmax only"),
+        ({"attention": "flash"}, torch.float32, None),
         ({}, torch.float64, "it does not support float64"),
-        (CHANGES["pixels"], torch.float32, "it supports blocks that step over values only"),
-        (
-            {"attention_options": {"feature_map": "poly2"}},
-            torch.float32,
-            "it supports the feature maps elu and relu only",
-        ),
+        (CHANGES["pixels"], torch.float32, None),
         ({"attention_options": {"feature_map": "relu"}}, torch.float32, None),
         ({}, torch.bfloat16, None),
     ],
@@ -276,7 +287,7 @@ def test_unsupported_models_are_refused_with_a_reason(build_tiny_model, monkeypa
 
 
 @loop_over(("known", "dtype", "tolerance"), [(0, torch.bfloat16, BFLOAT16), (5, torch.float32, FLOAT32)])
-@loop_over(("attention", "state_type"), [("linear", FoldedState), ("softmax", KeyValueCache)])
+@loop_over(("attention", "state_type"), [("linear", FoldedState), ("softmax", FixedCache)])
 def test_steps_with_triton_match_the_model(
     build_tiny_model, with_triton, attention, state_type, known, dtype, tolerance
 ) -> None:
@@ -315,6 +326,27 @@ def test_a_restarted_engine_reuses_its_memory(build_tiny_model, with_triton, att
         for token in tokens[:, known : known + 9].unbind(dim=1):  # more than one fold
             assert torch.equal(engine.step(token), new.step(token))
     assert [part.data_ptr() for part in engine.tensors()] == memory
+
+
+def test_steps_run_as_they_are_if_recording_fails(monkeypatch, caplog) -> None:
+    def fail(graphs: Graphs, work: Callable[[], None]) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(Graphs, "record", fail)
+    graphs, done = Graphs(torch.device("cuda")), []
+    for number in range(4):
+        graphs.run("one", lambda number=number: done.append(number))
+    assert done == [0, 1, 2, 3]
+    assert [record.getMessage().count("\n") for record in caplog.records] == [0]
+
+
+def test_auto_leaves_models_that_never_ran_on_a_gpu_to_the_reference_engine(build_tiny_model, monkeypatch) -> None:
+    monkeypatch.setattr(CudaEngine, "refusal", lambda model, products=None: None)
+    monkeypatch.setattr(NativeEngine, "refusal", lambda model, products=None: "not here")
+    others = ({"attention": "flash"}, {"output_gate": True}, {"attention_options": {"feature_map": "poly2"}})
+    for changes in (*others, CHANGES["pixels"]):
+        choice = choose_engine("auto", build_tiny_model(**changes))
+        assert choice.value == "reference" and "have not run on a GPU yet; --engine cuda" in choice.reason
 
 
 def test_auto_chooses_the_gpu_engine_on_a_gpu(build_tiny_model, monkeypatch) -> None:

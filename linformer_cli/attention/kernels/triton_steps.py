@@ -100,10 +100,10 @@ def _step_cache_kernel(
     q, q_image, q_head, k, k_image, k_head, v, v_image, v_head, keys, values, steps, y, H, T, scale,
     C: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Step one head of one image. `steps` counts the new position; the cache has room for T positions."""
+    """Step one head of one image. `steps` counts the positions before it; the cache has room for T positions."""
     place = tl.program_id(0).to(tl.int64)
     image, head = place // H, place % H
-    slot = tl.load(steps) - 1
+    slot = tl.load(steps)
     features, channels, first = tl.arange(0, C), tl.arange(0, V), place * T
     query = _load_row(q, image, head, q_image, q_head, C) * scale
     key = _load_row(k, image, head, k_image, k_head, C)
@@ -129,7 +129,7 @@ def _step_cache_kernel(
 
 
 def step_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """The output [B, H, V] of softmax attention; writes k_t and v_t to the tensors of a `KeyValueCache`."""
+    """The output [B, H, V] of softmax attention; writes k_t and v_t to the tensors of a `FixedCache`."""
     q_t, k_t, v_t = map(with_dense_rows, (q_t, k_t, v_t))
     keys, values, _ = cache
     batch, heads, capacity, key_width = keys.shape

@@ -21,6 +21,14 @@ class KeyValueCache(NamedTuple):
     position: Tensor
 
 
+class FixedCache(NamedTuple):
+    """A `KeyValueCache` with room for a whole image, whose number of positions is `place`, a number on the device."""
+
+    keys: Tensor
+    values: Tensor
+    place: Tensor
+
+
 class CachedAttention(Attention[Options, KeyValueCache]):
     """A mechanism whose whole state is a cache of keys and values."""
 
@@ -128,20 +136,20 @@ def attend_cached(q: Tensor, cache: KeyValueCache, values: Tensor) -> Tensor:
     return attend_masked(q, keys, values, mask, is_causal=block == length)
 
 
-def step_fixed_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: KeyValueCache) -> Tensor:
+def step_fixed_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: FixedCache) -> Tensor:
     """The output [B, H, V] for q_t and k_t [B, H, K] and v_t [B, H, V]; writes k_t and v_t to the cache.
 
     This is a step of softmax attention for CUDA graphs, which always read and write the same tensors, so the number of
-    cached positions stays on the device. `cache.position` must already count the new position. q_t, k_t, v_t and the
-    cache have one type, and the cache is contiguous.
+    cached positions stays on the device, where the caller adds 1 to it afterwards. q_t, k_t, v_t and the cache have one
+    type, and the cache is contiguous.
     """
-    keys, values, position = cache
+    keys, values, place = cache
     if step_cache := kernel_for(CACHE_STEP, keys, values):
         return step_cache(q_t, k_t, v_t, cache)
-    slot = (position - 1).unsqueeze(0)
+    slot = place.unsqueeze(0)
     keys.index_copy_(2, slot, k_t.unsqueeze(2))
     values.index_copy_(2, slot, v_t.unsqueeze(2))
-    seen = torch.arange(keys.shape[2], device=keys.device) < position
+    seen = torch.arange(keys.shape[2], device=keys.device) <= place
     return attend_masked(q_t.unsqueeze(2), keys, values, seen.unsqueeze(0)).squeeze(2)
 
 

@@ -88,7 +88,7 @@ def choose_engine(wanted: str, model: PixelModel, products: torch.dtype | None =
         return Choice(wanted, "requested")
     refusals: list[str] = []
     for name, engine in ENGINES.items():
-        refusal = engine.refusal(model, products)
+        refusal = engine.refusal(model, products) or engine.doubt(model)
         if refusal is None:
             return Choice(name, "; ".join(refusals) or "the fastest here")
         refusals.append(f"not {name}: {refusal}")

@@ -45,6 +45,11 @@ class Engine(ABC):
     def refusal(cls, model: PixelModel, products: torch.dtype | None = None) -> str | None:
         """Say why the engine does not support `model` with `products`, or return None if it does."""
 
+    @classmethod
+    def doubt(cls, model: PixelModel) -> str | None:
+        """Say why `auto` does not choose the engine although it supports `model`, or return None if it does."""
+        return None
+
     @staticmethod
     def refuse_products(model: PixelModel, products: torch.dtype | None) -> str | None:
         """Say why an engine whose products are always in the model's type rejects `products`, or return None."""

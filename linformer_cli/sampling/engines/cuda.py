@@ -1,29 +1,28 @@
-"""The GPU engine. For every value, it replays one CUDA graph that steps the model, draws the value and embeds it.
+"""The GPU engine. For every value, it replays a CUDA graph that steps the model, draws the value and embeds it.
 
-Everything that a step needs stays on the device, including the position and the random numbers, so the host does not
-wait inside an image. The state of `linear` is float32. With Triton, the state is a `FoldedState`, and each layer has
-one fused kernel that writes the sums only every few steps. `softmax` has a cache with room for the whole image, and
-one kernel per layer, too. Without Triton, the graph contains torch's own operations.
+The graph is recorded from the model's own step. Everything that the step changes stays on the device, including the
+position and the random numbers, so the host does not wait inside an image. Single numbers of a state decide what a step
+does, such as how much of a cache it reads. The host knows them, and there is one graph for each set of these numbers:
+one for all positions with running sums, `period` graphs with chunks, and one for each position with most caches. With
+Triton, the state of `linear` is a `FoldedState`, and each layer has one fused kernel that writes the sums only every
+few steps. `softmax` has a cache with room for the whole image, and one kernel per layer, too.
 """
 
+import logging
 from collections.abc import Callable, Hashable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.base import fork_into, state_tensors
-from linformer_cli.attention.kernels.registry import FOLDED_STEP, find_kernel
-from linformer_cli.attention.linear import LinearAttention, LinearState
-from linformer_cli.attention.parts.caches import KeyValueCache, step_fixed_cache
-from linformer_cli.attention.parts.folded_sums import FoldedState, build_folded_state, refill, step_folded
-from linformer_cli.attention.softmax import SoftmaxAttention
+from linformer_cli.attention.base import Shared, fork_into, map_states, select_images, state_tensors
+from linformer_cli.attention.parts.folded_sums import FoldedState, refill
+from linformer_cli.attention.tensors import host_number
 from linformer_cli.errors import LintxError
-from linformer_cli.model.attention_layer import AttentionLayer
-from linformer_cli.model.blocks import TransformerBlock
-from linformer_cli.model.dropout import exact
-from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding, fill_ring, ring_slots
+from linformer_cli.model.attention_layer import LayerState
+from linformer_cli.model.blocks import Block, InnerBlock
+from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.sampling.choose import Filters, UniformStreams
@@ -31,12 +30,14 @@ from linformer_cli.system.signals import Check, never_stop
 
 from .base import DAMAGED, Engine
 
-# The state of a layer: of `linear` with and without Triton, and of `softmax`.
-_LayerState = FoldedState | LinearState | KeyValueCache
+_log = logging.getLogger(__name__)
+
+# The most graphs of an engine. A graph of a deep model takes about a megabyte. Other steps run as they are.
+_MOST_GRAPHS = 1024
 
 
 class CudaEngine(Engine):
-    """CUDA graphs for transformer blocks with `linear` or `softmax` attention, on a CUDA device.
+    """CUDA graphs of the model's own step, on a CUDA device.
 
     Weights, vectors and caches are in the model's type, float32 or bfloat16; sums are float32.
     """
@@ -47,17 +48,24 @@ class CudaEngine(Engine):
         model, batch = self.model, self.batch
         device, positions = model.device, model.config.image.positions
         self._position = 0
-        self._embedding = _Embedding(model.embedding, batch, model.dtype)
-        self._blocks = cast(list[TransformerBlock], list(model.blocks))
+        self._place = torch.zeros((), dtype=torch.int64, device=device)
         # Each replay of a graph reads and writes the same tensors, including the states.
-        self.states = [self._own(*pair) for pair in zip(self._blocks, model.init_state(batch).layers, strict=True)]
+        self._state = self._fix(model.init_state(batch))
+        # The numbers of the state that the host knows, and after how many positions they decide the same again.
+        self._numbers: tuple[int, ...] = ()
+        layers = zip(model.typed_blocks, self._state.layers, strict=True)
+        self._periods = [model.embedding.stride, *(period for pair in layers for period in self._list_periods(*pair))]
         self._tokens = torch.zeros(batch, dtype=torch.int64, device=device)
-        self._parameters = torch.zeros(batch, model.head.projection.out_features, dtype=model.dtype, device=device)
+        # A network for channels adds its predictions in float32.
+        dtype = torch.float32 if model.channels is not None and isinstance(model.head, MixtureHead) else model.dtype
+        self._parameters = torch.zeros(batch, model.head.projection.out_features, dtype=dtype, device=device)
         self._uniforms = torch.zeros(positions, batch, dtype=torch.float64, device=device)
         self._values = torch.zeros(positions, batch, dtype=torch.uint8, device=device)
         self._drawn = torch.zeros(1, dtype=torch.int64, device=device)
         self._finite = torch.ones((), dtype=torch.bool, device=device)
         self._graphs = Graphs(device)
+        # The numbers after each recorded step.
+        self._after: dict[Hashable, tuple[int, ...]] = {}
 
     @classmethod
     def refusal(cls, model: PixelModel, products: torch.dtype | None = None) -> str | None:
@@ -65,57 +73,48 @@ class CudaEngine(Engine):
             return "it runs on CUDA devices only"
         if model.dtype not in (torch.float32, torch.bfloat16):
             return "it does not support float64"
-        if model.channels is not None:
-            return "it supports blocks that step over values only"
-        for block in model.blocks:
-            layer = block.attention if isinstance(block, TransformerBlock) else None
-            inner = None if layer is None else layer.inner
-            if layer is None or not isinstance(inner, LinearAttention | SoftmaxAttention):
-                return "it supports linear attention and softmax only"
-            if model.config.embedding == "none":
-                return "it supports embeddings with positions only"
-            if layer.has_parts:
-                return "it supports attention layers without optional parts only"
-            if isinstance(inner, LinearAttention) and inner.options.feature_map not in COMPILED_MAPS:
-                # Other maps read numbers from the host, and a graph cannot do that.
-                return f"it supports the feature maps {' and '.join(COMPILED_MAPS)} only"
         return cls.refuse_products(model, products)
+
+    @classmethod
+    def doubt(cls, model: PixelModel) -> str | None:
+        config = model.config
+        tried = config.attention in ("linear", "softmax") and model.channels is None and config.embedding != "none"
+        parts = (config.short_convolution, config.normalise_keys, config.norm_heads, config.output_gate)
+        # Other feature maps are plain torch.
+        if tried and not any(parts) and config.attention_options.get("feature_map", "elu") in COMPILED_MAPS:
+            return None
+        return "its graphs of such a model have not run on a GPU yet; --engine cuda uses them"
 
     def start(self, state: PixelState | None = None) -> None:
         state = self.model.init_state(1) if state is None else state  # copied to every image below
-        # From here on the host counts the steps itself, because reading the position would wait for the device.
+        # From here on the host counts the steps itself, because reading the place would wait for the device.
         self._position = int(state.embedding.position)
-        self._embedding.start(state.embedding)
-        for own, layer in zip(self.states, state.layers, strict=True):
-            if isinstance(own, FoldedState):
-                refill(own, *layer)
-            elif isinstance(own, KeyValueCache):
-                for part, new in ((own.keys, layer.keys), (own.values, layer.values)):
-                    fork_into(part[:, :, : self._position], new[:, :, : self._position])
-            else:
-                for part, new in zip(own, layer, strict=True):
-                    fork_into(part, new)
+        self._place.fill_(self._position)
+        self._set_numbers(self._refill(self._state, state))
+
+    @property
+    def states(self) -> tuple[Any, ...]:
+        """The states of the layers."""
+        return self._state.layers
 
     @property
     def state_bytes(self) -> int:
         return sum(part.numel() * part.element_size() for part in self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors of the state. Each is listed once, although folded states share the position."""
-        own = (self._embedding.recent, self._embedding.position, self._embedding.label, *self.states)
-        return list({id(part): part for part in state_tensors(own)}.values())
+        """Return the tensors of the state on the device. Each is listed once, although many states share the place."""
+        parts = {id(part): part for part in state_tensors(self._state) if not self._is_number(part)}
+        return list(parts.values())
 
     def fork(self, ancestors: Tensor) -> None:
         images = functional.pad(ancestors, (0, self.batch - len(ancestors))).to(self.model.device)
-        for part in self.tensors():
-            if part.dim():  # all images share the position
-                part.copy_(part.index_select(0, images))
+        self._keep(select_images(self._state, images))
 
     @torch.no_grad()
     def step(self, tokens_t: Tensor) -> Tensor:
         self._count_step()
         self._tokens[: len(tokens_t)] = tokens_t
-        self._graphs.run("step", self.take_step)
+        self._run("step", self.take_step)
         return self._parameters[: len(tokens_t)]
 
     @torch.no_grad()
@@ -142,7 +141,7 @@ class CudaEngine(Engine):
             before_step()
             if drawn:
                 self._count_step()
-                self._graphs.run(filters, advance)
+                self._run(filters, advance)
             else:
                 self.draw_next(filters)
         values = self._values[:count, :images].T.clone(memory_format=torch.contiguous_format).cpu()
@@ -151,11 +150,14 @@ class CudaEngine(Engine):
         return values
 
     def take_step(self) -> None:
-        """Compute the parameters from the tokens, on the device only."""
-        x = self._embedding.read(self._tokens)
-        for block, state in zip(self._blocks, self.states, strict=True):
-            x = _step_block(block, x, state)
-        self._parameters.copy_(self.model.head(self.model.norm(x)))
+        """Compute the parameters from the tokens, and the next state, on the device only."""
+        numbers = iter(self._numbers)
+        state = map_states(
+            lambda x: x, self._state, common=lambda x: host_number(next(numbers)) if self._is_number(x) else x
+        )
+        parameters, state = self.model.step(self._tokens, state)
+        self._parameters.copy_(parameters)
+        self._set_numbers(self._keep(state))
 
     def draw_next(self, filters: Filters) -> None:
         """Draw values from the parameters, on the device only. The values are the next tokens."""
@@ -168,40 +170,74 @@ class CudaEngine(Engine):
         self._tokens.copy_(values.repeat(filters.rows_per_image))
         self._drawn += 1
 
+    def _run(self, name: Hashable, work: Callable[[], None]) -> None:
+        """Do `work`, which takes a step, by a graph if there is one or room for one."""
+        key = name, self._numbers
+        if key in self._after or len(self._after) < _MOST_GRAPHS:
+
+            def begin() -> None:
+                self._numbers = key[1]
+                work()
+
+            self._graphs.run(key, begin)
+            self._numbers = self._after.setdefault(key, self._numbers)
+        else:
+            work()
+
     def _count_step(self) -> None:
-        if self._position == self.model.config.image.positions:
+        if self._position == self.model.config.image.positions and self.model.find_bound() is not None:
             raise ValueError(f"all {self._position} values of the image have already been drawn")
         self._position += 1
 
-    def _own(self, block: TransformerBlock, layer: LinearState | KeyValueCache) -> _LayerState:
-        """Return the state that the steps of this layer update in place."""
-        if isinstance(layer, KeyValueCache):
-            return layer._replace(position=self._embedding.position)  # counts a position before the blocks see it
-        inner = cast(LinearAttention, block.attention.inner)
-        s, z = (part.contiguous() for part in layer)
-        shape, dtype = inner.shape, self.model.dtype
-        widths = shape.key_width, shape.value_width
-        if find_kernel(FOLDED_STEP, s.device, dtype, widths, inner.options.feature_map):
-            return build_folded_state(s, z, self._embedding.position, dtype)
-        return LinearState(s, z)
+    def _is_number(self, x: Tensor) -> bool:
+        """Whether a tensor of the state is a number that the host knows."""
+        return x.dim() == 0 and x is not self._place
 
+    def _set_numbers(self, numbers: list[int]) -> None:
+        """Set the numbers of the state to the smallest ones that decide the same."""
+        pairs = zip(numbers, self._periods, strict=True)
+        self._numbers = tuple(n if p is None or n < 2 * p else p + n % p for n, p in pairs)
 
-def _step_block(block: TransformerBlock, x_t: Tensor, state: _LayerState) -> Tensor:
-    """Return the result of `block.step`, without waiting for the device. Updates `state` in place."""
-    if isinstance(state, LinearState):
-        return block.step(x_t, state)[0]
-    layer = cast(AttentionLayer, block.attention)
+    def _list_periods(self, block: Block, layer: Any) -> list[int | None]:
+        """The period of each number in the state of a block."""
+        period = block.inner.period if isinstance(block, InnerBlock) else None
+        return [period for part in state_tensors(layer) if self._is_number(part)]
 
-    def attention(x_t: Tensor) -> tuple[Tensor, Any]:
-        inputs, _ = layer.project(x_t)
-        q_t, k_t, v_t = inputs.q, inputs.k, inputs.v
-        if isinstance(state, KeyValueCache):
-            y_t = step_fixed_cache(q_t, k_t, v_t, state)
-        else:
-            y_t = step_folded(q_t, k_t, v_t, state, cast(LinearAttention, layer.inner).options.feature_map)
-        return layer.finish(y_t, inputs.gate), state
+    def _fix(self, state: PixelState) -> PixelState:
+        """`state` in the form in which steps update it in place."""
 
-    return exact(block.add_branches(x_t, attention)[0])
+        def fix(block: Block, layer: Any) -> Any:
+            if isinstance(layer, LayerState):
+                return layer._replace(inner=fix(block, layer.inner))
+            return (
+                block.inner.fix_state(layer, self._place, self.model.dtype) if isinstance(block, InnerBlock) else layer
+            )
+
+        layers = tuple(fix(*pair) for pair in zip(self.model.typed_blocks, state.layers, strict=True))
+        return state._replace(embedding=state.embedding._replace(place=self._place), layers=layers)
+
+    def _keep(self, state: PixelState) -> list[int]:
+        """Copy what is new in `state`, of the same images, to the engine's own state. Return its numbers."""
+        numbers = []
+        for own, new in zip(state_tensors(self._state), state_tensors(state), strict=True):
+            if self._is_number(own):
+                numbers.append(int(new))
+            elif own is not new:
+                own.copy_(new)
+        return numbers
+
+    def _refill(self, own: Any, new: Any) -> list[int]:
+        """Copy `new`, of as many or fewer images, to `own`, which may have more room. Return its numbers."""
+        if isinstance(own, FoldedState):
+            refill(own, *new)
+        elif isinstance(own, tuple) and not isinstance(own, Shared):
+            return [number for pair in zip(own, new, strict=True) for number in self._refill(*pair)]
+        elif isinstance(own, Tensor) and own.dim():
+            room = [slice(min(sizes)) for sizes in zip(own.shape[1:], new.shape[1:], strict=True)]
+            fork_into(own[:, *room], new[:, *room])
+        elif isinstance(own, Tensor) and self._is_number(own):
+            return [int(new)]
+        return []
 
 
 class Graphs:
@@ -214,14 +250,23 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._warm: set[Hashable] = set()
+        # Whether the device can record. If it fails once, steps run one operation at a time.
+        self._records = True
         # This holds only the graphs. A reference to the work would be cyclic and keep the engine and its memory alive.
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        # All graphs use the same memory for intermediate results, and one workspace of matrix products.
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
 
     def run(self, name: Hashable, work: Callable[[], None]) -> None:
         """Run `work`, which must be the same for the same `name`."""
-        if name in self._warm and self._device.type == "cuda":
-            if name not in self._graphs:
+        if name in self._warm and self._device.type == "cuda" and name not in self._graphs and self._records:
+            try:
                 self._graphs[name] = self.record(work)
+            except RuntimeError as error:
+                _log.warning("no CUDA graphs here, which is slower: %s", str(error).partition("\n")[0])
+                self._records = False
+        if name in self._graphs:
             self._graphs[name].replay()
         else:
             work()
@@ -232,58 +277,8 @@ class Graphs:
         with torch.cuda.device(self._device):
             graph = torch.cuda.CUDAGraph()
             # torch's default stream for graphs belongs to the first device that recorded one.
-            with torch.cuda.graph(graph, stream=torch.cuda.Stream(self._device)):
+            self._stream = self._stream or torch.cuda.Stream(self._device)
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 work()
+            self._pool = graph.pool()
         return graph
-
-
-class _Embedding:
-    """Runs `PixelEmbedding` one token at a time, with the position on the device and the recent values in a ring."""
-
-    def __init__(self, embedding: PixelEmbedding, batch: int, dtype: torch.dtype) -> None:
-        device, reach = embedding.sources.device, embedding.reach
-        self.recent, position, self.label = embedding.init_state(batch, device)
-        self.position = position.to(device)
-        self._levels, self._reach, self._table = embedding.levels, reach, embedding.values
-        self._slots = ring_slots(embedding.sources, reach)
-        self._bounds, self._channels = embedding.bounds, embedding.grid.channels
-        self._value_width = embedding.value_width
-        self._rows = torch.arange(embedding.slots, device=device) * (embedding.levels + 1)
-        places = embedding.places()
-        assert places is not None, "`refusal` refuses models without positions"
-        self._places = places.to(dtype)
-        self._beside = embedding.sinusoids is not None
-        self._surroundings, self._tables = embedding.surroundings, embedding.tables
-        self._classes = embedding.classes
-
-    def start(self, state: EmbeddingState) -> None:
-        """Continue from `state`, using the same tensors as before."""
-        fork_into(self.recent, fill_ring(state, self._reach))
-        self.position.copy_(state.position)
-        fork_into(self.label, state.label)
-
-    def read(self, tokens_t: Tensor) -> Tensor:
-        """Return the vectors [B, D] of the next token int64 [B]."""
-        # At position 0 this writes the start token. Value number reach - 1 overwrites it before its slot is read.
-        position = self.position.unsqueeze(0)
-        newest = (position - 1) % self._reach
-        self.recent.index_copy_(1, newest, tokens_t.to(self.recent.dtype).unsqueeze(1))
-        slots = self._slots.index_select(0, position).squeeze(0)
-        values = self.recent.index_select(1, slots.clamp(min=0)).long()
-        values = torch.where(slots < 0, self._levels, values)
-        values, around, together = values.tensor_split(self._bounds, dim=1)
-        if self._table is None:
-            x = self._places.new_zeros(len(tokens_t), self._value_width)
-        else:
-            x = functional.embedding_bag(values + self._rows, self._table, mode="sum")
-        place = self._places.index_select(0, position)
-        x = torch.cat([x, place.expand(len(x), -1)], dim=-1) if self._beside else x + place
-        if self._surroundings is not None:
-            x = x + self._surroundings(around)
-        if self._tables is not None:
-            x = x + self._tables(together, position % self._channels)
-        if self._classes is not None:
-            self.label.copy_(torch.where(position == 0, tokens_t.unsqueeze(1), self.label))
-            x = x + self._classes(self.label.squeeze(1))
-        self.position += 1
-        return x

@@ -1,0 +1,52 @@
+"""Modes of torch: one checks where tensors are, and one stands for CUDA graphs."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class OnlyOn(TorchDispatchMode):
+    """Checks that every operation has all its tensors on `device`, except single numbers that it does not copy."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        found = operation(*arguments, **(named or {}))
+        for part in tree_leaves((arguments, named, found)):
+            if isinstance(part, Tensor) and part.device.type != self._device:
+                is_number = part.dim() == 0 and part.device.type == "cpu"
+                assert is_number and not copies(operation, found), f"{operation} on {part.device}"
+        return found
+
+
+def copies(operation: Any, found: Any) -> bool:
+    """Whether an operation copies a tensor to a device."""
+    return "copy" in str(operation) and isinstance(found, Tensor) and found.device.type != "cpu"
+
+
+class Recorder(TorchDispatchMode):
+    """Stands for a CUDA graph: `replay` repeats the recorded operations on the same tensors, and no Python code.
+
+    Here, unlike on a GPU, recorded operations also run. The first replay therefore does nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[Any, ...]] = []
+        self._has_run = True
+
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        found = operation(*arguments, **(named or {}))
+        self._calls.append((operation, arguments, named or {}, found))
+        return found
+
+    def replay(self) -> None:
+        for operation, arguments, named, found in [] if self._has_run else self._calls:
+            for old, new in zip(tree_leaves(found), tree_leaves(operation(*arguments, **named)), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+        self._has_run = False
