@@ -135,10 +135,11 @@ def test_guidance_gives_the_images_of_the_sampler(run_node) -> None:
 @needs_node
 @needs_library
 def test_every_mechanism_draws_the_images_of_the_sampler(run_node, build_tiny_model) -> None:
+    """The first variant of each; tests/native/test_other_machines.py has all."""
     image = ImageShape(height=POSITIONS // 10, width=10, levels=16)
     models = {
-        name: build_tiny_model(attention=attention, attention_options=options, image=image)
-        for name, (attention, options) in VARIANTS.items()
+        name: build_tiny_model(attention=name, attention_options=options, image=image)
+        for name, options in reversed(VARIANTS.values())
     }
     models |= {name: build_tiny_model(**CHANGES[name]) for name in ("palette", "palette, hashed, odd widths", "RGBA")}
     models["mixture in colour"] = build_tiny_model(head="mixture", image=ImageShape(height=5, width=4, channels=3))
