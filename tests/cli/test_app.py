@@ -30,6 +30,7 @@ COMMANDS = [
     "demo",
     "env",
 ]
+SEEDED = ["sample", "check", "bench copy", "bench approximation"]
 BENCHES = [f"bench {name}" for name in get_group(benchmarks).commands]
 ROOT = Path(__file__).parents[2]
 
@@ -181,6 +182,8 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["plot", "nowhere", "--grids", "3"], 2, "--grids needs --samples FILE"),
         (["bench", "approximation", "--norms", "1,9"], 2, "norms above 7.92"),
         (["sample", "--scale", "1000"], 2, "less than or equal to 64"),
+        *(([*words.split(), "--seed", str(2**63)], 2, "--seed") for words in SEEDED),
+        *((["bench", "copy", option, "0"], 2, option) for option in ("--length", "--width")),
         *((["sample", "-n", "1", *given], 2, "--files is empty") for given in (["--files", ""], ["--files="])),
         (["train", "--data", "glyphs", "--out", ""], 2, "--out is empty"),
         (["export", "mnist-deep", ""], 2, "OUT is empty"),

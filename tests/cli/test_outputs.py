@@ -6,7 +6,6 @@ import pytest
 from PIL import Image
 
 from linformer_cli.bench import sample
-from linformer_cli.sampling import decode
 
 QUICK = ["--batch", 1, "--repeats", 1, "--no-memory", "--no-rerun"]
 
@@ -136,18 +135,3 @@ def test_a_misspelt_mechanism_is_reported_before_any_work(lintx, command) -> Non
     assert outcome.code == 2
     (line,) = outcome.stderr.splitlines()
     assert "unknown attention 'sofmax'" in line and "softmax" in line
-
-
-@pytest.mark.parametrize(
-    "command", [["sample"], ["check"], ["bench", "copy"], ["bench", "approximation"]], ids=lambda command: command[-1]
-)
-def test_a_seed_beyond_64_bits_is_refused(lintx, monkeypatch, command) -> None:
-    monkeypatch.setattr(decode, "Sampler", None)
-    outcome = lintx(*command, "--seed", 2**63)
-    assert outcome.code == 2 and "--seed" in outcome.stderr and "Traceback" not in outcome.stderr
-
-
-@pytest.mark.parametrize("option", ["--length", "--width"])
-def test_a_copy_task_of_size_zero_is_refused(lintx, option) -> None:
-    outcome = lintx("bench", "copy", option, 0)
-    assert outcome.code == 2 and option in outcome.stderr

@@ -455,15 +455,6 @@ def test_filters_stay_in_bounds_if_parameters_are_nan(build_tiny_model, filters)
 
 
 @needs_library
-def test_native_draws_like_the_head_with_the_same_random_numbers(build_tiny_model) -> None:
-    model = build_tiny_model()
-    native = NativeEngine(model, 3)
-    streams, again = UniformStreams(0, range(3)), UniformStreams(0, range(3))
-    parameters = native.step(model.start_tokens(3)).clone()
-    assert torch.equal(native.draw(parameters, streams.take(), Filters()), model.head.draw(parameters, again.take()))
-
-
-@needs_library
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 def test_native_draws_a_valid_value_from_nan(build_tiny_model, head) -> None:
     """NaN is checked only every few steps. A value drawn before the check must be a valid index into the tables."""
