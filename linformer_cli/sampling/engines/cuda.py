@@ -32,7 +32,7 @@ from .base import DAMAGED, Engine
 
 _log = logging.getLogger(__name__)
 
-# The most graphs of an engine. A graph of a deep model takes about a megabyte. Other steps run as they are.
+# The most graphs of an engine, since each takes memory. Other steps run as they are.
 _MOST_GRAPHS = 1024
 
 
