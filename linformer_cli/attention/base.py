@@ -173,17 +173,13 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
             if not may_check(y.device) or _has_finite_sum(y):
                 return y, after
             finite = _count_finite_positions(q, k, v, extra)
-            groups = [(int(count), (finite == count).nonzero().flatten()) for count in finite.unique()]
-            if len(groups) == 1:
-                count = groups[0][0]
-                if count == q.shape[2] or (count == 0 and state is None):
-                    return y, after
-                return self._attend_cut(count, q, k, v, state, extra)
-            parts = []
-            for count, images in groups:
+            parts, places = [], []
+            for count in finite.unique().tolist():
+                images = (finite == count).nonzero().flatten()
                 select = functools.partial(torch.index_select, dim=0, index=images)
                 parts.append(self._attend_cut(count, *map_states(select, (q, k, v, state, extra))))
-            order = torch.cat([images for _, images in groups]).argsort()
+                places.append(images)
+            order = torch.cat(places).argsort()
             return map_states(lambda *x: torch.cat(x)[order], *parts)
 
     def _attend_once(

@@ -72,12 +72,9 @@ class BigbirdAttention(SpanAttention[BigbirdOptions]):
 def draw_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, count: int) -> NDArray[np.int64]:
     """Random blocks [heads, blocks, count]: distinct blocks from first .. b - 3 for each block b, else -1.
 
-    All sets of blocks are equally likely. Let n be the number of blocks first .. b - 3. If n < count, the first n
-    columns hold all of these blocks. The method is Floyd's sampling without replacement. Let m = min(count, n) and
-    top = n - m + i. Column i of (head, b) is `first` plus a number drawn from 0 .. top, or `first` + top if an earlier
-    column has that number. The number is x (top + 1) / 2^32, rounded down, where x is the upper half of a 64-bit hash
-    of (seed, layer, head, b, i). An entry depends only on these five numbers, `first` and `count`. It does not depend
-    on `blocks` or on the version of a library.
+    All sets of blocks are equally likely. The method is Floyd's sampling without replacement, with numbers from a hash
+    of (seed, layer, head, b, column); docs/reference/attention/bigbird.md gives the formula. An entry depends only on
+    these five numbers, `first` and `count`. It does not depend on `blocks` or on the version of a library.
     """
     available = np.maximum(np.arange(blocks) - _WINDOW + 1 - first, 0)
     return _draw(seed, layer, heads, available, first, count)

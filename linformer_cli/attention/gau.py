@@ -66,26 +66,23 @@ class GauAttention(GatedAttention[GauOptions, KeyValueCache], CachedAttention[Ga
         held = k.dtype if state is None else state.keys.dtype
         cache = extend_cache(state, self.key(k.to(dtype)).to(held), v)
         start = int(cache.position) - length
-        self._require_room(start + length)
-        queries = self.query(q.to(dtype)).squeeze(1)
         keys, values = (part[:, 0, : start + length].to(dtype) for part in (cache.keys, cache.values))
+        return self._mix_rows(q.to(dtype), keys, values, start), cache
+
+    def _mix_rows(self, q: Tensor, keys: Tensor, values: Tensor, start: int, causal: bool = True) -> Tensor:
+        """Outputs [B, 1, T, V] of q [B, 1, T, K], the first at position `start`, for all keys [B, L, K]."""
+        self._require_room(start + q.shape[2])
         blocks = []
-        for first in range(0, length, ROWS_AT_ONCE):
-            rows = queries[:, first : first + ROWS_AT_ONCE]
-            seen = start + first + rows.shape[1]
-            blocks.append(self.mix(rows, keys[:, :seen], values[:, :seen], start + first))
-        return torch.cat(blocks, dim=1).unsqueeze(1), cache
+        for rows in self.query(q).squeeze(1).split(ROWS_AT_ONCE, dim=1):
+            seen = start + rows.shape[1] if causal else keys.shape[1]
+            blocks.append(self.mix(rows, keys[:, :seen], values[:, :seen], start, causal))
+            start += rows.shape[1]
+        return torch.cat(blocks, dim=1).unsqueeze(1)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
-        dtype, length = accumulator_dtype(q.dtype), q.shape[2]
-        self._require_room(length)
+        dtype = accumulator_dtype(q.dtype)
         # Values are 0 at the padding, and weights are not normalised, so no mask is needed.
-        queries, keys, values = self.query(q.to(dtype)), self.key(k.to(dtype)), v.squeeze(1).to(dtype)
-        blocks = []
-        for first in range(0, length, ROWS_AT_ONCE):
-            rows = queries[:, 0, first : first + ROWS_AT_ONCE]
-            blocks.append(self.mix(rows, keys.squeeze(1), values, first, causal=False))
-        return torch.cat(blocks, dim=1).unsqueeze(1)
+        return self._mix_rows(q.to(dtype), self.key(k.to(dtype)).squeeze(1), v.squeeze(1).to(dtype), 0, causal=False)
 
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates

@@ -1,6 +1,6 @@
 """Linformer (Wang 2020, arXiv 2006.04768): learned low-rank projections, made causal by blocks."""
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,11 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
-from .parts.caches import add_cache, attend_masked, fit_rows, init_cache
+from .parts.caches import KeyValueCache, add_cache, attend_masked, fit_rows, init_cache
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .tensors import accumulator_dtype, find_padding, host_number
+
+LinformerState = KeyValueCache
 
 _DEFAULT_RANK = 4
 
@@ -36,18 +38,6 @@ class LinformerOptions(AttentionOptions):
             raise ValueError(f"'rank' must be at most 'block', found rank {self.rank} and block {self.block}")
 
 
-class LinformerState(NamedTuple):
-    """Keys [B, H, capacity, K], values [B, H, capacity, V], and the 0-d int64 number of positions seen.
-
-    Keys and values first hold the `rank` projected rows of each finished block, then the exact rows of the unfinished
-    block. When a block is finished, its projected rows replace its exact rows. The remaining capacity is unused.
-    """
-
-    keys: Tensor
-    values: Tensor
-    position: Tensor
-
-
 class LinformerAttention(Attention[LinformerOptions, LinformerState]):
     """y_t = softmax(q_t [E k of earlier blocks; k_j of the same block, j <= t]^T / sqrt(K)) [F v of earlier ...; v_j].
 
@@ -57,6 +47,9 @@ class LinformerAttention(Attention[LinformerOptions, LinformerState]):
     the same E and F. The rows of a block are visible from the next block on. Inside its own block, a query sees exact
     keys. A sequence may have any length. The number of rows grows by rank / block per position; in the source, it is
     fixed.
+
+    The state is a cache. It first holds the `rank` projected rows of each finished block, then the exact rows of the
+    unfinished block. When a block is finished, its projected rows replace its exact rows.
 
     In the bidirectional form, a query sees the rows of all blocks and no exact keys. If `block` is the length of the
     sequence, this is the source's formula. Otherwise, E is block-diagonal, with the same block everywhere. A shorter
@@ -160,7 +153,7 @@ class LinformerAttention(Attention[LinformerOptions, LinformerState]):
         return max(positions - 1, 0) // self.block * self.rank + min(positions, self.block)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinformerState:
-        return LinformerState(*init_cache(batch, self.shape, self._capacity(capacity), device, dtype))
+        return init_cache(batch, self.shape, self._capacity(capacity), device, dtype)
 
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LinformerState, gates_t: Gates

@@ -13,10 +13,10 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .parts.caches import CacheLayout, add_cache, emit_rows, fit_rows, init_cache
-from .parts.key_sets import join, list_blocks, weigh, weigh_lists
+from .parts.key_sets import Lists, join, weigh, weigh_lists
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .parts.scaling import shrink_huge
-from .parts.spans import Span, stack_spans
+from .parts.spans import Span, share_keys, stack_spans
 from .tensors import accumulator_dtype, fill_padding, host_number
 
 # The fewest queries in a block that shares one slice of near keys. Larger blocks copy fewer keys but mask more scores.
@@ -140,8 +140,11 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
         shares, content = scores.softmax(dim=2).transpose(-1, -2), (k.to(dtype), v.to(dtype))
         row_k, row_v = (self.row_norm((shares @ x).transpose(1, 2)).transpose(1, 2) for x in content)
         near_k, near_v = (self.window_norm(x.transpose(1, 2)).transpose(1, 2) for x in content)
-        segments = list_blocks(q.shape[2], self.window, half, half, q.device)
-        return join([weigh_lists(q, near_k, near_v, segments, lengths), weigh(q, row_k, row_v, None)])
+        position = torch.arange(q.shape[2])
+        segment = Span(position // self.window * self.window - half, 1, self.window + 2 * half)
+        table = stack_spans([segment], torch.full_like(position, len(position)))
+        lists = Lists(*(x.to(q.device) for x in share_keys(table, 1, self.window)))
+        return join([weigh_lists(q, near_k, near_v, lists, lengths), weigh(q, row_k, row_v, None)])
 
     def _compress(
         self, k: Tensor, v: Tensor, scores: Tensor, state: LongShortState, start: int
@@ -260,7 +263,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
         spans = [Span(0, 1, (position + 1).clamp(max=self.window)), Span(self.window, 1, position // chunk * rank)]
         table = stack_spans(spans, torch.full_like(position, capacity)).transpose(0, 1)
         layout = CacheLayout(capacity, 0, self.window)
-        emit_rows(replace(inputs, projected=normed, columns=columns), cache, layout, table)
+        emit_rows(replace(inputs, projected=normed, columns=columns), layout, table, cache)
 
     def list_states(self, state: LongShortState) -> list[Tensor]:
         """The tensors of the state, with position t of the window in row t % window."""

@@ -74,16 +74,11 @@ class PerformerAttention(SumAttention[PerformerOptions, PerformerState]):
         trig        exp(|x|^2 / 2) [sin(w_i . x), cos(w_i . x)]
         relu        max(w_i . x, 0) + 1e-3, which does not estimate the softmax kernel
 
-    Unlike the source's code, we add no epsilon to an exponential. No result is defined by a maximum over the whole
-    sequence, since this maximum would depend on later keys. Let a_ti and b_ji be the logarithms of feature i of query t
-    and of key j, and c_i(t) the maximum of b_ji over j <= t. The state contains sums of exp(b_ji - c_i(t)), which are
-    rescaled when c_i rises. A query reads feature i with the weight softmax over i of a_ti + c_i(t), so the denominator
-    is at least 1. `trig` keeps one maximum, that of |y_j|^2 / 2. The denominator of `trig` is at least a tenth of the
-    keys' total weight. |k_j|^2 is limited to a quarter of the type's largest number, so keys whose squares overflow
-    still give finite outputs.
-
-    For `positive` and `hyperbolic`, `attend` does scale the sums by the maximum over all its positions, but this scale
-    cancels in the quotient. A later key can therefore change the last bits of an earlier output.
+    Unlike the source's code, we add no epsilon to an exponential, and no result is defined by a maximum over the whole
+    sequence, which would depend on later keys. Let a_ti and b_ji be the logarithms of feature i of query t and of key
+    j, and c_i(t) the maximum of b_ji over j <= t. The state has sums of exp(b_ji - c_i(t)), which a query reads with
+    the weights softmax over i of a_ti + c_i(t). `trig` keeps one maximum, that of |y_j|^2 / 2, and its denominator is
+    at least a tenth of the keys' total weight.
 
     In the bidirectional form, the sums and the maxima are those of all positions: equation 6 of the source.
     """

@@ -51,11 +51,9 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
         raster:  w(t, j) = exp(-(t - j) / m_h)
         plane:   w(t, j) = exp(-(r_t - r_j) W / m_h) cos(pi (c_t - c_j) / 2 W)^(2 P)
 
-    Both can be computed as running sums, s_t = d_t s_{t-1} + phi(k_t) v_t^T and u_t = phi(q_t) s_t / sqrt(K). In
-    `raster`, phi(x) = x and d_t = exp(-1 / m_h). In `plane`, the power of the cosine is a constant plus P waves. Each
-    wave is a sum of products of a factor for the query's column and a factor for the key's column. phi(x_t) therefore
-    holds x_t times 1, cos(pi n c_t / W) and sin(pi n c_t / W) for n = 1 .. P, each with its coefficient. d_t is exp(-W
-    / m_h) at the first position of a row, else 1.
+    Both are running sums, s_t = d_t s_{t-1} + phi(k_t) v_t^T and u_t = phi(q_t) s_t / sqrt(K). In `raster`, phi(x) = x
+    and d_t = exp(-1 / m_h). In `plane`, phi(x_t) holds x_t times 1, cos(pi n c_t / W) and sin(pi n c_t / W) for n =
+    1 .. P, each with its coefficient, and d_t is exp(-W / m_h) at the first position of a row, else 1.
 
     g_t holds V extra scalars of the head. The formula for u_t and y_t follows equations 5 to 8 of the source. The
     source uses different decay rates, rotates queries and keys, and normalises within groups. `plane` is our addition.

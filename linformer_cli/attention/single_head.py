@@ -1,36 +1,21 @@
 """Single-head attention (Merity 2019, 'SHA-RNN', arXiv 1911.11423): only queries have a matrix."""
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from linformer_cli.native.program import MixInputs
 
-from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
-from .parts.caches import (
-    KeyValueCache,
-    add_rows,
-    attend_cached,
-    cache_format,
-    extend_cache,
-    fit_rows,
-    init_cache,
-    push_in_place,
-)
+from .base import AttentionOptions, AttentionShape
+from .parts.caches import CachedAttention, KeyValueCache, add_rows, attend_cached, cache_format, init_cache
 from .tensors import accumulator_dtype
+
+SingleHeadState = KeyValueCache
 
 
 class SingleHeadOptions(AttentionOptions):
     """Single-head attention has no options."""
-
-
-class SingleHeadState(NamedTuple):
-    """m [B, 1, capacity, K], of which the first `position` (0-d int64) rows are valid."""
-
-    m: Tensor
-    position: Tensor
 
 
 class OverparameterisedGate(nn.Linear):
@@ -50,7 +35,7 @@ class OverparameterisedGate(nn.Linear):
         return f.sigmoid() * c.tanh()
 
 
-class SingleHeadAttention(Attention[SingleHeadOptions, SingleHeadState]):
+class SingleHeadAttention(CachedAttention[SingleHeadOptions]):
     """y_t = g * sum over j <= t of softmax_j(u_t . m_j / sqrt(K)) m_j, where u_t = sigmoid(a) * sigmoid(b) * norm(q_t).
 
     m_j, the input of the layer at position j, is both key and value. q_t = W_q m_t + b_q, norm is a LayerNorm with
@@ -66,7 +51,6 @@ class SingleHeadAttention(Attention[SingleHeadOptions, SingleHeadState]):
     source = "Merity 2019, arXiv 1911.11423"
     family = "exact"
     method = "one wide head; inputs are keys and values"
-    memory = Memory.GROWING
     shared_key_value = True
 
     def __init__(self, options: SingleHeadOptions, shape: AttentionShape) -> None:
@@ -90,29 +74,15 @@ class SingleHeadAttention(Attention[SingleHeadOptions, SingleHeadState]):
         """sigmoid(a) * sigmoid(b), the factor [K] of normalised queries."""
         return self.query_gate.sigmoid() * self.key_gate.sigmoid()
 
-    def _mix(self, q: Tensor, cache: KeyValueCache) -> Tensor:
-        """Outputs of the last positions in the cache, for their queries q [B, 1, T, K]."""
+    def attend_cache(self, q: Tensor, cache: KeyValueCache) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
         norm = self.query_norm
         u = nn.functional.layer_norm(q.to(dtype), norm.normalized_shape, norm.weight.to(dtype), norm.bias.to(dtype))
         u = u * self._scale().to(dtype)
         return attend_cached(u, cache, cache.keys) * self.value_gate.vector()
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: SingleHeadState | None, gates: Gates
-    ) -> tuple[Tensor, SingleHeadState]:
-        cache = extend_cache(None if state is None else _as_cache(state), k, k[..., :0])
-        return self._mix(q, cache), SingleHeadState(cache.keys, cache.position)
-
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: SingleHeadState, gates_t: Gates
-    ) -> tuple[Tensor, SingleHeadState]:
-        cache, _ = push_in_place(_as_cache(state), k_t, k_t[..., :0])
-        return self._mix(q_t.unsqueeze(2), cache).squeeze(2), SingleHeadState(cache.keys, cache.position)
-
-    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> SingleHeadState:
-        cache = init_cache(batch, self.shape, capacity, device, dtype)
-        return SingleHeadState(cache.keys, cache.position)
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
+        return init_cache(batch, replace(self.shape, value_width=0), capacity, device, dtype)
 
     @torch.no_grad()
     def emit(self, inputs: MixInputs) -> None:
@@ -128,11 +98,3 @@ class SingleHeadAttention(Attention[SingleHeadOptions, SingleHeadState]):
             capacity=capacity,
             format=cache_format(builder),
         )
-
-    def list_states(self, state: SingleHeadState) -> list[Tensor]:
-        return [fit_rows(state.m, self.shape.positions)]
-
-
-def _as_cache(state: SingleHeadState) -> KeyValueCache:
-    """A cache of m as keys; its values have width 0, because they are the keys."""
-    return KeyValueCache(state.m, state.m[..., :0], state.position)

@@ -8,7 +8,16 @@ from torch import Tensor
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, Gates
-from .parts.caches import CachedAttention, FixedCache, KeyValueCache, attend_cached, attend_masked, step_fixed_cache
+from .parts.caches import (
+    CachedAttention,
+    CacheLayout,
+    FixedCache,
+    KeyValueCache,
+    attend_cached,
+    attend_masked,
+    emit_rows,
+    step_fixed_cache,
+)
 from .tensors import find_padding
 
 SoftmaxState = KeyValueCache
@@ -53,4 +62,5 @@ class SoftmaxAttention(CachedAttention[SoftmaxOptions]):
         return attend_masked(q, k, v, seen)
 
     def emit(self, inputs: MixInputs) -> None:
-        self.emit_spans(inputs, None)
+        capacity = self.shape.positions
+        emit_rows(inputs, CacheLayout(capacity, 0, capacity))

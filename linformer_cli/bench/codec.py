@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from linformer_cli.codec.baselines import measure_zstd
-from linformer_cli.codec.coder import Coder
+from linformer_cli.codec.coder import Coder, identify_program
 from linformer_cli.codec.header import Header
 from linformer_cli.codec.pack import Packed, encode_values, write_packed
-from linformer_cli.codec.predictor import identify_program
 from linformer_cli.codec.sources import ArraySource
 from linformer_cli.codec.unpack import PackedFile
 from linformer_cli.data.sequence import images_to_values, paint, values_to_images

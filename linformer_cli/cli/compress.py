@@ -95,10 +95,9 @@ def compress(asked: CompressOptions) -> None:
     _check_options(asked)
     session = open_session(asked.checkpoint, "cpu", "int8", "native")
 
-    from linformer_cli.codec.coder import Coder
+    from linformer_cli.codec.coder import Coder, identify_program
     from linformer_cli.codec.header import Header
     from linformer_cli.codec.pack import choose_block, write_packed
-    from linformer_cli.codec.predictor import identify_program
 
     coder, is_bytes = Coder(session.model), session.words is WINDOWS
     shape = _choose_shape(asked, session)

@@ -115,8 +115,7 @@ def _open_model(asked: DecompressOptions, packed: "PackedFile") -> "tuple[Sessio
     """Open the model that the file was compressed with. Raises an error if it is another one."""
     session = open_session(_choose_checkpoint(asked, packed), "cpu", "int8", "native")
 
-    from linformer_cli.codec.coder import Coder
-    from linformer_cli.codec.predictor import identify_program
+    from linformer_cli.codec.coder import Coder, identify_program
 
     packed.require_program(identify_program(session.model), session.checkpoint.name)
     _require_shape(session, packed.header)

@@ -18,8 +18,8 @@ from linformer_cli.documents import parse_config, parse_json
 from linformer_cli.errors import DataError, UsageError, shorten
 from linformer_cli.system.environment import import_extra
 
+from .coder import SEMANTICS
 from .items import BANDS, LARGEST_PICTURE, PALETTE_BANDS, Contents, Item, Tiling, check_names
-from .predictor import SEMANTICS
 
 # Increase FORMAT when the layout of files changes, or when the same predictions give other frequencies.
 MAGIC, FORMAT = b"LINTXPAK", 1

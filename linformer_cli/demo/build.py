@@ -4,11 +4,13 @@ The result, engine.wasm, is part of the package. engine.sha256 has the digest of
 """
 
 import hashlib
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from linformer_cli.errors import LintxError
 from linformer_cli.files import write_file
 
 FOLDER = Path(__file__).parent
@@ -30,22 +32,29 @@ OPTIONS = (
     *("-Wl,--strip-all", "-Wl,--export=malloc", "-Wl,--export=free"),
     *(f"-Wl,--export=lintx_{name}" for name in FUNCTIONS),
 )
+# The linker leaves five bytes for every address, unless it has this option, which zig does not pass on.
+LINK_OPTIONS = ("--compress-relocations",)
 
 
 def compute_digest() -> str:
     """The digest of everything that engine.wasm is compiled from, except the compiler."""
-    found = hashlib.sha256(repr(OPTIONS).encode())
+    found = hashlib.sha256(repr((OPTIONS, LINK_OPTIONS)).encode())
     for file in (SOURCE, *(HEADERS / name for name in INCLUDED), *sorted(HEADERS.rglob("*.h"))):
         found.update(file.read_bytes())
     return found.hexdigest()
 
 
 def build_engine() -> None:
-    """Compile engine.wasm. Raises `CalledProcessError` if the compiler fails."""
+    """Compile engine.wasm. Raises `LintxError` with what the compiler says if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / ENGINE.name
-        compiler = (sys.executable, "-m", "ziglang", "c++")
-        subprocess.run([*compiler, *OPTIONS, "-I", HEADERS, SOURCE, "-o", target], check=True)
+        zig, environment = (sys.executable, "-m", "ziglang"), os.environ | {"ZIG_VERBOSE_LINK": "1"}
+        arguments = [*OPTIONS, "-I", str(HEADERS), str(SOURCE), "-o", str(target)]
+        done = subprocess.run([*zig, "c++", *arguments], env=environment, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise LintxError(done.stderr)
+        (link,) = (line for line in done.stderr.splitlines() if line.startswith("wasm-ld "))
+        subprocess.run([*zig, *link.split(), *LINK_OPTIONS], check=True)
         write_file(ENGINE, target.read_bytes())
     write_file(DIGEST, f"{compute_digest()}\n".encode())
 

@@ -9,8 +9,7 @@ from interruptions import stop_after
 from loops import loop_over
 from machine import needs_library
 
-from linformer_cli.codec.coder import Coder, Lanes
-from linformer_cli.codec.predictor import Predictor, identify_program
+from linformer_cli.codec.coder import Coder, Lanes, Predictor, identify_program
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import Interrupted, LintxError, UsageError
 from linformer_cli.model.pixel_model import PixelModel

@@ -14,8 +14,7 @@ from machine import needs_library
 from PIL import Image
 
 from linformer_cli.checkpoint import load_model
-from linformer_cli.codec.coder import Coder
-from linformer_cli.codec.predictor import identify_program
+from linformer_cli.codec.coder import Coder, identify_program
 from linformer_cli.codec.unpack import PackedFile, digest_values
 
 pytest.importorskip("constriction")

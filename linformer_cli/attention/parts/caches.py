@@ -30,9 +30,13 @@ class FixedCache(NamedTuple):
 
 
 class CachedAttention(Attention[Options, KeyValueCache]):
-    """A mechanism whose whole state is a cache of keys and values."""
+    """A mechanism whose whole state is a cache of keys and values, or of keys alone if they are the values."""
 
     memory = Memory.GROWING
+
+    def _keep(self, v: Tensor) -> Tensor:
+        """The values [..., V] that the cache holds, which have width 0 if they are the keys."""
+        return v[..., :0] if self.shared_key_value else v
 
     def attend_cache(self, q: Tensor, cache: KeyValueCache) -> Tensor:
         """The outputs [B, H, T, V] of the last T positions in `cache`, for their queries q [B, H, T, K]."""
@@ -45,26 +49,21 @@ class CachedAttention(Attention[Options, KeyValueCache]):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
     ) -> tuple[Tensor, KeyValueCache]:
-        cache = extend_cache(state, k, v)
+        cache = extend_cache(state, k, self._keep(v))
         return self.attend_cache(q, cache), cache
 
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
     ) -> tuple[Tensor, KeyValueCache]:
-        cache, length = push_in_place(state, k_t, v_t)
+        cache, length = push_in_place(state, k_t, self._keep(v_t))
         return self.step_cache(q_t, cache, length - 1), cache
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
         return init_cache(batch, self.shape, capacity, device, dtype)
 
-    def emit_spans(self, inputs: MixInputs, spans: Tensor | None) -> None:
-        """Emit a step in which position t sees the positions of spans[t]; see `emit_rows`."""
-        capacity = self.shape.positions
-        emit_rows(inputs, add_cache(inputs, capacity), CacheLayout(capacity, 0, capacity), spans)
-
     def list_states(self, state: KeyValueCache) -> list[Tensor]:
         """Keys and values [B, H, T, .] with room for a whole image."""
-        return [fit_rows(state.keys, self.shape.positions), fit_rows(state.values, self.shape.positions)]
+        return [fit_rows(part, self.shape.positions) for part in state[:2] if part.shape[3]]
 
 
 def fit_rows(x: Tensor, rows: int) -> Tensor:
@@ -204,12 +203,17 @@ def cache_format(builder: Builder) -> int:
     return FORMATS["float32" if builder.products == torch.float32 else "bfloat16"]
 
 
-def emit_rows(inputs: MixInputs, cache: dict[str, int], layout: CacheLayout, spans: Tensor | None = None) -> None:
-    """Emit softmax attention over some rows of a cache. Each position is written to the cache before it attends.
+def emit_rows(
+    inputs: MixInputs, layout: CacheLayout, spans: Tensor | None = None, cache: dict[str, int] | None = None
+) -> None:
+    """Emit softmax attention over some rows of `cache`, which is what `add_cache` returns (None: a new one).
+
+    Each position is written to the cache before it attends.
 
     For each (first, step, count) in spans[t] [H or 1, spans, 3], position t sees `count` rows: first, first + step, and
     so on. Without `spans`, position t sees rows 0 .. t.
     """
+    cache = add_cache(inputs, layout.capacity) if cache is None else cache
     table = {"table_heads": 0, "spans": 0}
     if spans is not None:
         shared = inputs.builder.shared(spans.to(torch.int32))

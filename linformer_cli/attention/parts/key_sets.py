@@ -139,11 +139,3 @@ def gather_rows(x: Tensor, rows: Tensor) -> Tensor:
     heads, length = x.shape[1:3]
     at = rows.clamp(0, length - 1) + torch.arange(heads, device=x.device).view(-1, 1, 1) * length
     return x.flatten(1, 2).index_select(1, at.flatten()).unflatten(1, at.shape)
-
-
-def list_blocks(length: int, block: int, before: int, after: int, device: torch.device) -> Lists:
-    """Every position sees its block of `block` positions, `before` positions before it and `after` positions after."""
-    start = torch.arange(0, length, block, device=device).unsqueeze(-1)
-    queries = start + torch.arange(block, device=device)
-    keys = start + torch.arange(-before, block + after, device=device)
-    return Lists(queries, keys.unsqueeze(0), torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device))

@@ -17,7 +17,7 @@ from linformer_cli.attention.base import AttentionShape, Gates, Options
 from linformer_cli.attention.tensors import accumulator_dtype, find_padding
 from linformer_cli.native.program import MixInputs
 
-from .caches import CachedAttention, CacheLayout, KeyValueCache, add_cache, attend_masked, emit_rows, place_spans
+from .caches import CachedAttention, CacheLayout, KeyValueCache, attend_masked, emit_rows, place_spans
 from .key_sets import Lists, attend_lists
 
 # A number of positions that reaches beyond every sequence.
@@ -66,7 +66,7 @@ def stack_spans(spans: list[Span], stop: Tensor) -> Tensor:
     return table if table.dim() == 4 else table.unsqueeze(0)
 
 
-def share_keys(table: Tensor, apart: int, block: int, start: int) -> Lists:
+def share_keys(table: Tensor, apart: int, block: int, start: int = 0) -> Lists:
     """The lists of keys of T queries from position `start` on, for their spans [H or 1, T, spans, 3].
 
     Each list is for `block` queries, or fewer, that are `apart` positions from each other.
@@ -228,4 +228,4 @@ class SpanAttention(CachedAttention[Options]):
         spans = torch.zeros(heads, self.shape.positions, max(x.shape[2] for _, x in tables), 3, dtype=torch.int64)
         for heads_of, table in tables:
             spans[heads_of, :, : table.shape[2]] = table
-        emit_rows(inputs, add_cache(inputs, self.layout.capacity), self.layout, place_spans(spans, self.layout))
+        emit_rows(inputs, self.layout, place_spans(spans, self.layout))
