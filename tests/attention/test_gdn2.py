@@ -60,6 +60,19 @@ def test_initial_memories_of_a_head_range_from_an_image_to_a_row() -> None:
     assert torch.equal(memories[0], memories[1])
 
 
+def test_the_gradient_of_an_erase_gate_fades_where_the_decay_is_closed() -> None:
+    """There, the gate reads a state of nearly 0. A difference of larger terms would leave rounding errors of 1e-7."""
+    for decay in ("channel", "head"):
+        attention = build_one("gdn2", torch.float32, key_width=4, decay=decay)
+        erase, write = attention.gates["erase"], attention.gates["write"]
+        *inputs, extra = draw_parts(200, torch.float32, widths=(4, 4, 5, attention.extra_per_head))
+        extra[:, :, 100:110, erase + write :] = -60
+        y, _ = attention.attend(*inputs, extra.requires_grad_())
+        (gradient,) = torch.autograd.grad((y * torch.arange(5.0)).sum(), extra)
+        assert gradient[:, :, :100, :erase].abs().max() > 1e-3
+        assert 0 < gradient[:, :, 100:110, :erase].abs().max() < 1e-20
+
+
 def test_settings_that_contradict_each_other_are_refused(raises_one_line: Any) -> None:
     with raises_one_line(UsageError, "'gdn2'", "write 'tied' needs erase 'head'"):
         parse_options("gdn2", {"write": "tied"})

@@ -28,10 +28,12 @@ void raise_largest(int64_t count, int64_t stride, int64_t decays, const A* x, A*
 // Sums the rows of `gradient` [T, decays] over later positions, starting with `sums`. Blocks with a nearly closed gate,
 // and blocks whose sums are hardly above the rounding errors of their terms, are then computed again as products of
 // states. `largest` [blocks, decays] has the sizes of the terms, and `logs` are log d. `load(first, count)` returns a
-// `DecayBlock`. `carried` and `grad_total` are s before, and g after, all positions [C, V] (null: 0).
+// `DecayBlock`. `carried` and `grad_total` are s before, and g after, all positions [C, V] (null: 0). In these blocks,
+// the products of d_t s_{t-1} and the last `g_v` replace the rows of `read`, if it is given.
 template <SequenceDecay D, int WRITES, class A, class Load>
 void sum_decay_gradient(int64_t T, int64_t C, int64_t V, std::vector<double>& sums, const A* largest, const A* carried,
-                        const A* grad_total, const Rows<A>& logs, const Rows<A>& gradient, Load load) {
+                        const A* grad_total, const Rows<A>& logs, const Rows<A>& gradient, Load load,
+                        const Rows<A>* read = nullptr) {
     using L = Lanes<A>;
     const int64_t decays = sums.size(), blocks = count_blocks(T), Cp = L::pad(C), Vp = L::pad(V);
     const int64_t width = D == ALL ? 1 : Cp;
@@ -87,6 +89,11 @@ void sum_decay_gradient(int64_t T, int64_t C, int64_t V, std::vector<double>& su
         for (int64_t t = count - 1; t >= 0; t--) {
             scan<TURNED>(1, at(t), G, true);
             A* row = gradient.at(first + t);
+            for (int64_t i = 0; read && i < C; i++) {
+                A sum = 0;
+                for (int64_t j = 0; j < V; j++) sum += before[t * size + j * Cp + i] * x.g_v[WRITES - 1][t * Vp + j];
+                read->at(first + t)[i] = x.decay[t * width + (D == ALL ? 0 : i)] * sum;
+            }
             if (D == ALL) row[0] = x.decay[t] * dot(size, &before[t * size], G.rows.data());
             if (D == ALL) continue;
             std::fill(row, row + C, A(0));

@@ -145,8 +145,9 @@ void forward(const DeltaCall& call) {
 //     dv_t = r_t,         dk_t = b_t dw_t,                               db_t = k_t . dw_t
 //
 // G follows the delta rule in reverse, with the error -r. Once r is known, the other gradients are computed from sums
-// that have C in the lanes of vectors. The gradient of log a_t is the sum of q_j * dq_j + d_j * dd_j - w_j * dw_j over
-// all j >= t, plus the row sums of s_T * ds_T; see decay_gradients.h.
+// that have C in the lanes of vectors. Where a decay is nearly closed, dd_t is the product of p_t and -r_t, because the
+// difference would have a rounding error that does not fade with p_t. The gradient of log a_t is the sum of q_j * dq_j
+// + d_j * dd_j - w_j * dw_j over all j >= t, plus the row sums of s_T * ds_T; see decay_gradients.h.
 template <SequenceDecay D, class A>
 void backward(const DeltaCall& call) {
     const int64_t T = call.T, C = call.C, V = call.V, decays = call.decays;
@@ -244,7 +245,7 @@ void backward(const DeltaCall& call) {
                     x.w.data(), x.error.data(), {x.q.data(), x.erase()}, {x.y.data(), &r[first * Vp]}, x.decay.data()};
             };
             sum_decay_gradient<D, 2>(T, C, V, sums, largest.data(), part<A>(call.carried, index, C * V), grad_total,
-                                     Rows<A>(call.log_decay, b, h), to_decay, load);
+                                     Rows<A>(call.log_decay, b, h), to_decay, load, call.d.data ? &to_d : nullptr);
         }
     });
 }
