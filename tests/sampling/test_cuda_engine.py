@@ -32,6 +32,7 @@ FLOAT32, BFLOAT16 = 1e-5, 0.05
 SOFTMAX = {"attention": "softmax"}
 SERVED = dict(CHANGES)
 SERVED |= {"softmax": SOFTMAX, "softmax, odd widths": {**SOFTMAX, "head_width": 7, "heads": 3, "classes": 3}}
+SERVED |= {"softmax, pixels": {**SOFTMAX, **CHANGES["pixels"]}}
 every_change = pytest.mark.parametrize("changes", SERVED.values(), ids=SERVED)
 
 
@@ -287,12 +288,15 @@ def test_unsupported_models_are_refused_with_a_reason(build_tiny_model, monkeypa
 
 
 @loop_over(("known", "dtype", "tolerance"), [(0, torch.bfloat16, BFLOAT16), (5, torch.float32, FLOAT32)])
-@loop_over(("attention", "state_type"), [("linear", FoldedState), ("softmax", FixedCache)])
+@loop_over(
+    ("changes", "state_type"),
+    [({}, FoldedState), (SOFTMAX, FixedCache), (CHANGES["pixels"], FoldedState)],
+)
 def test_steps_with_triton_match_the_model(
-    build_tiny_model, with_triton, attention, state_type, known, dtype, tolerance
+    build_tiny_model, with_triton, changes, state_type, known, dtype, tolerance
 ) -> None:
     with_triton()
-    model = build_tiny_model(attention=attention, head_width=16, layers=1).to(dtype)
+    model = build_tiny_model(**{**changes, "head_width": 16, "layers": 1}).to(dtype)
     tokens: Tensor = draw_tokens(model, 2)
     with torch.no_grad():
         state = model.init_state(2)

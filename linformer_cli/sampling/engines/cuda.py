@@ -49,6 +49,8 @@ class CudaEngine(Engine):
         device, positions = model.device, model.config.image.positions
         self._position = 0
         self._place = torch.zeros((), dtype=torch.int64, device=device)
+        # The number of positions of the blocks, which may be whole pixels.
+        self._unit = self._place if model.channels is None else torch.zeros_like(self._place)
         # Each replay of a graph reads and writes the same tensors, including the states.
         self._state = self._fix(model.init_state(batch))
         # The numbers of the state that the host knows, and after how many positions they decide the same again.
@@ -151,6 +153,8 @@ class CudaEngine(Engine):
 
     def take_step(self) -> None:
         """Compute the parameters from the tokens, and the next state, on the device only."""
+        if self._unit is not self._place:
+            self._unit.copy_(self._place // self.model.embedding.stride)
         numbers = iter(self._numbers)
         state = map_states(
             lambda x: x, self._state, common=lambda x: host_number(next(numbers)) if self._is_number(x) else x
@@ -191,7 +195,7 @@ class CudaEngine(Engine):
 
     def _is_number(self, x: Tensor) -> bool:
         """Whether a tensor of the state is a number that the host knows."""
-        return x.dim() == 0 and x is not self._place
+        return x.dim() == 0 and x is not self._place and x is not self._unit
 
     def _set_numbers(self, numbers: list[int]) -> None:
         """Set the numbers of the state to the smallest ones that decide the same."""
@@ -210,7 +214,7 @@ class CudaEngine(Engine):
             if isinstance(layer, LayerState):
                 return layer._replace(inner=fix(block, layer.inner))
             return (
-                block.inner.fix_state(layer, self._place, self.model.dtype) if isinstance(block, InnerBlock) else layer
+                block.inner.fix_state(layer, self._unit, self.model.dtype) if isinstance(block, InnerBlock) else layer
             )
 
         layers = tuple(fix(*pair) for pair in zip(self.model.typed_blocks, state.layers, strict=True))
