@@ -72,7 +72,8 @@ def test_interrupted_sampling_keeps_finished_images(run_folder, tmp_path, number
     said = re.search(r"stopped after (\d+) of 100000 images, which are kept", errors)
     assert said, errors
     kept = int(said[1])
-    assert 4 <= kept <= len(list(tmp_path.glob("files/*.png")))
+    # The signal may arrive after the fourth image is written and before it is counted.
+    assert 3 <= kept <= len(list(tmp_path.glob("files/*.png")))
     assert errors.splitlines()[-1] == "Stopped"
     with Image.open(tmp_path / "grid.png") as grid:
         assert json.loads(grid.text["lintx"])["count"] == kept  # type: ignore[attr-defined]
