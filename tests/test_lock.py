@@ -13,7 +13,10 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 def test_the_lock_has_the_requirements_of_the_project() -> None:
     lock = tomllib.loads(LOCK)
     (locked,) = (package for package in lock["package"] if package["name"] == PROJECT["name"])
-    found = {(one["name"] + one["specifier"], one.get("marker", "")) for one in locked["metadata"]["requires-dist"]}
+    found = set()
+    for one in locked["metadata"]["requires-dist"]:
+        own = f"[{','.join(one['extras'])}]" if "extras" in one else ""
+        found.add((one["name"] + own + one["specifier"], one.get("marker", "")))
     extras = PROJECT["optional-dependencies"].items()
     expected = {(one, "") for one in PROJECT["dependencies"]}
     for extra, requirements in extras:

@@ -7,6 +7,7 @@ import torch
 
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.attention.parts.caches import attend_cached
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.bench.measure import attention_pass
 from linformer_cli.bench.measure.attention_pass import (
@@ -87,6 +88,9 @@ def test_a_pass_gives_one_tensor_as_keys_and_values(monkeypatch: pytest.MonkeyPa
         def attend(self, q, k, v, state=None, extra=None):
             calls.append((q, k, v))
             return super().attend(q, k, v, state)
+
+        def attend_cache(self, q, cache):
+            return attend_cached(q, cache, cache.keys)
 
     monkeypatch.setitem(CATALOGUE, "same", Same)
     build_pass(setup(20, attention="same", options={}))()
