@@ -21,6 +21,8 @@ from .caches import attend_masked
 
 # The largest number of scores of a head that are usually kept for the backward pass.
 SCORES_KEPT = 2**18
+# How many times the keys of a sequence may be gathered at once.
+_GATHERED = 32
 
 
 def run_within(limit: int, scores: int, run: Callable[..., Tensor], *x: Tensor) -> Tensor:
@@ -119,10 +121,11 @@ def weigh_lists(q: Tensor, k: Tensor, v: Tensor, lists: Lists, lengths: Tensor |
 
 def attend_lists(q: Tensor, k: Tensor, v: Tensor, lists: list[Lists], lengths: Tensor | None = None) -> Tensor:
     """The softmax averages [B, H, T, V] over all lists of queries [B, H, T, K]. Every query must see a key."""
-    # torch's attention saves all scores if keys and values differ in width.
-    if len(lists) > 1 or lengths is not None or q.shape[-1] != v.shape[-1]:
+    only = lists[0]
+    # torch's attention saves the gathered keys and the mask, and all scores if keys and values differ in width.
+    many = len(only.queries) * only.keys.shape[2] > _GATHERED * q.shape[2] or only.hidden.numel() > q.nbytes
+    if many or len(lists) > 1 or lengths is not None or q.shape[-1] != v.shape[-1]:
         return join([weigh_lists(q * q.shape[-1] ** -0.5, k, v, each, lengths) for each in lists])
-    (only,) = lists
     queries = gather_rows(q, only.queries.unsqueeze(0)).flatten(0, 1)
     keys, values = (gather_rows(x, only.keys).flatten(0, 1) for x in (k, v))
     mask = ~only.hidden
