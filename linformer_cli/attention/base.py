@@ -20,7 +20,6 @@ from typing_extensions import TypeVar, get_original_bases
 from linformer_cli.documents import Config
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs, NoProgram
-
 from .kernels.registry import CAUSAL_SUMS, Operation, find_kernel
 from .tensors import accumulator_dtype, check_lengths, fill_padding, may_check
 

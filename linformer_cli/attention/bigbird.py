@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linformer_cli.documents import setting
-
 from .base import AttentionOptions, AttentionShape
 from .parts.caches import KeyValueCache
 from .parts.spans import Pattern, Span, SpanAttention

@@ -6,7 +6,6 @@ A new mechanism needs one file, one line here, test cases and a docs page. Those
 from collections.abc import Iterable, Mapping
 
 from linformer_cli.errors import UsageError, unknown_name
-
 from . import plugins
 from .base import Attention, AttentionOptions, AttentionShape
 from .bigbird import BigbirdAttention

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from linformer_cli.documents import setting
-
 from .base import AttentionShape, Gates
 from .parts.delta_rule import DeltaState, GatedDeltaAttention, GatedDeltaOptions, delta_sums, finish
 from .parts.sums import sum_both_ways

@@ -8,7 +8,6 @@ from torch.nn import functional
 
 from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
-
 from .base import AttentionShape, Gates, Memory
 from .parts.caches import add_cache
 from .parts.gated_attention import GatedAttention, GatedOptions

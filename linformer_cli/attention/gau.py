@@ -9,7 +9,6 @@ from torch import Tensor
 from linformer_cli.documents import setting
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
-
 from .base import AttentionShape, Gates
 from .parts.caches import CachedAttention, KeyValueCache, add_cache, extend_cache, push_in_place
 from .parts.gated_attention import GatedAttention, GatedOptions

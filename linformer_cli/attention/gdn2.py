@@ -3,7 +3,6 @@
 from typing import Literal
 
 from linformer_cli.documents import setting
-
 from .base import AttentionShape
 from .parts.chunks import PowerOfTwoChunk
 from .parts.delta_rule import DeltaState, GatedDeltaAttention, GatedDeltaOptions

@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
-
 from .base import AttentionShape, Gates, SumAttention
 from .kernels.registry import CAUSAL_SUMS, kernel_for
 from .parts.chunks import PowerOfTwoChunk

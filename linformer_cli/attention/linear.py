@@ -19,7 +19,6 @@ from torch.nn import functional
 from linformer_cli.documents import setting
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
-
 from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
 from .kernels.registry import FOLDED_STEP, LINEAR_ATTENTION, LINEAR_ATTENTION_ALL, find_kernel, kernel_for
 from .parts.feature_maps import FEATURE_MAPS, Learned

@@ -9,7 +9,6 @@ from torch.nn import functional
 from linformer_cli.documents import setting
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
-
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .parts.caches import KeyValueCache, add_cache, attend_masked, fit_rows, init_cache
 from .parts.near_and_rows import Pattern, attend_near_and_rows

@@ -8,7 +8,6 @@ from torch.nn import functional
 
 from linformer_cli.documents import setting
 from linformer_cli.native.program import NO_BUFFER, MixInputs
-
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .parts.chunks import PowerOfTwoChunk
 from .parts.feature_maps import Elu

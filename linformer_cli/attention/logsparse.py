@@ -9,7 +9,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from linformer_cli.documents import setting
-
 from .base import AttentionOptions
 from .parts.caches import KeyValueCache
 from .parts.spans import Pattern, Span, SpanAttention

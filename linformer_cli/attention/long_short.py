@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
-
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .parts.caches import CacheLayout, add_cache, emit_rows, fit_rows, init_cache
 from .parts.key_sets import Lists, join, weigh, weigh_lists

@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
-
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .parts.bucket_chunks import EMPTY, attend_in_buckets, sort_by_bucket
 from .parts.caches import KeyValueCache, add_cache, extend_cache, fit_rows, init_cache, push_in_place

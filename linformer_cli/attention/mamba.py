@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from linformer_cli.documents import setting
 from linformer_cli.native.program import NO_BUFFER, MixInputs
-
 from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention, as_sequence
 from .parts.memory_lengths import inverse_softplus, log_memories
 from .parts.scaling import shrink_huge

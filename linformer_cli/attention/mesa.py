@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
-
 from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
 from .kernels.registry import MESA_SOLVER, kernel_for
 from .parts.memory_lengths import log_memories

@@ -8,7 +8,6 @@ from torch.nn import functional
 
 from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
-
 from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
 from .parts.memory_lengths import log_memories
 from .parts.scaling import OUTPUT_FLOOR

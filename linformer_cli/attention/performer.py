@@ -10,7 +10,6 @@ from torch.nn import functional
 from linformer_cli.documents import setting
 from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
-
 from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
 from .kernels.registry import EXPONENTIAL_ATTENTION, kernel_for
 from .parts.pairwise_exponentials import divide_sums, exp_below_maximum, raise_maximum, replace_vanished

@@ -11,7 +11,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from linformer_cli.errors import UsageError, shorten, unknown_name
-
 from .base import Attention
 
 # The files of `--plugin`, separated like the folders of PATH. Processes that a command starts inherit them.

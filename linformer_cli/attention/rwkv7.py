@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
-
 from .base import AttentionOptions, AttentionShape, Gates
 from .parts.chunks import PowerOfTwoChunk
 from .parts.delta_rule import DeltaAttention, DeltaInputs, DeltaState, Updates

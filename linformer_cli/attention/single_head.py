@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from linformer_cli.native.program import MixInputs
-
 from .base import AttentionOptions, AttentionShape
 from .parts.caches import CachedAttention, KeyValueCache, add_rows, attend_cached, cache_format, init_cache
 from .tensors import accumulator_dtype

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from linformer_cli.native.program import MixInputs
-
 from .base import AttentionOptions, Gates
 from .parts.caches import (
     CachedAttention,

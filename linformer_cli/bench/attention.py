@@ -12,7 +12,6 @@ from linformer_cli.report.tables import TableStyle
 from linformer_cli.system.memory import measure_free_memory
 from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.units import format_bytes, format_duration
-
 from .columns import list_growth_tables
 from .figures import render_growth
 from .growth import Exponents, Point, describe_exponents, extrapolate

@@ -34,7 +34,6 @@ from linformer_cli.sampling.engines import NATIVE, EngineCache
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, compare_turns
 from linformer_cli.units import format_percent
-
 from .published import PUBLISHED_SIZES, PublishedSize
 from .quality import Labels, Pixels
 from .rows import Quartiles

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from linformer_cli.report.tables import Column, Record, RecordTable, TableStyle, find_value, list_columns
 from linformer_cli.units import IMAGES, WINDOWS, Words
-
 from .growth import Exponents
 from .rows import AttentionRow, ModelRow, SamplingRow, TrainingRow
 

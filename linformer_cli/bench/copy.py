@@ -21,7 +21,6 @@ from linformer_cli.system.signals import StopRequest
 from linformer_cli.system.timing import time_work
 from linformer_cli.training.loop import Trainer
 from linformer_cli.units import format_milliseconds, format_percent
-
 from . import copy_task
 from .columns import choose_columns
 from .copy_task import BATCH, HEADS, CopySettings, CopyTask, learning_rate_at

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, number_styles, render_plot
 from linformer_cli.units import format_count
-
 from .columns import find_words
 from .growth import Exponents
 from .rows import AttentionRow, ModelRow, Row

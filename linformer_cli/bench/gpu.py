@@ -29,7 +29,6 @@ from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_peak_memory
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, time_work
-
 from . import sample, train
 from .gpu_checks import COMPARED, build_linear, check_attention, check_engines, check_mechanisms, draw_inputs
 from .measure.ceilings import Ceilings, CeilingsReport

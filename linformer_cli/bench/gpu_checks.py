@@ -20,7 +20,6 @@ from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import AUTO, REFERENCE, ReferenceEngine, build_engine, choose_engine
 from linformer_cli.sampling.engines.cuda import CudaEngine
 from linformer_cli.system.device import torch_dtype
-
 from .measure.attention_pass import PassSetup, build_checked_model
 from .models import build_models
 

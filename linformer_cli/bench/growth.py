@@ -8,7 +8,6 @@ from typing import Annotated
 
 from linformer_cli.model.variants import SOFTMAX
 from linformer_cli.report.tables import Shown
-
 from .rows import AttentionRow
 
 # No mechanism here grows faster than T^2. This growth is assumed if only one length was measured. It also bounds the

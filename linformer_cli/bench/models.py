@@ -21,7 +21,6 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.variants import SOFTMAX, Variant, build_softmax_twin
 from linformer_cli.presets import find_preset, find_preset_image
 from linformer_cli.system.device import seeded, torch_dtype
-
 from .rows import Quality
 
 # Of an untrained model, this many layers are checked.

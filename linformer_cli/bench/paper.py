@@ -16,7 +16,6 @@ from linformer_cli.probe import choose_precision
 from linformer_cli.sampling.engines import AUTO
 from linformer_cli.sampling.precision import choose_formats
 from linformer_cli.system.signals import StopRequest
-
 from . import attention, sample, train
 from .attention import PASS_POSITIONS, AttentionSettings
 from .budget import BudgetBench, Groups, Part, Schedule

@@ -7,7 +7,6 @@ from functools import partial
 from linformer_cli.report.base import Output
 from linformer_cli.report.plots import PlotFormat
 from linformer_cli.report.tables import Column, RecordTable, TableStyle
-
 from . import columns as shown
 from .budget import BudgetReport
 from .copy import CopyReport

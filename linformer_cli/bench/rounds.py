@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 from linformer_cli.errors import Interrupted
 from linformer_cli.report.base import Ending, Report
 from linformer_cli.system.signals import Check, never_stop
-
 from .measure.ceilings import Ceilings, CeilingsReport
 from .measure.peak_memory import PassFailed, refuse_misfits
 from .rows import AnyRow, compare_with_softmax

@@ -12,7 +12,6 @@ from linformer_cli.report.tables import Shown
 from linformer_cli.sampling.engines import REFERENCE
 from linformer_cli.system.timing import compare_turns
 from linformer_cli.units import IMAGES, format_bytes, format_microseconds, format_milliseconds, format_percent
-
 from .measure.sampling_work import RERUN
 from .published import Published
 

@@ -20,7 +20,6 @@ from linformer_cli.sampling.whole_images import WARM_UP_STEPS, WholeImages
 from linformer_cli.system.memory import measure_free_memory, measure_peak_memory
 from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.units import format_bytes, format_duration
-
 from .columns import SAMPLING, list_position_times, list_speed_tables
 from .figures import render_quality, render_speed, trained_rows
 from .measure import costs, sampling_work

@@ -19,7 +19,6 @@ from linformer_cli.speech.saved import save_recogniser
 from linformer_cli.speech.utterances import Fold
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.system.timing import Timing
-
 from .budget import BudgetBench, Groups, Part, Schedule
 from .measure.ceilings import Ceilings
 from .published import find_published_speech

@@ -12,7 +12,6 @@ from linformer_cli.report.plots import Curve, Panel, PlotFormat
 from linformer_cli.report.tables import Column, Record, RecordTable, Shown, TableStyle, list_columns
 from linformer_cli.speech.saved import Transcript
 from linformer_cli.units import format_bytes
-
 from .budget import BudgetReport
 from .columns import choose_columns
 from .figures import render_costs

@@ -19,7 +19,6 @@ from linformer_cli.system.signals import Check
 from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.training.learner import Learner, Step
 from linformer_cli.training.loop import Trainer
-
 from .measure.peak_memory import PassFailed, measure_peak
 from .rounds import Measurement
 from .speech_report import LengthRow, SeedResult, SpeechPoint

@@ -19,7 +19,6 @@ from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.pixel_task import PixelTask
 from linformer_cli.units import format_duration
-
 from .columns import TRAINING, list_speed_tables
 from .figures import render_speed
 from .measure.costs import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products

@@ -16,7 +16,6 @@ from linformer_cli import __version__
 from linformer_cli.errors import Interrupted, LintxError, shorten
 from linformer_cli.system.distributed import end_process, process_rank
 from linformer_cli.system.memory import is_out_of_memory, keep_freed_memory
-
 from .groups import LazyGroup
 from .output import warn
 

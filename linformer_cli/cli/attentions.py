@@ -9,7 +9,6 @@ from linformer_cli.config import LARGEST_SIZE, NetworkConfig
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import UsageError
 from linformer_cli.report.tables import Column, TableStyle
-
 from . import options
 from .config_options import argument, count, option, with_fields
 from .output import info, print_facts, print_json, print_records

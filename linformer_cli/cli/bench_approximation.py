@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Literal
 
 from linformer_cli.config import LARGEST_SIZE
-
 from . import options
 from .config_options import count, numbers, option, several, sizes, with_fields
 from .reports import run_and_show

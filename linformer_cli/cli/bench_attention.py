@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from linformer_cli.config import LARGEST_SIZE
-
 from . import options
 from .config_options import duration, option, sizes, with_fields
 from .reports import build_bench, choose_place, run_and_show

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from linformer_cli.data import Split
 from linformer_cli.system.signals import StopRequest
-
 from . import options
 from .config_options import option, with_fields
 from .output import info

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linformer_cli.config import LARGEST_SIZE
-
 from . import options
 from .config_options import count, duration, option, several, with_fields
 from .output import info

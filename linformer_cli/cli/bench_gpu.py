@@ -5,7 +5,6 @@ from pathlib import Path
 
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
 from linformer_cli.files import require_writable
-
 from . import options
 from .config_options import option, with_fields
 from .output import info, print_json

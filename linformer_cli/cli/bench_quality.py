@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.system.signals import StopRequest
-
 from . import options
 from .config_options import option, with_fields
 from .display import Bar

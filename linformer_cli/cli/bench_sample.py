@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from linformer_cli.errors import UsageError
 from linformer_cli.presets import PRESETS
-
 from . import options
 from .config_options import duration, option, several, sizes, with_fields
 from .output import info

@@ -10,7 +10,6 @@ import typer
 from linformer_cli.errors import UsageError
 from linformer_cli.files import require_writable
 from linformer_cli.system.signals import StopRequest
-
 from . import options
 from .config_options import count, duration, option, several, with_fields
 from .output import info, print_json, print_records, warn, write_plot

@@ -3,7 +3,6 @@
 from typing import cast, get_args
 
 from linformer_cli.system.device import Precision
-
 from . import options
 from .config_options import duration, several, sizes, with_fields
 from .output import info

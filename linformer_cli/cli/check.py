@@ -2,7 +2,6 @@
 
 from linformer_cli.errors import DisagreementError, UsageError
 from linformer_cli.report.tables import Column
-
 from . import options
 from .config_options import option, with_fields
 from .output import info, print_json, print_records

@@ -12,7 +12,6 @@ from linformer_cli.probe import choose_precision
 from linformer_cli.system.device import choose_device
 from linformer_cli.system.memory import is_out_of_memory
 from linformer_cli.system.signals import StopRequest
-
 from . import options
 from .config_options import Fields, count, option, with_fields
 from .display import TrainingDisplay

@@ -12,7 +12,6 @@ from linformer_cli.config import DEFAULT_PART, PARTICLES, Fit
 from linformer_cli.data import Framing
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.units import WINDOWS
-
 from . import options
 from .config_options import option, with_fields
 from .output import info, print_json, warn, warn_smaller_batch, write_gif, write_png

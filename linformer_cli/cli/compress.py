@@ -16,7 +16,6 @@ from linformer_cli.data import Split
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.files import STREAM, open_atomically, require_writable
 from linformer_cli.units import WINDOWS, count_words
-
 from . import options
 from .config_options import argument, option, with_fields
 from .display import Bar

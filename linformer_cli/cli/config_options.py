@@ -21,7 +21,6 @@ from pydantic.fields import FieldInfo
 from linformer_cli.config import Duration
 from linformer_cli.documents import Config
 from linformer_cli.presets import DEFAULT_PRESET, PRESETS, preset_defaults
-
 from .options import LARGEST_COUNT, Plugins, parse_duration, parse_numbers, parse_pairs, parse_sizes
 
 # The key under which a field of a dataclass keeps its option.

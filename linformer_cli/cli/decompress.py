@@ -11,7 +11,6 @@ from linformer_cli.checkpoint_files import shipped_checkpoints
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.files import STREAM, is_special
 from linformer_cli.units import count_words
-
 from . import options
 from .compress import Batch
 from .config_options import argument, option, with_fields

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.files import require_writable, write_folder
-
 from . import options
 from .config_options import option, with_fields
 from .output import info

@@ -10,7 +10,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from linformer_cli.training.progress import Progress as RunProgress
 from linformer_cli.training.progress import Reporter
 from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_duration
-
 from .output import info, is_quiet, safe_stderr
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from linformer_cli.files import write_file
 from linformer_cli.report.tables import Column, render_records
 from linformer_cli.system.device import SamplingPrecision
 from linformer_cli.units import WINDOWS, Words, format_bits
-
 from . import options
 from .config_options import option, with_fields
 from .output import info, print_facts, print_json, print_records, write_plot

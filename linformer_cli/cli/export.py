@@ -8,7 +8,6 @@ from linformer_cli.checkpoint_files import WEIGHTS
 from linformer_cli.errors import UsageError
 from linformer_cli.files import require_writable, write_file
 from linformer_cli.system.device import product_dtype, torch_dtype
-
 from . import options
 from .config_options import argument, option, with_fields
 from .output import info, print_json

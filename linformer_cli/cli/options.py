@@ -14,7 +14,6 @@ from linformer_cli.errors import UsageError, unknown_name
 from linformer_cli.files import STREAM, is_special, require_writable
 from linformer_cli.report.tables import TableStyle
 from linformer_cli.system.device import SamplingPrecision as SamplingPrecisionName
-
 from .output import set_quiet
 
 if TYPE_CHECKING:

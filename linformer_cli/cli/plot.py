@@ -8,7 +8,6 @@ from linformer_cli.documents import read_toml
 from linformer_cli.errors import UsageError
 from linformer_cli.metrics import load_runs
 from linformer_cli.units import Words
-
 from . import options
 from .config_options import argument, count, option, with_fields
 from .output import print_json, write_plot, write_png

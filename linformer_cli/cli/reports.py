@@ -10,7 +10,6 @@ from linformer_cli.report.tables import TableStyle
 from linformer_cli.system.device import choose_device
 from linformer_cli.system.environment import describe_machine
 from linformer_cli.system.signals import StopRequest, catch_signals
-
 from .output import info, print_json, print_tables, write_plot
 
 if TYPE_CHECKING:

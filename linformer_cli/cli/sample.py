@@ -11,7 +11,6 @@ from linformer_cli.errors import UsageError
 from linformer_cli.files import STREAM
 from linformer_cli.system.distributed import Team, join_team, notice_loss
 from linformer_cli.units import WINDOWS, count_words, format_bytes, format_duration
-
 from . import options
 from .config_options import option, with_fields
 from .output import info, print_json, show_preview, warn, warn_smaller_batch, write_gif, write_png

@@ -10,7 +10,6 @@ from linformer_cli.errors import DataError, UsageError
 from linformer_cli.presets import CIFAR10_PRESET
 from linformer_cli.report.tables import RecordTable, list_columns
 from linformer_cli.units import WINDOWS
-
 from . import options
 from .config_options import argument, option, with_fields
 from .output import info, print_json, print_tables, write_png

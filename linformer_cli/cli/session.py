@@ -11,7 +11,6 @@ from linformer_cli.errors import CheckpointError, DataError, UsageError, shorten
 from linformer_cli.system.device import Choice, SamplingPrecision, product_dtype, torch_dtype
 from linformer_cli.system.distributed import ALONE, Team
 from linformer_cli.units import WINDOWS, Words, parse_count
-
 from . import options
 from .output import info, warn
 

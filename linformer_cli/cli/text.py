@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from linformer_cli.errors import UsageError
 from linformer_cli.units import format_bytes, format_duration
-
 from .output import info, print_json
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from linformer_cli.files import require_writable
 from linformer_cli.presets import BYTES_PRESET, CIFAR10_PRESET, DEFAULT_PRESET, FEW_PICTURES, PRESETS
 from linformer_cli.system.distributed import join_team, notice_loss
 from linformer_cli.units import WINDOWS, count_words, format_duration
-
 from . import options
 from .config_options import Fields, argument, option, with_fields
 from .display import TrainingDisplay

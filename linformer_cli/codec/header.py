@@ -17,7 +17,6 @@ from linformer_cli.config import ImageShape
 from linformer_cli.documents import parse_config, parse_json
 from linformer_cli.errors import DataError, UsageError, shorten
 from linformer_cli.system.environment import import_extra
-
 from .coder import SEMANTICS
 from .items import BANDS, LARGEST_PICTURE, PALETTE_BANDS, Contents, Item, Tiling, check_names
 

@@ -10,7 +10,6 @@ from typing import BinaryIO
 from linformer_cli.data.pictures import list_endings
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.files import STREAM, is_special
-
 from .items import Contents, Item, Tiling, check_clashes, check_name, check_names
 from .sources import ByteSource, PictureSource, describe_picture
 

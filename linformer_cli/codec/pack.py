@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.system.memory import require_memory
-
 from .coder import Coder, Lanes
 from .header import CODED, DEFLATED, LARGEST_DATA, Block, Header, compute_checksum, count_blocks, encode_header
 from .sources import Piece, Source

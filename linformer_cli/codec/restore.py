@@ -13,7 +13,6 @@ import numpy as np
 from linformer_cli.errors import UsageError
 from linformer_cli.files import open_atomically, write_file
 from linformer_cli.report.grids import to_picture
-
 from .header import Header
 from .items import DAMAGED, Pixels, Tiling
 from .sources import restore_colours

@@ -15,7 +15,6 @@ from linformer_cli.data.look import name_colour
 from linformer_cli.data.pictures import open_picture
 from linformer_cli.data.sequence import find_numbers, images_to_values, paint, values_to_images
 from linformer_cli.errors import DataError
-
 from .items import BANDS, PALETTE_BANDS, Contents, Item, Pixels, Tiling
 
 # The most images or windows of a piece.

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.errors import DataError
-
 from .coder import Coder, Lanes
 from .header import CODED, Header, compute_checksum, read_header
 from .items import Item, Pixels

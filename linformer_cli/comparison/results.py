@@ -15,7 +15,6 @@ from linformer_cli.report.plots import Curve, Panel, PlotFormat, number_styles, 
 from linformer_cli.report.tables import Column, RecordTable, Shown, TableStyle, list_columns
 from linformer_cli.system.timing import Timing
 from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_count, format_duration
-
 from .entries import Conditions, Entry
 from .speed import TIMED_STEPS, read_samples, sampling_speed, training_speed
 

@@ -20,7 +20,6 @@ from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import time_work
 from linformer_cli.training.learner import Learner
 from linformer_cli.training.pixel_task import PixelTask
-
 from .entries import Conditions, Entry
 
 # The number of training steps in one timed sample.

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from linformer_cli.errors import DataError
 from linformer_cli.files import is_special
-
 from . import Split
 from .arrays import MappedArray
 

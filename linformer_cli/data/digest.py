@@ -6,7 +6,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from linformer_cli.documents import Config
-
 from .images import ImageSet
 
 # At most this many images of a split are compared, evenly spaced. It bounds the time that a run takes to begin.

@@ -22,7 +22,6 @@ from pydantic import TypeAdapter
 from linformer_cli.config import DataConfig
 from linformer_cli.errors import DataError, shorten
 from linformer_cli.units import count_words
-
 from . import SPLITS, Split
 from .arrays import MappedArray
 from .listing import Item, Listing, compare_classes, find_classes, list_folder, split_items

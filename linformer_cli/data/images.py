@@ -15,7 +15,6 @@ from linformer_cli.config import LOOK_SETTINGS, DataConfig, ImageShape, holds_by
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import DataError, UsageError, unknown_name
 from linformer_cli.files import user_cache
-
 from . import SPLITS, Split
 from .arrays import arrange_images, open_array
 from .byte_windows import DEFAULT_LENGTH, ByteWindows, load_byte_windows

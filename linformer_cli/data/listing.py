@@ -12,7 +12,6 @@ from pathlib import Path, PurePosixPath
 
 from linformer_cli.errors import DataError, shorten
 from linformer_cli.units import count_words
-
 from . import SPLITS
 from .pictures import HEIC_ENDINGS, list_endings
 

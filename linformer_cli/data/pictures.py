@@ -16,7 +16,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from linformer_cli.config import Fit, ImageShape
 from linformer_cli.errors import DataError
 from linformer_cli.files import is_special
-
 from .arrays import arrange_picture, open_array
 from .framing import frame_picture
 from .look import Look, Pixels, scale_numbers

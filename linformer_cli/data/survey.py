@@ -13,7 +13,6 @@ from PIL import Image
 from linformer_cli.config import DataConfig, ImageShape
 from linformer_cli.documents import parse_config
 from linformer_cli.units import count_words
-
 from .look import Look, Pixels, find_colours, format_sides, name_colour, pack_colours, scale_numbers, unpack_colours
 
 DEFAULT_SIDE = 32

@@ -14,7 +14,6 @@ from linformer_cli.attention.tensors import accumulator_dtype, fill_padding
 from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.native.constants import TILE_ROWS
 from linformer_cli.native.program import NO_BUFFER, Builder, MixInputs
-
 from .linear_layers import Linear
 from .short_convolution import ShortConvolution
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from linformer_cli.attention.base import Attention, measure_state_bytes
 from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.native.program import Builder
-
 from .attention_layer import AttentionLayer, QueryLayer
 from .dropout import Rounded, Vectors, add_and_normalise, add_dropped, exact
 from .linear_layers import Linear

@@ -5,7 +5,6 @@ from torch import Tensor, nn
 
 from linformer_cli.config import ModelConfig
 from linformer_cli.native.program import NO_BUFFER, Builder
-
 from .blocks import FeedForward
 from .dropout import add_dropped
 from .embedding import (

@@ -5,7 +5,6 @@ import torch
 from linformer_cli.native.constants import MOST_LEVELS
 from linformer_cli.native.program import Builder, Kind, NoProgram, Program
 from linformer_cli.native.program_file import Images, encode_program
-
 from .heads import MixtureHead
 from .pixel_model import PixelModel
 

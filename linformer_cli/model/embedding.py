@@ -19,7 +19,6 @@ from linformer_cli.attention.tensors import host_number
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.native.constants import LEFT_PLACE, UP_PLACE
 from linformer_cli.native.program import NO_BUFFER, Builder
-
 from .neighbours import TABLE_PIXELS, Differences, NeighbourTables, Surroundings, list_surroundings
 
 # The number of values that `previous` and `recent` read.

@@ -10,7 +10,6 @@ from torch.nn import functional
 from linformer_cli.attention.base import Attention
 from linformer_cli.config import ModelConfig
 from linformer_cli.native.program import Builder, MixInputs
-
 from .blocks import InnerBlock
 from .dropout import Vectors, exact
 from .linear_layers import Linear

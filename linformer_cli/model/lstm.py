@@ -11,7 +11,6 @@ from linformer_cli.attention.base import Memory
 from linformer_cli.config import NetworkConfig
 from linformer_cli.documents import Config, setting
 from linformer_cli.native.program import Builder
-
 from .blocks import Block
 from .dropout import Vectors, exact
 

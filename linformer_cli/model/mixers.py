@@ -10,7 +10,6 @@ from linformer_cli.attention.catalogue import find_attention, fit_attention, lis
 from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.documents import Config, parse_config
 from linformer_cli.errors import UsageError
-
 from .attention_layer import build_convolution
 from .blocks import Block, TransformerBlock
 from .gated_block import GatedBlock

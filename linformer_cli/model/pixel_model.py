@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from linformer_cli.attention.base import measure_state_bytes
 from linformer_cli.attention.tensors import HOSTS, defer_checks, may_check
 from linformer_cli.config import ModelConfig
-
 from .blocks import Block, initialise_weights
 from .channels import ChannelNetwork
 from .dropout import Vectors, exact

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from linformer_cli.config import ModelConfig
-
 from .pixel_model import PixelModel
 
 

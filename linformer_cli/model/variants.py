@@ -7,7 +7,6 @@ from typing import Any
 
 from linformer_cli.attention.catalogue import find_attention, list_attentions
 from linformer_cli.errors import UsageError
-
 from .mixers import find_mixer, list_mixers, parse_options
 from .pixel_model import PixelModel
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from linformer_cli.errors import LintxError, UsageError, unknown_name
-
 from .build import COMMAND, PACKAGE, InstructionSet, is_fresh, library_file, this_machine
 
 # The environment variable that names the instruction set to use.

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.errors import LintxError
-
 from .constants import ACTIVATIONS, FORMATS, TILE_ROWS
 
 _FOLDER = Path(__file__).parent

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linformer_cli.errors import LintxError
-
 from .library import load_library
 from .program import Program
 from .program_file import Images, lay_out_program

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from linformer_cli.system.environment import describe_environment
-
 from .plots import PlotFormat
 from .tables import RecordTable, TableStyle
 

@@ -16,7 +16,6 @@ from PIL import Image, ImageDraw, ImageFont, PngImagePlugin, UnidentifiedImageEr
 
 from linformer_cli.documents import parse_json
 from linformer_cli.errors import DataError, UsageError, describe_reason
-
 from .tables import to_json
 
 Value = TypeVar("Value", bound=np.generic)

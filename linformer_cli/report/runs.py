@@ -9,7 +9,6 @@ from PIL import Image
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.metrics import RunSeries, TrainingPoint, ValidationPoint, label_runs
 from linformer_cli.units import IMAGES, Words
-
 from .grids import read_png, render_captioned_row, render_title, stack_rows
 from .plots import PALETTE, Curve, Panel, PlotFormat, render_plot
 

@@ -10,7 +10,6 @@ from linformer_cli.config import CLASS_GUIDANCE, LARGEST_GUIDANCE
 from linformer_cli.errors import UsageError
 from linformer_cli.model.heads import invert_cumulative
 from linformer_cli.model.pixel_model import PixelModel
-
 from .philox import draw_uniforms
 
 _BLOCK = 64

@@ -10,7 +10,6 @@ from torch import Tensor
 from linformer_cli.config import PARTICLES
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.memory import require_memory, work_in_batches
-
 from .choose import UniformStreams, check_guidance
 from .decode import Sampler
 from .particles import KeptImage

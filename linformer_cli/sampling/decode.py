@@ -14,7 +14,6 @@ from linformer_cli.data.sequence import values_to_images
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.memory import work_in_batches
 from linformer_cli.system.signals import Check, never_stop
-
 from .choose import Filters, UniformStreams, check_guidance
 from .engines import AUTO, EngineCache
 

@@ -15,7 +15,6 @@ from linformer_cli.files import write_file
 from linformer_cli.report.grids import encode_png, read_png, read_png_metadata, to_picture
 from linformer_cli.report.tables import to_json
 from linformer_cli.system.distributed import Team
-
 from .decode import Sampler
 
 # The number of files in a folder that are looked for at once.

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from linformer_cli.errors import LintxError
 from linformer_cli.system.signals import Check
-
 from .choose import Filters, UniformStreams, filter_log_probabilities
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.library import describe_library
 from linformer_cli.probe import CLEARLY_FASTER, measure_gain, remember
 from linformer_cli.system.device import Choice, SamplingPrecision, product_dtype
-
 from .engines import ENGINES, NATIVE
 from .engines.native import NativeEngine
 

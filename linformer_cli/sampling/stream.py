@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from linformer_cli.errors import UsageError
-
 from .choose import UniformStreams
 from .decode import Sampler
 

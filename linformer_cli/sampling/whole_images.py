@@ -9,7 +9,6 @@ import torch
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import time_work
-
 from .choose import Filters, UniformStreams
 from .engines import AUTO, Engine, build_engine
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from linformer_cli.data.images import find_data_dir
 from linformer_cli.errors import DataError, UsageError
-
 from .waves import Wave, read_rate, read_wave
 
 DIGITS_NAME = "fsdd"

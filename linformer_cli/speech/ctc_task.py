@@ -8,7 +8,6 @@ from torch import Tensor
 
 from linformer_cli.config import LARGEST_STEP, TrainConfig
 from linformer_cli.training.task import Task
-
 from .decoding import Errors, count_errors, decode_by_beam, decode_greedily
 from .encoder import Encoder, ctc_loss
 from .utterances import Batch

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from linformer_cli.system.environment import import_extra
-
 from .encoder import BLANK
 
 # In the beam, a symbol is tried at a position only if its probability there is at least this.

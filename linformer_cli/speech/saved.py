@@ -16,7 +16,6 @@ from linformer_cli.documents import parse_json
 from linformer_cli.errors import CheckpointError, UsageError
 from linformer_cli.files import write_file
 from linformer_cli.model.skeleton import expected_weights
-
 from .decoding import decode_greedily
 from .encoder import Encoder, EncoderSettings, build_encoder
 from .features import HOP_SECONDS, log_mel, normalise

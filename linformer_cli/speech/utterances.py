@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from linformer_cli.errors import DataError
-
 from .corpus import Corpus, Recording, split_speakers
 from .features import HOP_SECONDS, log_mel, normalise
 

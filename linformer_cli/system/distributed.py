@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from linformer_cli.errors import Interrupted, LintxError, UsageError
 from linformer_cli.units import parse_count
-
 from .device import Choice, choose_device
 
 if TYPE_CHECKING:

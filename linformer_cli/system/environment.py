@@ -10,7 +10,6 @@ from typing import Any
 
 from linformer_cli.errors import LintxError
 from linformer_cli.version import __version__
-
 from .device import multiplies_bf16
 
 

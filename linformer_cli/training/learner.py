@@ -18,7 +18,6 @@ from linformer_cli.checkpoint import TrainingState
 from linformer_cli.errors import TrainingError, UsageError
 from linformer_cli.system.distributed import ALONE, Team, keep_own
 from linformer_cli.system.timing import time_work
-
 from .optimizer import build_average, load_optimizer_tensors, optimizer_tensors, strip_prefix
 from .progress import Progress
 from .task import AnyTask, Task

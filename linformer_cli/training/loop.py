@@ -19,7 +19,6 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.distributed import ALONE, Team
 from linformer_cli.system.memory import is_out_of_memory, measure_peak_memory
 from linformer_cli.system.signals import StopRequest
-
 from .learner import Learner, Step
 from .progress import Progress, Reporter
 from .run_folder import RunFolder

@@ -21,7 +21,6 @@ from linformer_cli.report.terminal import render_windows
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.system.signals import Check
 from linformer_cli.units import WINDOWS
-
 from .distillation import Teachers
 from .optimizer import build_optimizer
 from .progress import Progress

@@ -14,7 +14,6 @@ from linformer_cli.data.digest import DataDigest
 from linformer_cli.evaluation.bits import Bits
 from linformer_cli.system.signals import Check
 from linformer_cli.units import IMAGES
-
 from .progress import Progress
 
 # With the `trapezoid` schedule, the learning rate falls over this last share of a run.

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from linformer_cli.attention.tensors import Context, accumulator_dtype
 from linformer_cli.native.constants import COMPILED_MAPS
-
 from .cpu_calls import (
     Kernels,
     empty_like_projection,

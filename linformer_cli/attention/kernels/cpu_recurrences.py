@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.tensors import Context, accumulator_dtype
-
 from .cpu_calls import Kernels, require_fit, with_dense_rows
 
 _SUMS = Kernels("attention/kernels/sums.cpp", "SumsCall")

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.tensors import Context
-
 from .cpu_calls import Kernels, empty_like_projection, with_dense_rows
 
 _KERNELS = Kernels("attention/kernels/scale.cpp", "ScaleCall", "BHTV")

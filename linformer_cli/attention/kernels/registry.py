@@ -16,7 +16,6 @@ from linformer_cli.attention.tensors import accumulator_dtype
 from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.gpu import has_triton
 from linformer_cli.native.library import has_library
-
 from . import cpu_linear, cpu_recurrences, cpu_scale
 
 CPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from linformer_cli.attention.tensors import Context
 from linformer_cli.native.constants import COMPILED_MAPS
-
 from .cpu_calls import empty_like_projection, require_sums_fit, with_dense_rows
 
 CHUNK = 64

@@ -10,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from linformer_cli.native.constants import COMPILED_MAPS
-
 from .cpu_calls import with_dense_rows
 from .triton_linear import phi
 

@@ -27,7 +27,6 @@ from linformer_cli.attention.kernels.registry import DELTA_RULE, kernel_for
 from linformer_cli.attention.tensors import accumulator_dtype
 from linformer_cli.documents import setting
 from linformer_cli.native.program import NO_BUFFER, MixInputs
-
 from .chunks import cut_chunks
 from .memory_lengths import log_memories
 from .scaling import OUTPUT_FLOOR, directions

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from linformer_cli.attention.tensors import Context
-
 from .caches import attend_masked
 
 # The largest number of scores of a head that are usually kept for the backward pass.

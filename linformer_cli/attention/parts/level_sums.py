@@ -14,7 +14,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from linformer_cli.attention.tensors import Context
-
 from .chunks import corners, iter_halves, split_halves
 from .sums import decay_weights, sum_logs
 

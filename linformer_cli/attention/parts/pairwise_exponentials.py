@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.tensors import fill_padding, may_check
-
 from .chunks import cut_chunks
 from .sums import scan_with_decay
 

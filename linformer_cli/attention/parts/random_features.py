@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from linformer_cli.attention.tensors import Context
-
 from .sums import divide_by_weight
 
 # Sums of sines and cosines can be 0 or negative, so a denominator is at least this share of its largest possible value.

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from linformer_cli.attention.tensors import Context
-
 from .chunks import corners, cut_chunks, iter_halves, split_halves
 
 # The log of a weight of 0, far below every score. It is finite, so that differences are not NaN.

@@ -23,7 +23,6 @@ from torch.nn import functional
 
 from linformer_cli.attention.kernels.registry import CAUSAL_SUMS, kernel_for
 from linformer_cli.attention.tensors import Context, fill_padding
-
 from .chunks import corners, cut_chunks, iter_halves, split_halves
 
 

@@ -11,7 +11,6 @@ import torch
 from linformer_cli.errors import UsageError, unknown_name
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.system.device import Choice
-
 from .base import Engine as Engine
 from .cuda import CudaEngine
 from .native import NativeEngine

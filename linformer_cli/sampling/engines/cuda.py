@@ -27,7 +27,6 @@ from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.system.signals import Check, never_stop
-
 from .base import DAMAGED, Engine
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ from linformer_cli.native.runner import Runner
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.particles import KeptImage
 from linformer_cli.system.signals import Check, never_stop
-
 from .base import Engine
 
 # Between two calls of `before_step`, the engine draws for about this number of seconds, in at most this many steps.

@@ -5,7 +5,6 @@ from torch import Tensor
 
 from linformer_cli.attention.base import fork_state, measure_state_bytes, select_images
 from linformer_cli.model.pixel_model import PixelModel, PixelState
-
 from .base import Engine
 
 
