@@ -28,10 +28,8 @@ from .model.attention_layer import AttentionLayer
 from .model.mixers import build_attention
 from .model.pixel_model import PixelModel
 from .probe import choose_precision
-from .sampling.choose import Filters
 from .sampling.complete import complete_values
 from .sampling.decode import Sampler, sample_images
-from .sampling.engines import AUTO
 from .system.device import choose_device
 from .training.learner import Step
 from .training.loop import Trainer
@@ -122,21 +120,20 @@ def _measure(model: PixelModel, images: NDArray[np.uint8], labels: NDArray[np.in
 
 
 def complete(
-    model: PixelModel,
+    model: PixelModel | Sampler,
     image: NDArray[np.uint8],
     kept: NDArray[np.bool_],
     count: int = 4,
-    seed: int = 0,
     label: int | None = None,
-    filters: Filters | None = None,
-    engine: str = AUTO,
     particles: int = PARTICLES,
 ) -> NDArray[np.uint8]:
     """`count` completions [count, H, W, C] of `image` [H, W, C] that keep its pixels `kept` bool [H, W].
 
-    `complete_values` explains the other arguments. `label` is the class of the image.
+    `label` is the class of the image; `complete_values` explains `particles`. A `Sampler` in place of the model has a
+    seed, filters and an engine.
     """
-    shape = model.config.image
+    sampler = Sampler(model) if isinstance(model, PixelModel) else model
+    shape = sampler.model.config.image
     sizes = (shape.height, shape.width, shape.channels)
     if image.shape != sizes or kept.shape != sizes[:2]:
         raise UsageError(
@@ -144,7 +141,6 @@ def complete(
         )
     values = images_to_values(image[None], shape)[0]
     places = torch.from_numpy(np.broadcast_to(kept[..., None], sizes).reshape(-1).copy())
-    sampler = Sampler(model, seed, filters, engine)
     return values_to_images(complete_values(sampler, values, places, count, label, particles=particles).values, shape)
 
 

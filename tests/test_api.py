@@ -10,6 +10,7 @@ from linformer_cli import build_layer, complete, evaluate, score, train
 from linformer_cli.cli.session import open_session
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.errors import UsageError
+from linformer_cli.sampling.decode import Sampler
 
 IMAGES, LABELS = draw_glyphs("train", 8, 0, 40)
 CONFIG = {"preset": "tiny", "train": {"steps": 2, "batch": 4}}
@@ -43,6 +44,10 @@ def test_labels_make_a_model_of_classes() -> None:
     kept[:, 4:] = True  # not the first values
     drawn = complete(model, IMAGES[0], kept, count=2, label=int(LABELS[0]), particles=4)
     assert (drawn[:, :, 4:] == IMAGES[0, :, 4:]).all()
+    other, same = (
+        complete(Sampler(model, seed), IMAGES[0], kept, count=2, label=int(LABELS[0]), particles=4) for seed in (1, 0)
+    )
+    assert (same == drawn).all() and (other != drawn).any()
 
 
 @loop_over(

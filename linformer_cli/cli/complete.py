@@ -134,7 +134,9 @@ def complete(asked: CompleteOptions) -> None:
         print_json({**settings, "images": len(rows), "rows": rows, "failures": failures, **written})
     if stopped is not None:
         if done:
-            warn(f"stopped after {len(done)} of {len(asked.images)} images, which are kept")
+            last = done[-1][1]
+            cut = f", the last with {len(last.values)} of {asked.count} completions" if last.stopped else ""
+            warn(f"stopped after {len(done)} of {len(asked.images)} images{cut}, which are kept")
         raise stopped
     if failures:
         others = "; the others were completed" if done else ""
@@ -165,6 +167,8 @@ def _complete_all(
         work = complete_values(sampler, values, kept, asked.count, label, warn_smaller_batch, asked.particles)
         _show_bits(picture, work, asked.particles, session.checkpoint.info.training.validation_bits_per_dim)
         yield picture, work
+        if work.stopped:
+            raise KeyboardInterrupt
 
 
 def _show_notes(picture: "Picture", session: Session, inverted: bool) -> None:

@@ -25,7 +25,8 @@ class Completion:
     `values` int64 [n, T] includes the kept values. The other figures are the bits/dim of the kept part, of the rest of
     each completion, and of the rest of the original. They are NaN for a part without values. If the kept values are not
     the first ones, `particles` has one entry for each completion, and the bits/dim of the kept part are those of its
-    estimated probability. The bits/dim of a rest are always those of its values given all values before.
+    estimated probability. The bits/dim of a rest are always those of its values given all values before. If Ctrl-C
+    `stopped` the work, n is the number of completions that were finished.
     """
 
     kept: Tensor
@@ -34,6 +35,7 @@ class Completion:
     completed_bits_per_dim: list[float]
     original_rest_bits_per_dim: float
     particles: tuple[KeptImage, ...] = ()
+    stopped: bool = False
 
 
 @torch.no_grad()
@@ -51,8 +53,9 @@ def complete_values(
     If the first values are kept, they are read once for all completions, which are drawn from the exact distribution.
     Otherwise, each completion is one of its own `particles` (`Engine.keep_values`), and its distribution approaches the
     exact one with their number. The random numbers of completion i depend only on (seed, i). `work_in_batches` explains
-    `on_halve`. Bits/dim are those of the model without guidance, except for the estimated probability of the kept part.
-    Raises `LintxError` if the particles need more memory than is free, and what `check_guidance` raises.
+    `on_halve`. Ctrl-C keeps the completions that are finished. Bits/dim are those of the model without guidance, except
+    for the estimated probability of the kept part. Raises `LintxError` if the particles need more memory than is free,
+    and what `check_guidance` raises.
     """
     model, known = sampler.model, int(kept.sum())
     check_guidance(model, sampler.filters.guidance, label is not None)
@@ -60,37 +63,42 @@ def complete_values(
     starts = sampler.start_tokens(1, labels)
     tokens = torch.cat([starts.unsqueeze(1), original[:known].to(model.device).expand(len(starts), -1)], dim=1)
 
-    def draw(indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the completions with these indices, [n, T], and the bits of their values."""
+    def draw(indices: Sequence[int]) -> tuple[Tensor, Tensor, list[KeptImage]]:
+        """Completions with these indices from the exact distribution, [n, T], and the bits of their values."""
         copies = len(indices)
         with sampler.engines.start(copies * len(starts)) as engine:
             streams = UniformStreams(sampler.seed, indices)
             rest = engine.draw_values(engine.read(tokens), streams, sampler.filters, len(original) - known).long()
         completed = torch.cat([original[:known].expand(copies, -1), rest], dim=1)
-        return completed, _bits(model, completed, labels)
+        return completed, _bits(model, completed, labels), []
 
-    def keep(index: int) -> KeptImage:
+    def keep(indices: Sequence[int]) -> tuple[Tensor, Tensor, list[KeptImage]]:
+        """The completion with this index from its particles."""
         with sampler.engines.start(particles * len(starts)) as engine:
-            streams = UniformStreams(sampler.seed, [index])
-            return engine.keep_values(starts, torch.where(kept, original, -1), streams, sampler.filters)
+            given, streams = torch.where(kept, original, -1), UniformStreams(sampler.seed, indices)
+            image = engine.keep_values(starts, given, streams, sampler.filters)
+        return image.values.unsqueeze(0), _bits(model, image.values.unsqueeze(0), labels), [image]
 
-    images: tuple[KeptImage, ...] = ()
-    if not kept[:known].all():
-        if sampler.engines.batch != (rows := particles * len(starts)):  # an engine that is kept has its memory
-            require_memory(_STATE_MARGIN * model.state_bytes(rows), str(model.device), f"{particles:,} particles")
-        images = tuple(keep(index) for index in range(count))
-        completions = [image.values.unsqueeze(0) for image in images]
-        parts = [(values, _bits(model, values, labels)) for values in completions]
-    else:
-        parts = list(work_in_batches(range(count), count, draw, on_halve))
-    completed, bits = map(torch.cat, zip(*parts, strict=True))
+    is_exact, parts, stopped = bool(kept[:known].all()), [], False
+    # An engine that is kept has its memory.
+    if not is_exact and sampler.engines.batch != (rows := particles * len(starts)):
+        require_memory(_STATE_MARGIN * model.state_bytes(rows), str(model.device), f"{particles:,} particles")
+    try:
+        for part in work_in_batches(range(count), count if is_exact else 1, draw if is_exact else keep, on_halve):
+            parts.append(part)
+    except KeyboardInterrupt:
+        if not parts:
+            raise
+        stopped = True
+    completed, bits = (torch.cat(each) for each in list(zip(*parts, strict=True))[:2])
+    images = tuple(image for *_, found in parts for image in found)
     original_bits = _bits(model, original.unsqueeze(0), labels)[0]
     kept_bits = float(original_bits[kept].mean()) if known else math.nan
     if images:  # the mean of the estimated probabilities is unbiased
         logs = torch.tensor([-image.bits for image in images], dtype=torch.float64) * math.log(2)
-        kept_bits = (math.log(count) - float(logs.logsumexp(dim=0))) / math.log(2) / known
+        kept_bits = (math.log(len(images)) - float(logs.logsumexp(dim=0))) / math.log(2) / known
     rest = bits[:, ~kept].mean(dim=1).tolist()
-    return Completion(kept, completed, kept_bits, rest, float(original_bits[~kept].mean()), images)
+    return Completion(kept, completed, kept_bits, rest, float(original_bits[~kept].mean()), images, stopped)
 
 
 def _bits(model: PixelModel, values: Tensor, label: Tensor | None) -> Tensor:

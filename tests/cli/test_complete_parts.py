@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 from loops import loop_over
+from machine import needs_library
 from PIL import Image
+
+from linformer_cli.sampling.engines.native import NativeEngine
 
 SIDE = 10  # of the images of `run_folder`
 
@@ -111,3 +114,22 @@ def test_a_wrong_mask_is_one_line(complete, pictures, mask, words) -> None:
 def test_the_mask_is_not_replaced_by_the_result(complete, pictures) -> None:
     outcome = complete("large.png", "--mask", pictures / "out.png")
     assert outcome.code == 2 and "would be replaced" in outcome.stderr
+
+
+@needs_library
+def test_an_interrupted_picture_keeps_its_finished_completions(complete, pictures, monkeypatch) -> None:
+    whole, calls = NativeEngine.keep_values, []
+
+    def stop_after_one(engine, *arguments):
+        calls.append(engine)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return whole(engine, *arguments)
+
+    expected = complete("grey.png", "--erase", "box:3,2,3,6").document["rows"][0]["kept_bits"]
+    monkeypatch.setattr(NativeEngine, "keep_values", stop_after_one)
+    outcome = complete("grey.png", "--erase", "box:3,2,3,6", "--engine", "native")
+    assert outcome.code == 130
+    assert "stopped after 1 of 1 images, the last with 1 of 2 completions, which are kept" in outcome.stderr
+    (row,) = outcome.document["rows"]
+    assert row["kept_bits"] == expected[:1] and (pictures / "out.png").exists()
