@@ -32,6 +32,7 @@ from .checkpoint_files import (
     find_checkpoint,
     find_shipped_name,
     holds_checkpoint,
+    render_card,
     replace_folder,
 )
 from .config import Origin
@@ -39,9 +40,7 @@ from .documents import describe_validation_error, parse_json, read_bytes, read_j
 from .errors import CheckpointError, UsageError, describe_reason
 from .files import flush_folder, temporary_path, write_flushed
 from .model.mixers import describe_mixing
-from .model.pixel_model import PixelModel
-from .model.skeleton import build_skeleton, expected_weights
-from .report.model_card import render_card
+from .model.pixel_model import PixelModel, build_skeleton, expected_weights
 from .units import printable
 
 # Bounds of files: the size of a header, and how much larger a training state is than its weights. Both are generous.

@@ -38,12 +38,11 @@ from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import DisagreementError, Interrupted, LintxError, UsageError
 from linformer_cli.metrics import read_metrics
-from linformer_cli.model.mixers import list_mixers
+from linformer_cli.model.mixers import list_mixers, parse_variants
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.model.variants import parse_variants
 from linformer_cli.presets import PRESETS
 from linformer_cli.report.grids import read_png_metadata
-from linformer_cli.sampling.whole_images import WholeImages
+from linformer_cli.sampling.decode import WholeImages
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.learner import Learner
 

@@ -12,14 +12,17 @@ from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
 from .kernels.registry import EXPONENTIAL_ATTENTION, kernel_for
-from .parts.pairwise_exponentials import divide_sums, exp_below_maximum, raise_maximum, replace_vanished
 from .parts.random_features import (
     RELU_OFFSET,
     WEIGHT_FLOOR,
     FeatureMapName,
     PerformerMap,
     divide_by_floored_weight,
+    divide_sums,
     draw_directions,
+    exp_below_maximum,
+    raise_maximum,
+    replace_vanished,
     seeded_normal,
     sine_features,
 )

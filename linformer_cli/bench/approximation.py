@@ -23,9 +23,8 @@ from linformer_cli.attention.performer import PerformerAttention
 from linformer_cli.config import OptionValue
 from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.model.mixers import build_attention
-from linformer_cli.report.base import Ending, Output, Report
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, render_plot
-from linformer_cli.report.tables import Column, RecordTable, Shown, TableStyle, list_columns
+from linformer_cli.report.tables import Column, Ending, Output, RecordTable, Report, Shown, TableStyle, list_columns
 from linformer_cli.system.signals import Check, never_stop
 
 SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")

@@ -6,14 +6,12 @@ from functools import cached_property, partial
 
 from linformer_cli.errors import UsageError
 from linformer_cli.evaluation.agreement import require_agreement
-from linformer_cli.model.variants import Variant
-from linformer_cli.report.base import Output
-from linformer_cli.report.tables import TableStyle
+from linformer_cli.model.mixers import Variant
+from linformer_cli.report.tables import Output, TableStyle
 from linformer_cli.system.memory import measure_free_memory
 from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.units import format_bytes, format_duration
-from .columns import list_growth_tables
-from .figures import render_growth
+from .columns import list_growth_tables, render_growth
 from .growth import Exponents, Point, describe_exponents, extrapolate
 from .measure import attention_pass
 from .measure.attention_pass import Inputs, PassSetup, build_checked_model, build_pass

@@ -14,9 +14,8 @@ from typing import Generic, TypeVar
 
 from linformer_cli.errors import Interrupted
 from linformer_cli.files import write_file
-from linformer_cli.report.base import Report
 from linformer_cli.report.plots import PLOT_FORMATS
-from linformer_cli.report.tables import render_records, to_json
+from linformer_cli.report.tables import Report, render_records, to_json
 from linformer_cli.system.environment import describe_machine
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.units import format_duration

@@ -19,16 +19,14 @@ from PIL import Image
 from linformer_cli.codec.baselines import measure_zstd
 from linformer_cli.codec.coder import Coder, identify_program
 from linformer_cli.codec.header import Header
-from linformer_cli.codec.pack import Packed, encode_values, write_packed
+from linformer_cli.codec.pack import Packed, PackedFile, encode_values, write_packed
 from linformer_cli.codec.sources import ArraySource
-from linformer_cli.codec.unpack import PackedFile
 from linformer_cli.data.sequence import images_to_values, paint, values_to_images
 from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.evaluation.bits import stepped_nats
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.report.base import Ending, Output, Report
 from linformer_cli.report.grids import render_grid, stack_rows
-from linformer_cli.report.tables import RecordTable, Shown, TableStyle, list_columns
+from linformer_cli.report.tables import Ending, Output, RecordTable, Report, Shown, TableStyle, list_columns
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE, EngineCache
 from linformer_cli.system.signals import Check, never_stop

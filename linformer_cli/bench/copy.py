@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from linformer_cli.errors import TrainingError
 from linformer_cli.evaluation.agreement import require_agreement
-from linformer_cli.model.variants import Variant
-from linformer_cli.report.base import Output, Report
+from linformer_cli.model.mixers import Variant
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
-from linformer_cli.report.tables import Column, RecordTable, Shown, TableStyle, list_columns
+from linformer_cli.report.tables import Column, Output, RecordTable, Report, Shown, TableStyle, list_columns
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.system.timing import time_work
 from linformer_cli.training.loop import Trainer
@@ -25,8 +24,7 @@ from . import copy_task
 from .columns import choose_columns
 from .copy_task import BATCH, HEADS, CopySettings, CopyTask, learning_rate_at
 from .measure.attention_pass import PassSetup, build_checked_model
-from .measure.ceilings import Ceilings, CeilingsReport
-from .measure.costs import TRAINING_FACTOR, count_product_flops, list_products
+from .measure.ceilings import TRAINING_FACTOR, Ceilings, CeilingsReport, count_product_flops, list_products
 
 CopyEnding = Literal["finished", "budget", "interrupted", "failed"]
 _ENDINGS = {"budget": "the budget was spent", "interrupted": "interrupted", "failed": "every model failed"}

@@ -16,8 +16,7 @@ from linformer_cli.config import ImageShape, ModelConfig, TrainConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import Block, initialise_weights
 from linformer_cli.model.dropout import Vectors, exact
-from linformer_cli.model.mixers import build_blocks
-from linformer_cli.model.variants import Variant
+from linformer_cli.model.mixers import Variant, build_blocks
 from linformer_cli.system.device import seeded
 from linformer_cli.training.task import Task
 

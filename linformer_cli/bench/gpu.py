@@ -20,7 +20,7 @@ from torch.nn import functional
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.errors import Interrupted
 from linformer_cli.evaluation.agreement import AgreementRow
-from linformer_cli.model.variants import parse_variants
+from linformer_cli.model.mixers import parse_variants
 from linformer_cli.native.gpu import triton_refusal
 from linformer_cli.native.library import reference_only
 from linformer_cli.sampling.decode import SampledBatch, Sampler

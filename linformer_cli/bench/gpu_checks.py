@@ -12,9 +12,8 @@ from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.linear import LinearAttention, LinearOptions
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.evaluation.agreement import AgreementRow, build_row, follow, relative_error
-from linformer_cli.model.mixers import list_mixers
+from linformer_cli.model.mixers import list_mixers, parse_variant, parse_variants
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.model.variants import parse_variant, parse_variants
 from linformer_cli.native.library import reference_only
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import AUTO, REFERENCE, ReferenceEngine, build_engine, choose_engine

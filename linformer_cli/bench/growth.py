@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from linformer_cli.model.variants import SOFTMAX
+from linformer_cli.model.mixers import SOFTMAX
 from linformer_cli.report.tables import Shown
 from .rows import AttentionRow
 

@@ -16,9 +16,8 @@ from linformer_cli.documents import parse_config
 from linformer_cli.errors import CheckpointError
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.metrics import label_runs
-from linformer_cli.model.mixers import parse_options
-from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.model.variants import SOFTMAX, Variant, build_softmax_twin
+from linformer_cli.model.mixers import SOFTMAX, Variant, parse_options
+from linformer_cli.model.pixel_model import PixelModel, build_softmax_twin
 from linformer_cli.presets import find_preset, find_preset_image
 from linformer_cli.system.device import seeded, torch_dtype
 from .rows import Quality

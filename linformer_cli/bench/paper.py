@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from linformer_cli.config import ModelConfig
-from linformer_cli.model.variants import parse_variants
+from linformer_cli.model.mixers import parse_variants
 from linformer_cli.probe import choose_precision
 from linformer_cli.sampling.engines import AUTO
 from linformer_cli.sampling.precision import choose_formats
@@ -22,8 +22,7 @@ from .budget import BudgetBench, Groups, Part, Schedule
 from .copy import CopyReport, run_copy_task
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size
 from .growth import describe_exponents
-from .measure.ceilings import Ceilings
-from .measure.costs import count_product_flops, sum_flops
+from .measure.ceilings import Ceilings, count_product_flops, sum_flops
 from .measure.peak_memory import FORKS
 from .models import BenchModel, TrainedRun, build_models, find_trained, load_models, preset_network
 from .paper_report import PaperReport, describe_gaps

@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from linformer_cli.report.base import Output
 from linformer_cli.report.plots import PlotFormat
-from linformer_cli.report.tables import Column, RecordTable, TableStyle
+from linformer_cli.report.tables import Column, Output, RecordTable, TableStyle
 from . import columns as shown
 from .budget import BudgetReport
+from .columns import render_growth, render_quality, render_speed, trained_rows
 from .copy import CopyReport
-from .figures import render_growth, render_quality, render_speed, trained_rows
 from .growth import Exponents
 from .measure.ceilings import CeilingsReport
 from .published import Source

@@ -25,8 +25,7 @@ from linformer_cli.documents import read_bytes
 from linformer_cli.errors import LintxError
 from linformer_cli.evaluation.nearest import find_nearest
 from linformer_cli.files import user_cache, write_file
-from linformer_cli.report.base import Output, Report
-from linformer_cli.report.tables import RecordTable, Shown, TableStyle, list_columns
+from linformer_cli.report.tables import Output, RecordTable, Report, Shown, TableStyle, list_columns
 from linformer_cli.system.device import seeded
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.training.loop import Trainer

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from linformer_cli.errors import Interrupted
-from linformer_cli.report.base import Ending, Report
+from linformer_cli.report.tables import Ending, Report
 from linformer_cli.system.signals import Check, never_stop
 from .measure.ceilings import Ceilings, CeilingsReport
 from .measure.peak_memory import PassFailed, refuse_misfits

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 from linformer_cli.config import OptionValue
-from linformer_cli.model.variants import SOFTMAX
+from linformer_cli.model.mixers import SOFTMAX
 from linformer_cli.report.tables import Shown
 from linformer_cli.sampling.engines import REFERENCE
 from linformer_cli.system.timing import compare_turns

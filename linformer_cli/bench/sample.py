@@ -12,17 +12,15 @@ import torch
 
 from linformer_cli.config import ModelConfig
 from linformer_cli.evaluation.agreement import CHECKED_POSITIONS
-from linformer_cli.model.variants import SOFTMAX
-from linformer_cli.report.base import Output
-from linformer_cli.report.tables import TableStyle
+from linformer_cli.model.mixers import SOFTMAX
+from linformer_cli.report.tables import Output, TableStyle
+from linformer_cli.sampling.decode import WARM_UP_STEPS, WholeImages
 from linformer_cli.sampling.engines import AUTO, ENGINES, REFERENCE, choose_engine
-from linformer_cli.sampling.whole_images import WARM_UP_STEPS, WholeImages
 from linformer_cli.system.memory import measure_free_memory, measure_peak_memory
 from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.units import format_bytes, format_duration
-from .columns import SAMPLING, list_position_times, list_speed_tables
-from .figures import render_quality, render_speed, trained_rows
-from .measure import costs, sampling_work
+from .columns import SAMPLING, list_position_times, list_speed_tables, render_quality, render_speed, trained_rows
+from .measure import ceilings, sampling_work
 from .measure.peak_memory import PassFailed, measure_peak
 from .measure.sampling_work import RERUN, MiddleSteps, RerunPrefixes, SamplingSetup, SamplingWork
 from .models import CHECKED_LAYERS, BenchModel, TrainedRun, group_by_preset
@@ -87,7 +85,7 @@ def run_sampling_bench(models: Sequence[BenchModel], settings: SamplingSettings,
         "warm_up_steps": WARM_UP_STEPS,
         "interleaved": True,
         "checked": f"the first {CHECKED_POSITIONS} positions; {CHECKED_LAYERS} layers of untrained models",
-        "product_share": costs.WHAT_IS_COUNTED,
+        "product_share": ceilings.WHAT_IS_COUNTED,
         "copy_share": "the rate of reading and writing the state in a step, as a share of the rate of memory copies; "
         "see docs/guide/benchmark.md",
     }
@@ -102,7 +100,7 @@ def _describe_network(timed: BenchModel) -> dict[str, object]:
         "preset": timed.preset,
         **{size: getattr(model.config, size) for size in sizes},
         "parameters": model.parameter_count(),
-        "product_flops_per_position": costs.count_product_flops(model),
+        "product_flops_per_position": ceilings.count_product_flops(model),
     }
 
 
@@ -144,7 +142,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         self._precision = self.timed.precision if self._products is None else "int8"
         self._look_ahead = self.settings.look_ahead and self.timed.trained
         rerun = self.engine == RERUN
-        self._state_bytes = 0 if rerun else costs.count_state_bytes(self._model, self.batch, self._products)
+        self._state_bytes = 0 if rerun else ceilings.count_state_bytes(self._model, self.batch, self._products)
         self._peak_memory_bytes: int | None = None
 
     @property
@@ -238,15 +236,15 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
             return row
         batch, positions, rerun = self.batch, row.positions, self.engine == RERUN
         rows = batch * max(1, positions // 2) if rerun else batch
-        products = self.bench.ceilings.both_products(costs.list_products(model), rows)
+        products = self.bench.ceilings.both_products(ceilings.list_products(model), rows)
         if row.look_ahead:  # with look-ahead, it is unknown how often weights and state were read
             return row
-        read = costs.count_rerun_positions(positions) if rerun else positions
-        rate = speed * read * costs.count_product_flops(model) / 1e9
+        read = ceilings.count_rerun_positions(positions) if rerun else positions
+        rate = speed * read * ceilings.count_product_flops(model) / 1e9
         row = replace(row, product_gigaflops=rate)
         if row.precision in products:  # the highest rates are measured with torch, which has no int8
             row = replace(row, product_share=rate / products[row.precision].gigaflops)
-        traffic = None if rerun else costs.state_traffic_bytes(model, batch, self._products)
+        traffic = None if rerun else ceilings.state_traffic_bytes(model, batch, self._products)
         if traffic is None:
             return row
         moved = speed / batch * positions * traffic / 1e9

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from linformer_cli.errors import Interrupted, UsageError
-from linformer_cli.model.variants import Variant, parse_variants
+from linformer_cli.model.mixers import Variant, parse_variants
 from linformer_cli.speech.corpus import Corpus
 from linformer_cli.speech.ctc_task import CtcSettings
 from linformer_cli.speech.encoder import BI_LSTM, PRESETS, build_encoder

@@ -7,14 +7,12 @@ from functools import partial
 from typing import Annotated, Any
 
 from linformer_cli.report import plots
-from linformer_cli.report.base import Output
 from linformer_cli.report.plots import Curve, Panel, PlotFormat
-from linformer_cli.report.tables import Column, Record, RecordTable, Shown, TableStyle, list_columns
+from linformer_cli.report.tables import Column, Output, Record, RecordTable, Shown, TableStyle, list_columns
 from linformer_cli.speech.saved import Transcript
 from linformer_cli.units import format_bytes
 from .budget import BudgetReport
-from .columns import choose_columns
-from .figures import render_costs
+from .columns import choose_columns, render_costs
 from .published import PublishedSpeech
 from .rows import QUARTILES, Quartiles, Row
 

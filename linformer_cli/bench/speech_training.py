@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from linformer_cli.errors import TrainingError
-from linformer_cli.model.variants import Variant
-from linformer_cli.speech.ctc_task import CtcSettings, CtcTask, measure_errors
-from linformer_cli.speech.decoding import Errors
+from linformer_cli.model.mixers import Variant
+from linformer_cli.speech.ctc_task import CtcSettings, CtcTask, Errors, measure_errors
 from linformer_cli.speech.encoder import EncoderSettings, build_encoder
-from linformer_cli.speech.features import BANDS
 from linformer_cli.speech.saved import Recogniser
 from linformer_cli.speech.utterances import Batch, Fold
+from linformer_cli.speech.waves import BANDS
 from linformer_cli.system.device import seeded
 from linformer_cli.system.signals import Check
 from linformer_cli.system.timing import Timing, time_work

@@ -11,17 +11,15 @@ from linformer_cli.config import ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.images import ImageSet
 from linformer_cli.native.library import reference_only
 from linformer_cli.presets import RECIPES, complete_recipe
-from linformer_cli.report.base import Output
-from linformer_cli.report.tables import TableStyle
+from linformer_cli.report.tables import Output, TableStyle
 from linformer_cli.sampling.engines import AUTO, NATIVE, REFERENCE
 from linformer_cli.system.device import torch_dtype
 from linformer_cli.system.timing import Timing, time_work
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.pixel_task import PixelTask
 from linformer_cli.units import format_duration
-from .columns import TRAINING, list_speed_tables
-from .figures import render_speed
-from .measure.costs import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
+from .columns import TRAINING, list_speed_tables, render_speed
+from .measure.ceilings import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .measure.peak_memory import PassFailed
 from .models import BenchModel, TrainedRun, group_by_preset
 from .rounds import Bench, BenchReport, Measurement, measure_groups

@@ -76,7 +76,7 @@ def _check_mechanism(name: str, json: bool) -> None:
     from linformer_cli.attention.catalogue import add_mechanisms
     from linformer_cli.attention.plugins import read_class
     from linformer_cli.evaluation.contract import build_mechanism, measure_contract
-    from linformer_cli.model.variants import parse_variant
+    from linformer_cli.model.mixers import parse_variant
 
     if ":" in name and "=" not in name:
         found = read_class(name)

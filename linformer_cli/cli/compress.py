@@ -222,7 +222,7 @@ def _open_output(out: str) -> Iterator[BinaryIO]:
 
 def _verify(file: BinaryIO, packed: "Packed", coder: "Coder", batch: int) -> None:
     """Raise `LintxError` unless the file decodes to the values that were compressed."""
-    from linformer_cli.codec.unpack import PackedFile, digest_values
+    from linformer_cli.codec.pack import PackedFile, digest_values
 
     found = PackedFile(file)
     with Bar("verifying", packed.sequences, found.header.contents.unit) as bar:

@@ -21,8 +21,8 @@ from .session import Session, open_session
 if TYPE_CHECKING:
     from linformer_cli.codec.coder import Coder
     from linformer_cli.codec.header import Header
+    from linformer_cli.codec.pack import PackedFile, Restored
     from linformer_cli.codec.restore import Outcome
-    from linformer_cli.codec.unpack import PackedFile, Restored
 
 # The damaged blocks that are named one by one.
 _MOST_NAMED = 10
@@ -68,7 +68,7 @@ def decompress(asked: DecompressOptions) -> None:
         raise UsageError(f"'{asked.out}' is a file, not a folder; choose another name")
     faults: dict[int, str] = {}
     with _open_input(asked.file) as opened, _describe_errors(asked.file):
-        from linformer_cli.codec.unpack import PackedFile
+        from linformer_cli.codec.pack import PackedFile
 
         packed = PackedFile(opened)
         _check_names(asked, packed.header)

@@ -17,7 +17,7 @@ from linformer_cli.system.device import SamplingPrecision as SamplingPrecisionNa
 from .output import set_quiet
 
 if TYPE_CHECKING:
-    from linformer_cli.model.variants import Variant
+    from linformer_cli.model.mixers import Variant
 
 
 Number = TypeVar("Number", int, float)
@@ -206,7 +206,7 @@ def _parse_list(
 
 def choose_variants(names: str | None, baselines: bool = False) -> "list[Variant]":
     """Return the mechanisms named by `--attention`, by default all. With `baselines`, the LSTM is included."""
-    from linformer_cli.model.variants import list_variants, parse_variants
+    from linformer_cli.model.mixers import list_variants, parse_variants
 
     return list_variants(baselines) if names is None else parse_variants(names.split(","), baselines)
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linformer_cli.errors import LintxError
-from linformer_cli.report.base import Plots, Report
-from linformer_cli.report.tables import TableStyle
+from linformer_cli.report.tables import Plots, Report, TableStyle
 from linformer_cli.system.device import choose_device
 from linformer_cli.system.environment import describe_machine
 from linformer_cli.system.signals import StopRequest, catch_signals

@@ -15,8 +15,8 @@ from linformer_cli.files import open_atomically, write_file
 from linformer_cli.report.grids import to_picture
 from .header import Header
 from .items import DAMAGED, Pixels, Tiling
+from .pack import Part, Restored, iter_parts
 from .sources import restore_colours
-from .unpack import Part, Restored, iter_parts
 
 
 @dataclass

@@ -20,9 +20,8 @@ from linformer_cli.data.sequence import paint
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.files import write_file
-from linformer_cli.model.mixers import BASELINES, find_mixer
+from linformer_cli.model.mixers import BASELINES, Variant, find_mixer
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.model.variants import Variant
 from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid
 from linformer_cli.report.terminal import render_windows
 from linformer_cli.sampling.decode import Sampler

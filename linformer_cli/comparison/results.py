@@ -10,9 +10,8 @@ from linformer_cli.checkpoint import load_weights
 from linformer_cli.checkpoint_files import TrainingSummary
 from linformer_cli.config import TrainConfig
 from linformer_cli.errors import CheckpointError
-from linformer_cli.report.base import Output, Report
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, number_styles, render_plot
-from linformer_cli.report.tables import Column, RecordTable, Shown, TableStyle, list_columns
+from linformer_cli.report.tables import Column, Output, RecordTable, Report, Shown, TableStyle, list_columns
 from linformer_cli.system.timing import Timing
 from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_count, format_duration
 from .entries import Conditions, Entry

@@ -14,7 +14,7 @@ from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.files import write_file
 from linformer_cli.native.library import has_library
 from linformer_cli.report.tables import to_json
-from linformer_cli.sampling.whole_images import WholeImages
+from linformer_cli.sampling.decode import WholeImages
 from linformer_cli.system.environment import processor_name
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import time_work

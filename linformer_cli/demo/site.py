@@ -78,7 +78,8 @@ def build_site(checkpoint: "Checkpoint", model: "PixelModel", name: str | None =
     import torch
 
     from linformer_cli.model.blocks import InnerBlock
-    from linformer_cli.model.variants import SOFTMAX, build_softmax_twin
+    from linformer_cli.model.mixers import SOFTMAX
+    from linformer_cli.model.pixel_model import build_softmax_twin
     from linformer_cli.sampling.engines.native import encode_step
 
     info, network = checkpoint.info, model.config

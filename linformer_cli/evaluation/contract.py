@@ -24,8 +24,7 @@ from linformer_cli.attention.base import (
 )
 from linformer_cli.attention.catalogue import find_attention, fit_attention
 from linformer_cli.errors import shorten
-from linformer_cli.model.mixers import parse_options
-from linformer_cli.model.variants import Variant
+from linformer_cli.model.mixers import Variant, parse_options
 from .agreement import CAUSALITY_TOLERANCE, FLOAT64_TOLERANCE, AgreementRow, build_row, relative_error
 
 # Positions of a sequence, unless a check needs others.

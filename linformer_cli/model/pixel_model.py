@@ -1,10 +1,11 @@
 """The whole model, which predicts each value of an image from the values before it, in parallel or step by step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from linformer_cli.attention.base import measure_state_bytes
 from linformer_cli.attention.tensors import HOSTS, defer_checks, may_check
@@ -14,7 +15,7 @@ from .channels import ChannelNetwork
 from .dropout import Vectors, exact
 from .embedding import EmbeddingState, PixelEmbedding
 from .heads import MixtureHead, build_head
-from .mixers import build_blocks
+from .mixers import SOFTMAX, build_blocks
 
 
 class PixelState(NamedTuple):
@@ -183,3 +184,40 @@ class PixelModel(nn.Module):
 
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def expected_weights(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
+    """The `state_dict` of the model that `build` returns, as tensors with shapes and types but no memory.
+
+    Raises what `build` raises.
+    """
+    with torch.device("meta"), _WithoutWeights():
+        return build().state_dict()
+
+
+def build_skeleton(config: ModelConfig) -> PixelModel:
+    """A model to fill with `load_state_dict(..., assign=True)`. Most of its parameters have no memory.
+
+    Buffers computed from the configuration are real tensors. Raises `UsageError` for a configuration that fits no
+    model.
+    """
+    with _WithoutWeights():
+        return PixelModel(config)
+
+
+class _WithoutWeights(TorchFunctionMode):
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return None  # initialising tensors without memory would import torch's compiler, which takes seconds
+        if function is torch.empty and kwargs.get("device") is None:  # how most parameters are allocated
+            kwargs = {**kwargs, "device": "meta"}
+        return function(*args, **kwargs)
+
+
+def build_softmax_twin(model: PixelModel) -> PixelModel:
+    """Build a softmax model of the same size with random weights. Its speed does not depend on the weights."""
+    config = model.config.model_copy(update={"attention": SOFTMAX, "attention_options": {}})
+    return PixelModel(config).to(device=model.device, dtype=model.dtype).eval()

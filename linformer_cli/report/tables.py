@@ -1,4 +1,4 @@
-"""Records as a table in the terminal, as Markdown, as CSV and as JSON."""
+"""Records as a table in the terminal, as Markdown, as CSV and as JSON; and reports, which consist of such tables."""
 
 import csv
 import dataclasses
@@ -8,7 +8,9 @@ import json
 import math
 import numbers
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard, get_args, get_type_hints, overload
 
 from rich import box
@@ -18,10 +20,13 @@ from rich.table import Table
 from rich.text import Text
 
 from linformer_cli.errors import LintxError
+from linformer_cli.system.environment import describe_environment
 from linformer_cli.units import printable
+from .plots import PlotFormat
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
 
 # The gap between two columns, and the width down to which text is folded before a table is split, in characters.
 _GAP, _FOLDED = 3, 16
@@ -314,3 +319,36 @@ def _csv_cell(value: object) -> object:
         return repr(float(value))
     plain = _to_plain(value, "")
     return json.dumps(plain, separators=(",", ":")) if isinstance(plain, bool | list | dict) else plain
+
+
+Ending = Literal["finished", "interrupted"]
+# Functions that draw plots, by the option that names the file.
+Plots = Mapping[str, Callable[[PlotFormat], bytes]]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is shown of a report. CSV has only the first table. Plots without points are missing.
+
+    `title` is printed above the tables, `findings` below them, and `remarks` on stderr. `stopped` is said at the end
+    after Ctrl-C. `failure` is the error of the command if everything failed.
+    """
+
+    tables: Sequence[RecordTable]
+    plots: Plots = field(default_factory=dict)
+    title: str = ""
+    findings: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    stopped: str = "Stopped; the results so far are shown"
+    failure: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(ABC):
+    """What was found. In JSON, the keys are the field names."""
+
+    environment: Mapping[str, Any] = field(default_factory=describe_environment)
+
+    @abstractmethod
+    def show(self, style: TableStyle) -> Output:
+        """Return what a command shows in this style."""

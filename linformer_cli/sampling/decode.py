@@ -1,8 +1,9 @@
-"""Draws images value by value: an engine steps the model, and values are drawn from its predictions."""
+"""Draws images, and bytes without end: an engine steps the model, and values are drawn from its predictions."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -11,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linformer_cli.data.sequence import values_to_images
+from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.memory import work_in_batches
 from linformer_cli.system.signals import Check, never_stop
+from linformer_cli.system.timing import time_work
 from .choose import Filters, UniformStreams, check_guidance
-from .engines import AUTO, EngineCache
+from .engines import AUTO, Engine, EngineCache, build_engine
 
 
 class Labels(Protocol):
@@ -128,3 +131,98 @@ def sample_images(
 ) -> NDArray[np.uint8]:
     """Return `count` images, uint8 [count, H, W, C]. `Sampler.sample` explains `labels`."""
     return Sampler(model, seed, filters, engine).sample_images(count, batch, labels)
+
+
+WARM_UP_STEPS = 32
+
+
+@dataclass
+class WholeImages:
+    """Draw whole images, as `lintx sample` does. `check` is called before every step.
+
+    Every sample draws different images, because the success of look-ahead depends on the image. `looked_ahead` says
+    whether a sample computed some values from guesses of preceding values.
+    """
+
+    model: PixelModel
+    batch: int
+    engine: str = AUTO
+    look_ahead: bool = True
+    check: Check = never_stop
+    products: torch.dtype | None = None
+    drawn: int = 0
+    looked_ahead: bool = False
+
+    @property
+    def steps(self) -> int:
+        return self.model.config.image.positions
+
+    @torch.no_grad()
+    def time_sample(self) -> float:
+        # Each sample builds a new engine, so the engine takes no memory while other rows are timed.
+        engine = build_engine(self.engine, self.model, self.batch, None, self.look_ahead, self.products)
+        warm_up(partial(self._draw, engine), min(WARM_UP_STEPS, self.steps))
+        seconds = time_work(lambda: self._draw(engine, self.steps), str(self.model.device))
+        self.looked_ahead |= engine.look_aheads > 0
+        self.drawn += self.batch
+        return seconds
+
+    def _draw(self, engine: Engine, steps: int) -> None:
+        """Draw the first `steps` values of the next images."""
+        engine.start()
+        first = engine.step(self.model.start_tokens(self.batch))
+        streams = UniformStreams(0, range(self.drawn, self.drawn + self.batch))
+        engine.draw_values(first, streams, Filters(), steps, self.check)
+
+
+@torch.no_grad()
+def warm_up(draw: Callable[[int], None], steps: int) -> None:
+    """Draw `steps` values in two parts, because the engine `cuda` records each graph in its second run."""
+    for _ in range(2):
+        draw(steps // 2)
+
+
+# The number of values in a part.
+_VALUES = 32
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A sequence that begins with `prompt` int64 [P] and goes on with `count` drawn values (None: without end).
+
+    Raises `UsageError` if the model cannot draw so many values.
+    """
+
+    sampler: Sampler
+    prompt: Tensor
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        model, known = self.sampler.model, len(self.prompt)
+        positions, bound = model.config.image.positions, model.find_bound()
+        if bound is None:
+            return
+        if self.count is None or known + self.count > positions:
+            wanted = "a sequence without end" if self.count is None else f"{known + self.count:,} values"
+            raise UsageError(f"this model draws at most {positions:,} values, prompt included, found {wanted}: {bound}")
+
+    @torch.no_grad()
+    def draw(self, index: int = 0) -> Iterator[bytes]:
+        """Yield the values after the prompt in parts of up to 32. They depend only on the seed, `index` and the prompt.
+
+        Raises `LintxError` if the model predicts NaN or infinity.
+        """
+        model, left = self.sampler.model, self.count
+        if left == 0:
+            return
+        streams = UniformStreams(self.sampler.seed, [index])
+        tokens = torch.cat([model.start_tokens(1), self.prompt.to(model.device)]).unsqueeze(0)
+        with self.sampler.engines.start(1) as engine:
+            parameters = engine.read(tokens)
+            while left is None or left > 0:
+                count = _VALUES if left is None else min(_VALUES, left)
+                values = engine.draw_values(parameters, streams, self.sampler.filters, count)
+                yield values.numpy().tobytes()
+                left = None if left is None else left - count
+                if left != 0:
+                    parameters = engine.step(values[:, -1].to(model.device, torch.int64))

@@ -14,7 +14,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import InnerBlock, initialise_weights
 from linformer_cli.model.embedding import sinusoidal_table
 from linformer_cli.model.mixers import build_blocks
-from .features import BANDS
+from .waves import BANDS
 
 BLANK = 0
 BI_LSTM = "bi-lstm"

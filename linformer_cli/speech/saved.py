@@ -15,11 +15,10 @@ from torch import Tensor
 from linformer_cli.documents import parse_json
 from linformer_cli.errors import CheckpointError, UsageError
 from linformer_cli.files import write_file
-from linformer_cli.model.skeleton import expected_weights
-from .decoding import decode_greedily
+from linformer_cli.model.pixel_model import expected_weights
+from .ctc_task import decode_greedily
 from .encoder import Encoder, EncoderSettings, build_encoder
-from .features import HOP_SECONDS, log_mel, normalise
-from .waves import Wave
+from .waves import HOP_SECONDS, Wave, log_mel, normalise
 
 _FORMAT = "lintx-speech-1"
 

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from linformer_cli.errors import DataError
 from .corpus import Corpus, Recording, split_speakers
-from .features import HOP_SECONDS, log_mel, normalise
+from .waves import HOP_SECONDS, log_mel, normalise
 
 # Training strings are up to this much faster or slower, which also changes the pitch.
 SPEED_CHANGE = 0.15

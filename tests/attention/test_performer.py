@@ -15,7 +15,7 @@ from loops import loop_over
 from tolerances import CAUSALITY, FLOAT64, assert_agree, assert_all_agree
 from torch import Tensor
 
-from linformer_cli.attention.parts import pairwise_exponentials
+from linformer_cli.attention.parts import random_features
 from linformer_cli.attention.performer import PerformerState
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import parse_options
@@ -139,13 +139,13 @@ def test_the_state_is_scaled_by_the_running_maximum(feature_map: str) -> None:
 def pairwise_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records the number of (image, head) pairs of every pairwise computation."""
     rows: list[int] = []
-    attend_pairwise = pairwise_exponentials.attend_pairwise
+    attend_pairwise = random_features.attend_pairwise
 
     def count(a: Tensor, *rest: Any) -> Tensor:
         rows.append(len(a))
         return attend_pairwise(a, *rest)
 
-    monkeypatch.setattr(pairwise_exponentials, "attend_pairwise", count)
+    monkeypatch.setattr(random_features, "attend_pairwise", count)
     return rows
 
 
@@ -193,7 +193,7 @@ def pairwise_inputs(
     """Inputs that are computed pair by pair: huge keys, or ordinary inputs with the pairwise computation forced."""
     q, k, v = draw_parts(77)
     if request.param == "always":
-        monkeypatch.setattr(pairwise_exponentials, "smallest_weight", lambda _: 1e10)
+        monkeypatch.setattr(random_features, "smallest_weight", lambda _: 1e10)
     else:
         k = 200 * k
     yield [q, k, v]

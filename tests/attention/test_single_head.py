@@ -11,7 +11,7 @@ from torch import nn
 
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.catalogue import fit_attention
-from linformer_cli.bench.measure.costs import list_products
+from linformer_cli.bench.measure.ceilings import list_products
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.linear_layers import Linear

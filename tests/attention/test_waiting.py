@@ -12,7 +12,7 @@ from waiting import OnlyOn
 
 from linformer_cli.attention import tensors
 from linformer_cli.attention.base import Attention
-from linformer_cli.attention.parts.pairwise_exponentials import replace_vanished
+from linformer_cli.attention.parts.random_features import replace_vanished
 from linformer_cli.evaluation.contract import Inputs, draw
 from linformer_cli.native.library import reference_only
 

@@ -7,7 +7,7 @@ from fixed_ceilings import FixedCeilings
 
 from linformer_cli.bench import attention, sample, train
 from linformer_cli.bench.measure import peak_memory, sampling_work
-from linformer_cli.sampling import whole_images
+from linformer_cli.sampling import decode
 
 
 class MadeUpClock:
@@ -33,7 +33,7 @@ class MadeUpClock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> MadeUpClock:
     """Every timed piece of work takes two seconds, unless the test sets other times."""
     made = MadeUpClock()
-    for module in (attention, sample, train, peak_memory, sampling_work, whole_images):
+    for module in (attention, sample, train, peak_memory, sampling_work, decode):
         monkeypatch.setattr(module, "time_work", made)
     return made
 

@@ -15,8 +15,8 @@ from linformer_cli.bench.rounds import Bench, turns_of
 from linformer_cli.bench.rows import AttentionRow
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
 from linformer_cli.evaluation.agreement import require_agreement
+from linformer_cli.model.mixers import parse_variants
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.model.variants import parse_variants
 
 MIB = 2**20
 VARIANTS = parse_variants(["linear", "softmax"])

@@ -19,7 +19,7 @@ from linformer_cli.bench.measure.attention_pass import (
     count_least_bytes,
 )
 from linformer_cli.bench.measure.peak_memory import measure_peak
-from linformer_cli.model.variants import Variant
+from linformer_cli.model.mixers import Variant
 
 
 def setup(positions: int, **changes) -> PassSetup:

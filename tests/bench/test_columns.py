@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from linformer_cli.bench import columns, figures
+from linformer_cli.bench import columns
 from linformer_cli.bench.growth import Exponents
 from linformer_cli.bench.published import Published
 from linformer_cli.bench.rows import AttentionRow, Extrapolated, SamplingRow, TrainingRow
@@ -53,7 +53,7 @@ def test_models_of_bytes_have_windows_and_bits_per_byte() -> None:
     assert {"windows/s", "s/window", "bits/byte", "windows seen"} <= titles
     assert not any("image" in title or "dim" in title for title in titles)
     assert rows[0].describe() == "mnist-paper, linear (step), batch 1: 2 windows/s"
-    assert b"windows per second" in figures.render_speed(rows, "svg")
+    assert b"windows per second" in columns.render_speed(rows, "svg")
     mixed = columns.choose_columns([*rows, MEASURED], shown)
     assert "images/s" in {column.title for column in mixed}
 
@@ -102,25 +102,25 @@ def test_empty_columns_are_left_out() -> None:
 
 def test_speed_is_plotted_by_network_and_method() -> None:
     two = replace(MEASURED, batch=64, images_per_second=30.0, images_per_second_quartiles=(29.0, 31.0))
-    text = figures.render_speed([MEASURED, two, EXTRAPOLATED, LEFT_OUT], "svg").decode()
+    text = columns.render_speed([MEASURED, two, EXTRAPOLATED, LEFT_OUT], "svg").decode()
     assert ElementTree.fromstring(text).tag.endswith("svg")
     for words in ("mnist-paper", "linear", "softmax, rerun", "images at once", "64"):
         assert f"<!-- {words} -->" in text
     assert "<!-- 16 -->" not in text  # nothing was measured at 16
     assert "images per second (in a ring: extrapolated)" in text
-    text = figures.render_speed([MEASURED, two], "svg").decode()
+    text = columns.render_speed([MEASURED, two], "svg").decode()
     assert "<!-- linear -->" in text and "in a ring" not in text
 
 
 def test_every_engine_of_a_mechanism_has_its_own_curve() -> None:
     other = replace(MEASURED, engine="native", images_per_second=3.0)
     for text in (
-        figures.render_speed([MEASURED, other, replace(MEASURED, name="rfa")], "svg").decode(),
-        figures.render_quality([_trained("linear", 1.2), _trained("linear", 1.2, row=other)], "svg").decode(),
+        columns.render_speed([MEASURED, other, replace(MEASURED, name="rfa")], "svg").decode(),
+        columns.render_quality([_trained("linear", 1.2), _trained("linear", 1.2, row=other)], "svg").decode(),
     ):
         assert "<!-- linear, step -->" in text and "<!-- linear, native -->" in text and "<!-- linear -->" not in text
         assert "rfa," not in text
-    text = figures.render_speed([MEASURED, replace(MEASURED, precision="bf16")], "svg").decode()
+    text = columns.render_speed([MEASURED, replace(MEASURED, precision="bf16")], "svg").decode()
     assert "<!-- linear, step, fp32 -->" in text and "<!-- linear, step, bf16 -->" in text
 
 
@@ -156,7 +156,7 @@ def test_growth_is_plotted_per_sequence_and_the_title_gives_the_batch(batches, s
         Exponents(name, None, time, None, memory, None, None, None)
         for name, time, memory in (("linear", 1.0, 0.5), ("slow", None, None))
     ]
-    text = figures.render_growth([*rows, slow], exponents, "svg").decode()
+    text = columns.render_growth([*rows, slow], exponents, "svg").decode()
     assert f"backward, {said} (slopes: time, memory)" in text
     assert "<!-- linear (1.00, 0.50) -->" in text and "slow" not in text  # slow was not measured
 
@@ -169,19 +169,19 @@ def _trained(name: str, bits: float, seen: int = 8000, row=MEASURED, **changes):
 def test_bits_per_dim_are_plotted_against_speed() -> None:
     rows = [_trained("linear", 1.25), _trained("rfa", 1.5, batch=64), MEASURED]
     rows.append(_trained("softmax", 1.0, row=EXTRAPOLATED))
-    text = figures.render_quality(rows, "svg").decode()
+    text = columns.render_quality(rows, "svg").decode()
     for words in ("batch 1", "batch 64", "linear", "rfa", "softmax, rerun", "images per second", "bits/dim"):
         assert f"<!-- {words} -->" in text
     assert "validation bits/dim on mnist after 8,000 training images" in text
     # Legend entries show the training images seen if these numbers differ.
-    text = figures.render_quality([*rows, _trained("flash", 1.1, 500)], "svg").decode()
+    text = columns.render_quality([*rows, _trained("flash", 1.1, 500)], "svg").decode()
     assert "<!-- flash, 500 images -->" in text and "<!-- linear, 8 k images -->" in text
-    assert figures.render_quality(rows, "png").startswith(b"\x89PNG")
+    assert columns.render_quality(rows, "png").startswith(b"\x89PNG")
 
 
 def test_only_rows_with_bits_per_dim_and_a_speed_are_plotted() -> None:
     trained = _trained("x", 1.0)
-    assert figures.trained_rows([MEASURED, trained, _trained("x", 1.0, row=LEFT_OUT)]) == [trained]
+    assert columns.trained_rows([MEASURED, trained, _trained("x", 1.0, row=LEFT_OUT)]) == [trained]
 
 
 @pytest.mark.parametrize("kind", ["SAMPLING", "TRAINING"])
@@ -217,4 +217,4 @@ def test_no_table_is_wider_than_a_terminal(kind) -> None:
 def test_a_single_speed_has_an_axis_around_it(speed: float) -> None:
     """For the first three speeds, matplotlib by itself chooses an axis whose two ends are equal."""
     row = replace(MEASURED, images_per_second=speed, images_per_second_quartiles=(speed, speed))
-    assert figures.render_speed([row], "png").startswith(b"\x89PNG")
+    assert columns.render_speed([row], "png").startswith(b"\x89PNG")

@@ -24,10 +24,10 @@ from linformer_cli.bench.copy_task import (
     draw_batch,
     learning_rate_at,
 )
-from linformer_cli.bench.measure.costs import count_product_flops
+from linformer_cli.bench.measure.ceilings import count_product_flops
 from linformer_cli.errors import DisagreementError, TrainingError, UsageError
 from linformer_cli.evaluation.agreement import require_agreement
-from linformer_cli.model.variants import Variant, list_variants, parse_variants
+from linformer_cli.model.mixers import Variant, list_variants, parse_variants
 from linformer_cli.system.signals import StopRequest
 
 VARIANTS = parse_variants(["softmax", "linear:chunk=4"])

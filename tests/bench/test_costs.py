@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linformer_cli.bench.measure.costs import (
+from linformer_cli.bench.measure.ceilings import (
     count_product_flops,
     count_rerun_positions,
     count_state_bytes,

@@ -12,7 +12,7 @@ from machine import FASTEST_ENGINE
 
 from linformer_cli.bench import attention, budget, copy, paper, sample, train
 from linformer_cli.bench.copy_task import CopySettings
-from linformer_cli.bench.measure.costs import count_product_flops
+from linformer_cli.bench.measure.ceilings import count_product_flops
 from linformer_cli.bench.measure.peak_memory import PeakMemory
 from linformer_cli.bench.models import BenchModel, build_models, read_trained_runs
 from linformer_cli.bench.paper import (
@@ -30,7 +30,7 @@ from linformer_cli.bench.rows import Row
 from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DisagreementError, Interrupted
-from linformer_cli.model.variants import parse_variants
+from linformer_cli.model.mixers import parse_variants
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
 

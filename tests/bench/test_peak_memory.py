@@ -18,7 +18,7 @@ import torch
 from linformer_cli.bench.measure import peak_memory
 from linformer_cli.bench.measure.attention_pass import PassSetup
 from linformer_cli.bench.measure.peak_memory import PassFailed, measure_peak, run_fresh
-from linformer_cli.model.variants import parse_variant
+from linformer_cli.model.mixers import parse_variant
 from linformer_cli.system import timing
 from linformer_cli.system.memory import measure_free_memory
 

@@ -13,15 +13,15 @@ from machine import FASTEST_ENGINE, HAS_LIBRARY, NO_LIBRARY
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.bench import sample
-from linformer_cli.bench.measure.costs import count_product_flops, count_rerun_positions, state_traffic_bytes
+from linformer_cli.bench.measure.ceilings import count_product_flops, count_rerun_positions, state_traffic_bytes
 from linformer_cli.bench.measure.peak_memory import PassFailed, PeakMemory
 from linformer_cli.bench.models import BenchModel, TrainedRun, build_models, with_softmax
 from linformer_cli.bench.rounds import Bench, BenchReport
 from linformer_cli.bench.rows import Quality, SamplingRow
 from linformer_cli.bench.sample import SamplingSettings, run_sampling_bench
 from linformer_cli.errors import DisagreementError
-from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.model.variants import build_softmax_twin, parse_variants
+from linformer_cli.model.mixers import parse_variants
+from linformer_cli.model.pixel_model import PixelModel, build_softmax_twin
 from linformer_cli.report.tables import to_json
 
 needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)

@@ -22,10 +22,10 @@ from linformer_cli.bench.measure.sampling_work import (
 )
 from linformer_cli.errors import Interrupted
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.sampling import whole_images
+from linformer_cli.sampling import decode
 from linformer_cli.sampling.choose import UniformStreams
+from linformer_cli.sampling.decode import WARM_UP_STEPS, WholeImages
 from linformer_cli.sampling.engines.cuda import CudaEngine, Graphs
-from linformer_cli.sampling.whole_images import WARM_UP_STEPS, WholeImages
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_every_sample_draws_different_images(build_tiny_model, monkeypatch, cloc
         begun.append(list(indices))
         return UniformStreams(seed, indices)
 
-    monkeypatch.setattr(whole_images, "UniformStreams", record)
+    monkeypatch.setattr(decode, "UniformStreams", record)
     work = WholeImages(build_tiny_model(), 2)
     for _ in range(2):
         work.time_sample()
@@ -94,7 +94,7 @@ def test_no_graph_is_recorded_in_the_timed_steps(build_tiny_model, monkeypatch) 
 
     monkeypatch.setattr(CudaEngine, "refusal", lambda model, products=None: None)
     monkeypatch.setattr(Graphs, "run", run)
-    for module in (sampling_work, whole_images):
+    for module in (sampling_work, decode):
         monkeypatch.setattr(module, "time_work", time_work)
     for work in (MiddleSteps(build_tiny_model(), 2, "cuda", 5), WholeImages(build_tiny_model(), 2, "cuda")):
         events.clear()

@@ -19,7 +19,7 @@ from linformer_cli.bench.speech import METHODS, SpeechBench, SpeechSettings, par
 from linformer_cli.bench.speech_report import SeedResult, SpeechReport, SpeechRow, describe_findings
 from linformer_cli.bench.speech_training import LengthMeasurement, StepSetup, Trainee, build_step
 from linformer_cli.errors import Interrupted, UsageError
-from linformer_cli.model.variants import Variant
+from linformer_cli.model.mixers import Variant
 from linformer_cli.speech.corpus import Corpus, Recording
 from linformer_cli.speech.ctc_task import CtcTask
 from linformer_cli.speech.encoder import PRESETS, EncoderSettings

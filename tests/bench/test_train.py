@@ -11,14 +11,14 @@ from interruptions import stop_after
 from machine import HAS_LIBRARY
 
 from linformer_cli.bench import train
-from linformer_cli.bench.measure.costs import count_product_flops
+from linformer_cli.bench.measure.ceilings import count_product_flops
 from linformer_cli.bench.models import BenchModel, TrainedRun, build_models
 from linformer_cli.bench.rounds import Bench, BenchReport
 from linformer_cli.bench.rows import Quality, TrainingRow
 from linformer_cli.bench.train import TrainingSettings, build_trainer, prepare, run_training_bench
 from linformer_cli.errors import DisagreementError
 from linformer_cli.evaluation.agreement import require_agreement
-from linformer_cli.model.variants import parse_variants
+from linformer_cli.model.mixers import parse_variants
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.pixel_task import PixelTask
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from linformer_cli import probe
 from linformer_cli.attention.performer import PerformerAttention
-from linformer_cli.sampling.whole_images import WholeImages
+from linformer_cli.sampling.decode import WholeImages
 from linformer_cli.system.device import Choice
 
 pytestmark = pytest.mark.usefixtures("without_comparison")

@@ -22,7 +22,7 @@ from linformer_cli.codec import baselines
 from linformer_cli.codec.coder import Coder
 from linformer_cli.codec.header import encode_header
 from linformer_cli.codec.items import Contents, Tiling
-from linformer_cli.codec.unpack import PackedFile
+from linformer_cli.codec.pack import PackedFile
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DataError
 from linformer_cli.sampling.decode import Sampler

@@ -15,7 +15,7 @@ from PIL import Image
 
 from linformer_cli.checkpoint import load_model
 from linformer_cli.codec.coder import Coder, identify_program
-from linformer_cli.codec.unpack import PackedFile, digest_values
+from linformer_cli.codec.pack import PackedFile, digest_values
 
 pytest.importorskip("constriction")
 pytestmark = needs_library

@@ -14,9 +14,8 @@ from PIL import Image
 from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.codec.coder import Coder, identify_program
 from linformer_cli.codec.header import Header, encode_header
-from linformer_cli.codec.pack import write_packed
+from linformer_cli.codec.pack import PackedFile, write_packed
 from linformer_cli.codec.sources import ArraySource
-from linformer_cli.codec.unpack import PackedFile
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DataError
 from linformer_cli.sampling.decode import Sampler

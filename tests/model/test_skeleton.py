@@ -4,8 +4,7 @@ import torch
 from loops import loop_over
 
 from linformer_cli.model.mixers import list_mixers
-from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.model.skeleton import build_skeleton, expected_weights
+from linformer_cli.model.pixel_model import PixelModel, build_skeleton, expected_weights
 
 every_network = loop_over("changes", [{}, {"embedding": "paper", "context": "hashed", "head": "mixture", "classes": 3}])
 every_mixer = loop_over("attention", list_mixers())

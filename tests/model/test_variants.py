@@ -5,7 +5,7 @@ from loops import loop_over
 
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.errors import UsageError
-from linformer_cli.model.variants import list_variants, parse_variant, parse_variants
+from linformer_cli.model.mixers import list_variants, parse_variant, parse_variants
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from linformer_cli.evaluation.bits import block_nats
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.library import NoLibrary, load_library
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.decode import Sampler
+from linformer_cli.sampling.decode import Sampler, Stream
 from linformer_cli.sampling.engines import NATIVE, REFERENCE, build_engine
-from linformer_cli.sampling.stream import Stream
 
 POSITIONS = 40
 UNBOUNDED = [name for name, mechanism in CATALOGUE.items() if mechanism.memory == "constant"]

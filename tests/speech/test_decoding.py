@@ -8,7 +8,7 @@ import torch
 from loops import loop_over
 from torch import Tensor
 
-from linformer_cli.speech.decoding import Errors, Placed, count_errors, decode_by_beam, decode_greedily
+from linformer_cli.speech.ctc_task import Errors, Placed, count_errors, decode_by_beam, decode_greedily
 from linformer_cli.speech.encoder import ctc_loss
 
 

@@ -10,8 +10,8 @@ from linformer_cli.errors import UsageError
 from linformer_cli.speech import ctc_task
 from linformer_cli.speech.ctc_task import CtcSettings, CtcTask, measure_errors, recognise
 from linformer_cli.speech.encoder import BI_LSTM, PRESETS, EncoderSettings, build_encoder
-from linformer_cli.speech.features import BANDS
 from linformer_cli.speech.utterances import Batch
+from linformer_cli.speech.waves import BANDS
 from linformer_cli.training.learner import Learner
 
 TINY = EncoderSettings(layers=2, heads=2, width=16, stack=3, lstm_layers=2, lstm_cells=32, dropout=0.0)

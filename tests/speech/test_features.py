@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from linformer_cli.speech.features import BANDS, log_mel, mel_filters, normalise
+from linformer_cli.speech.waves import BANDS, log_mel, mel_filters, normalise
 
 
 @pytest.mark.parametrize("rate", [8_000, 16_000])

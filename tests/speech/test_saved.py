@@ -8,9 +8,8 @@ from safetensors.torch import save
 
 from linformer_cli.errors import CheckpointError
 from linformer_cli.speech.encoder import BI_LSTM, EncoderSettings, build_encoder
-from linformer_cli.speech.features import BANDS
 from linformer_cli.speech.saved import Recogniser, choose_recogniser, load_recogniser, save_recogniser, transcribe
-from linformer_cli.speech.waves import Wave
+from linformer_cli.speech.waves import BANDS, Wave
 
 TINY = EncoderSettings(layers=1, heads=2, width=8, stack=3, lstm_layers=1, lstm_cells=4)
 

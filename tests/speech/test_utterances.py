@@ -9,7 +9,6 @@ import torch
 
 from linformer_cli.errors import DataError
 from linformer_cli.speech.corpus import LEXICON, Corpus, load_corpus, split_speakers
-from linformer_cli.speech.features import BANDS
 from linformer_cli.speech.utterances import (
     Fold,
     StringSettings,
@@ -20,6 +19,7 @@ from linformer_cli.speech.utterances import (
     require_room,
     take_recordings,
 )
+from linformer_cli.speech.waves import BANDS
 
 SETTINGS = StringSettings(frames=(100, 200))
 

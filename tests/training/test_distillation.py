@@ -13,9 +13,8 @@ from linformer_cli.checkpoint import Checkpoint, read_checkpoint, save_checkpoin
 from linformer_cli.config import ImageShape, ModelConfig, RunConfig
 from linformer_cli.errors import CheckpointError, Interrupted, UsageError
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.training.distillation import Teachers
 from linformer_cli.training.loop import Trainer
-from linformer_cli.training.pixel_task import PixelTask
+from linformer_cli.training.pixel_task import PixelTask, Teachers
 from linformer_cli.training.run_folder import RunFolder
 from linformer_cli.training.settings import Given, extend_settings, find_teachers, merge_settings
 

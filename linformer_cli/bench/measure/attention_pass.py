@@ -9,9 +9,8 @@ import torch
 from linformer_cli.attention.base import Attention, AttentionShape
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.documents import parse_config
-from linformer_cli.model.mixers import build_attention
+from linformer_cli.model.mixers import Variant, build_attention
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.model.variants import Variant
 from linformer_cli.system.device import seeded
 
 LEAST_TRAFFIC = (

@@ -15,8 +15,8 @@ import torch
 from linformer_cli.config import ModelConfig
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
+from linformer_cli.sampling.decode import WholeImages, warm_up
 from linformer_cli.sampling.engines import build_engine
-from linformer_cli.sampling.whole_images import WholeImages, warm_up
 from linformer_cli.system.device import product_dtype, seeded, torch_dtype
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import time_work

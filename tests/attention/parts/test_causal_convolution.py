@@ -6,7 +6,7 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.parts.causal_convolution import CausalConvolution, RecentValues
+from linformer_cli.attention.nystrom import CausalConvolution, RecentValues
 
 HEADS, WIDTH = 3, 2
 
