@@ -71,10 +71,7 @@ def _open_closed_streams() -> None:
 
 
 def _drop_unwritable_output() -> None:
-    """Keep the exit code even if a standard stream cannot be written to.
-
-    Otherwise, Python would flush the stream again at exit, fail, and return 120.
-    """
+    """Keep the exit code if a stream cannot be written: Python would flush it at exit, fail, and return 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

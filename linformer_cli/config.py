@@ -119,10 +119,7 @@ class ImageShape(Config):
 
     @property
     def row_for_attention(self) -> int:
-        """The length of a row from which mechanisms derive short memories and windows.
-
-        An image of one row, such as a window of bytes, is treated as if it were square.
-        """
+        """A row's length for mechanisms with windows; a single row, of bytes, counts as a square image."""
         return self.values_per_row if self.height > 1 else max(1, math.isqrt(self.positions))
 
 

@@ -33,10 +33,7 @@ class DisagreementError(LintxError):
 
 
 class Interrupted(LintxError):
-    """A signal stopped the work. All results so far have been saved.
-
-    `exit_code` is 128 plus the signal's number, as shells expect: 130 after Ctrl-C, 143 after SIGTERM.
-    """
+    """A signal stopped the work; results are saved. `exit_code` is 128 plus the signal: 130 after Ctrl-C."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)

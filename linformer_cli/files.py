@@ -147,10 +147,7 @@ def _foreseen_error(target: Path) -> int:
 
 
 def temporary_path(folder: Path) -> Path:
-    """A new hidden name in `folder`, to be renamed later.
-
-    The first call for a folder removes what killed processes of this machine have left there.
-    """
+    """A new hidden name in `folder`, to be renamed later. The first call removes what killed processes left there."""
     folder = Path(os.path.realpath(folder))
     with _SWEEPING:  # otherwise a thread might remove what another one has begun to write
         _remove_leftovers(folder)

@@ -147,18 +147,12 @@ def _read_own(file: Path) -> list[dict[str, str]]:
 
 
 def load_runs(runs: Sequence[Path]) -> list[RunSeries]:
-    """The series of each run, labelled with the end of the run's path.
-
-    Raises `UsageError` if a run is named twice or a folder is not a run, and `DataError` if a log is empty or damaged.
-    """
+    """The series of each run, by label. Raises `UsageError` for what is no run, `DataError` for a damaged log."""
     return [_load_run(run, label) for run, label in zip(runs, label_runs(runs), strict=True)]
 
 
 def label_runs(runs: Sequence[Path]) -> list[str]:
-    """The folder names of the runs, with as many parent folders as needed to distinguish them.
-
-    Raises `UsageError` for a run that is named twice.
-    """
+    """The folder names of runs, with the parents that tell them apart. Raises `UsageError` for one named twice."""
     paths = [run.resolve() for run in runs]
     for run, path in zip(runs, paths, strict=True):
         if paths.count(path) > 1:

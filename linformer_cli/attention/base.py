@@ -309,10 +309,7 @@ def as_sequence(gates_t: Gates) -> Gates:
 
 
 class Shared(NamedTuple):
-    """A state tensor shared by all images; its first axis is not the batch.
-
-    The tensor is written once, when the state is created. Neither `attend` nor `step` changes it.
-    """
+    """A state tensor without a batch axis, shared by all images and never changed after its creation."""
 
     tensor: Tensor
 
@@ -373,10 +370,7 @@ def map_states(
 
 
 def _has_finite_sum(x: Tensor) -> bool:
-    """False if x contains NaN or infinity, or if its sum overflows.
-
-    The sum is cheap compared with attention. On a GPU, each call waits once for the device.
-    """
+    """False for NaN, infinity, or a sum that overflows. Cheap, but on a GPU each call waits once for the device."""
     return bool(x.detach().sum().isfinite())
 
 

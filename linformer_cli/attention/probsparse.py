@@ -45,10 +45,7 @@ class ProbsparseOptions(AttentionOptions):
 
 
 class ProbsparseState(NamedTuple):
-    """A cache, the sum of all values [B, H, V], measures [B, H, block] of the current block, and the threshold [B, H].
-
-    Only the measures of known positions are valid.
-    """
+    """A cache, the sum of values [B, H, V], known measures [B, H, block] of this block, and the threshold [B, H]."""
 
     cache: KeyValueCache
     total: Tensor

@@ -34,10 +34,7 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def host_number(value: int = 0) -> Tensor:
-    """`value` as a 0-d int64 tensor on the CPU: a number of a state that decides what a step does.
-
-    Reading it never waits for a device.
-    """
+    """`value` as a 0-d int64 tensor on the CPU: a number that decides what a step does, read without waiting."""
     return torch.tensor(value, device="cpu")
 
 
@@ -81,10 +78,7 @@ def fill_padding(x: Tensor, lengths: Tensor | None, value: float = 0.0) -> Tenso
 
 
 def check_lengths(lengths: Tensor, batch: int, positions: int) -> Tensor | None:
-    """`lengths`, or None if every sequence fills all positions.
-
-    Raises `ValueError` unless `lengths` is int64 [batch] with values from 0 to `positions`.
-    """
+    """`lengths` int64 [batch] from 0 to `positions` (else `ValueError`), or None if every sequence fills them."""
     if lengths.dtype != torch.int64 or lengths.shape != (batch,):
         raise ValueError(f"lengths must be int64 [{batch}], found {lengths.dtype} {list(lengths.shape)}")
     shortest, longest = (int(end) for end in lengths.aminmax())

@@ -136,10 +136,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetReport(Report):
-    """Everything measured so far.
-
-    `reduced` lists sizes smaller than the paper's, and measurements left out for lack of time.
-    """
+    """All that was measured. `reduced` lists what is smaller than in the paper or was left out for lack of time."""
 
     budget_seconds: float
     elapsed_seconds: float

@@ -1,7 +1,4 @@
-"""The models that a benchmark times: trained runs, or untrained models with a preset's size.
-
-Bits/dim of trained runs are shown next to the speed of the same model.
-"""
+"""The models that a benchmark times: trained runs with their bits/dim, or untrained models of a preset's size."""
 
 import math
 from collections.abc import Sequence
@@ -100,10 +97,7 @@ def _without_dropout(model: ModelConfig) -> ModelConfig:
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model to time, and its name in tables. `preset` names the preset of the network, if it has one.
-
-    `run` is the trained run that the model was loaded from.
-    """
+    """A model to time, its name in tables, its network's `preset`, and the trained `run` that it is from, if any."""
 
     name: str
     model: PixelModel

@@ -26,10 +26,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Published(Source):
-    """The figures of one method on one data set.
-
-    `bits_per_dim` omits the first value of each image, whereas our bits/dim counts every value.
-    """
+    """The figures of one method on one data set. Unlike ours, `bits_per_dim` omits an image's first value."""
 
     bits_per_dim: Annotated[float, Shown("published bits/dim", "g")]
     images_per_second: Annotated[float, Shown("published images/s", "g")]

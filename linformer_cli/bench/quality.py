@@ -1,7 +1,4 @@
-"""`lintx bench quality`: samples of a model compared with the images of a data set.
-
-The judge is a small classifier of the data set's images, trained once and cached.
-"""
+"""`lintx bench quality`: samples of a model beside images of a data set, judged by a classifier trained on them."""
 
 import contextlib
 import hashlib

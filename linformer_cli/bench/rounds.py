@@ -20,10 +20,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Bench:
-    """What the measurements of a benchmark share.
-
-    `report` is called with each row of a finished group. `check` is called between steps and may raise to stop.
-    """
+    """What measurements share: `report` gets each row of a finished group; `check`, called between steps, may raise."""
 
     ceilings: Ceilings
     report: Callable[[Any], None] = lambda row: None
@@ -32,11 +29,7 @@ class Bench:
 
 @dataclass(eq=False)
 class Measurement(ABC, Generic[AnyRow, Work]):
-    """One row of a benchmark.
-
-    Building a measurement is cheap. `make_ready` prepares its work. There are `repeats` rounds, and each round times
-    the work once.
-    """
+    """One row of a benchmark. Building it is cheap, `make_ready` prepares the work, and each round times it once."""
 
     repeats: int
     bench: Bench
@@ -68,20 +61,14 @@ class Measurement(ABC, Generic[AnyRow, Work]):
                 self.work = self.prepare()
 
     def measure_round(self) -> None:
-        """Take the next sample.
-
-        If memory or time runs out, the measurement ends. If it has no samples by then, it is left out.
-        """
+        """Take the next sample. A measurement ends if memory or time runs out; without samples, it is left out."""
         if not self._over:
             assert self.work is not None, "make_ready comes first"
             with self._end_if_it_fails():
                 self.samples.append(self.time_sample(self.work))
 
     def measure_apart(self, measure: Callable[[], Found]) -> Found:
-        """Return what `measure` finds in a fresh process.
-
-        Ctrl-C also ends that process, so its failure may be an interruption. The check then raises.
-        """
+        """Return what `measure` finds in a fresh process, which Ctrl-C ends, too; the check then raises."""
         try:
             return measure()
         finally:

@@ -52,10 +52,7 @@ class SpeechSettings:
 
 
 def parse_methods(entries: Sequence[str]) -> list[Variant]:
-    """Return one variant per entry, such as `bi-lstm`, `linear` or `NAME=lsh:rounds=4`.
-
-    Raises `UsageError` for an unknown or repeated name, and for a mechanism without a bidirectional form.
-    """
+    """A variant for each of `bi-lstm`, `linear` or `NAME=lsh:rounds=4`. Raises `UsageError` for impossible ones."""
     entries = [entry.strip() for entry in entries]
     if entries.count(BI_LSTM) > 1:
         raise UsageError(f"attention '{BI_LSTM}' is given twice")
@@ -67,10 +64,7 @@ def parse_methods(entries: Sequence[str]) -> list[Variant]:
 
 
 class SpeechBench(BudgetBench[SpeechReport]):
-    """Trains all mechanisms in turn, epoch by epoch, and measures training steps at several lengths in between.
-
-    `report` is called with the row of every mechanism after each epoch.
-    """
+    """Trains all mechanisms in turn by epochs, then calls `report`, and times steps at some lengths in between."""
 
     def __init__(
         self,
@@ -98,10 +92,7 @@ class SpeechBench(BudgetBench[SpeechReport]):
         self._schedule = Schedule(parts, self._finish_group, self.elapsed_seconds)
 
     def measure(self) -> None:
-        """Train until the budget is spent or all epochs are done.
-
-        Raises `DataError` for an utterance that is too short for its symbols.
-        """
+        """Train until the budget or all epochs are over. Raises `DataError` for too short an utterance."""
         self._schedule.run(_SCHEDULED_SHARE * self._settings.budget_seconds - self.elapsed_seconds())
         for trainee in self._list_trainees():
             self._stop.raise_if_set()

@@ -149,10 +149,7 @@ _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}
 
 
 def parse_duration(text: str) -> float:
-    """Parse `90`, `90s`, `10m`, `1.5h` or `1h30m` as seconds.
-
-    Raises `UsageError` for any other text, for 0, and for more than `LONGEST_SECONDS`.
-    """
+    """The seconds in `90`, `10m`, `1.5h` or `1h30m`, up to `LONGEST_SECONDS`. Raises `UsageError` for other texts."""
     number = r"\d+(?:\.\d+)?"
     if not re.fullmatch(rf"{number}|(?:{number}\s*(?:d|h|min|m|s)\s*)+", given := text.strip().lower()):
         raise UsageError(f"'{text}' is not a time; write 90s, 10m or 1h30m")
@@ -264,10 +261,7 @@ def require_inputs_kept(inputs: Iterable[str | Path], *outputs: str | Path | Non
 
 
 def require_plots(*paths: Path | None) -> None:
-    """Check plot files before any work.
-
-    Raises `UsageError` for an unknown format or a path given twice, and `LintxError` if a file cannot be written.
-    """
+    """Check plot files before any work: their formats (`UsageError`), and that they can be written (`LintxError`)."""
     from linformer_cli.report.plots import parse_plot_format
 
     require_distinct(*paths)

@@ -52,10 +52,7 @@ def warn(message: str) -> None:
 
 
 class SafeStream:
-    """A text stream that drops text it cannot write, for example if its pipe is closed or its disk is full.
-
-    A lost message must not end hours of work.
-    """
+    """A stream that drops what it cannot write (pipe closed, disk full): a lost message must not end hours of work."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

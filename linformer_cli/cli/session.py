@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Session:
-    """An opened model. `record` identifies it in every result.
-
-    `engine` is the sampling engine, or `parallel` if the model predicts all values of an image in parallel.
-    """
+    """An opened model; `record` identifies it in results. `engine` is `parallel` if it predicts all values at once."""
 
     checkpoint: "Checkpoint"
     model: "PixelModel"
@@ -212,10 +209,7 @@ def open_session(
 def load_training_images(
     data: DataConfig, team: Team = ALONE, look: "Look | None" = None
 ) -> "tuple[ImageSet, ImageSet]":
-    """Load the training and validation images for one process of `team`. Print how many there are.
-
-    Without a `look`, that of the user's own images is measured.
-    """
+    """Load and count the training and validation images for a process of `team`; without `look`, one is measured."""
     from linformer_cli.data.images import load_for_training
 
     with team.leader_first():  # the leader may download the images

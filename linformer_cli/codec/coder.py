@@ -30,11 +30,7 @@ Rows = slice | Integers
 
 @dataclass(frozen=True)
 class Lanes:
-    """The form of a batch of B sequences.
-
-    `lengths` int64 [B] holds the number of values of each sequence. `blocks` holds the number of sequences in each
-    block; their sum is B.
-    """
+    """A batch of B sequences: the number of values of each, int64 [B], and of sequences in each block."""
 
     lengths: Integers
     blocks: Sequence[int]

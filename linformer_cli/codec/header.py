@@ -72,10 +72,7 @@ def count_blocks(contents: Contents, block: int) -> int:
 
 
 def compute_checksum(data: bytes, before: int = 0) -> int:
-    """The CRC-32C of `data`, or of what has the checksum `before` followed by `data`.
-
-    Raises `LintxError` if the package crc32c is missing.
-    """
+    """The CRC-32C of `data`, or of what has the checksum `before`, followed by `data`. Needs crc32c."""
     return int(import_extra("crc32c", "compress").crc32c(data, before))
 
 
@@ -100,10 +97,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def read_header(file: BinaryIO, file_size: int) -> Header:
-    """Read the header at the start of a file of `file_size` bytes, and leave the file at the first block.
-
-    Raises `DataError` if the file is not of this format, newer, damaged or impossible.
-    """
+    """Read the header at the start of a file of `file_size` bytes. Raises `DataError` if it is not a valid one."""
     fixed = file.read(_FIXED.size)
     if not fixed.startswith(MAGIC):
         raise DataError("it is not a file of 'lintx compress'" if fixed else "it is empty")

@@ -69,10 +69,7 @@ def open_files(inputs: Sequence[Input], tiling: Tiling, label: int | None) -> By
 def open_pictures(
     inputs: Sequence[Input], tiling: Tiling, tile: bool, label: int | None, warn: Callable[[str], None]
 ) -> PictureSource:
-    """The source of pictures. Without `tile`, each must have exactly the size of the model's images.
-
-    `warn` is called for each picture that is refused. Raises `DataError` if there are any.
-    """
+    """The source of pictures of the model's size, or of any with `tile`. Raises `DataError` after all `warn`ings."""
     shape = tiling.shape
     files = [one.file if isinstance(one.file, Path) else one.file.read() for one in inputs]
     items: list[Item] = []

@@ -164,10 +164,7 @@ class Restored:
 
 
 class PackedFile:
-    """An open compressed file that can seek.
-
-    Raises `DataError` if the header is damaged, newer than this version, or impossible.
-    """
+    """An open compressed file that can seek. Raises `DataError` if its header is damaged, newer or impossible."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

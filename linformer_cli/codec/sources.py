@@ -121,10 +121,7 @@ class ByteSource:
 
 
 def describe_picture(file: Path | bytes, name: str, shape: ImageShape) -> Item:
-    """The size and the palette of a picture. If `shape` has none, only the header is read.
-
-    Raises `DataError` as `read_picture` does.
-    """
+    """The size and palette of a picture; without a palette in `shape`, only its header is read. See `read_picture`."""
     with _opened(file, name, shape) as picture:
         colours = np.zeros((0, 4), np.uint8)
         if picture.mode == "P":

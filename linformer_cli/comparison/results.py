@@ -77,10 +77,7 @@ class ComparisonReport(Report):
 
 
 def describe_entry(entry: Entry, conditions: Conditions, failures: dict[str, str]) -> ComparisonRow:
-    """Return the row of `entry`. `failures` has the error that stopped the work on an entry, by the entry's label.
-
-    If the run's checkpoint is damaged, this error is added to `failures`.
-    """
+    """The row of `entry`. `failures` has the errors of entries by label, and gets that of a damaged checkpoint."""
     row = ComparisonRow(
         name=entry.variant.label,
         attention=entry.variant.attention,

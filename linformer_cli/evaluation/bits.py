@@ -57,10 +57,7 @@ class PositionBits:
 
 @dataclass(frozen=True)
 class ImageNats:
-    """Nats of every image: for all `positions` values of the image, float64 [N], and for each of its ranges [N, R].
-
-    The ranges of positions are 0, 1, 2 to 3, 4 to 7, and so on.
-    """
+    """Nats float64 of each image, whole [N] and by ranges [N, R]: positions 0, 1, 2 to 3, 4 to 7, and so on."""
 
     whole: Tensor
     by_range: Tensor

@@ -32,10 +32,7 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(weight)
 
     def forward(self, x: Tensor, recent: Tensor | None) -> tuple[Tensor, Tensor]:
-        """y for x [B, T, columns] after the inputs `recent` [B, width - 1, columns] (None: 0), and the new `recent`.
-
-        x and y may be a single position [B, columns].
-        """
+        """y for x [B, T, columns] or [B, columns] after `recent` [B, width - 1, columns] (None: 0), and the new one."""
         if x.dim() == 2:
             y, recent = self(x.unsqueeze(1), recent)
             return y.squeeze(1), recent
@@ -54,10 +51,7 @@ class ShortConvolution(nn.Module):
         return torch.zeros(batch, self.width - 1, self.columns, device=device, dtype=dtype)
 
     def emit(self, builder: Builder, source: int, name: str, others: int) -> int:
-        """Emit a step for the first columns of buffer `source`. The next `others` columns are copied.
-
-        The result is scratch memory called `name`.
-        """
+        """Emit a step for the first columns of `source`, and copy `others`. Returns the scratch memory `name`."""
         output = builder.scratch(name, self.columns + others)
         builder.emit(
             "short_convolution",
@@ -251,10 +245,7 @@ class AttentionLayer(nn.Module):
 
 
 class QueryLayer(nn.Module):
-    """The layer around a mechanism whose keys and values are the layer's input.
-
-    It projects vectors to queries. The mechanism's output is the layer's output.
-    """
+    """A layer that projects its input to queries; the input is the keys and values, and nothing follows."""
 
     def __init__(self, config: ModelConfig, inner: Attention) -> None:
         super().__init__()

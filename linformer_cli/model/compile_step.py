@@ -54,8 +54,5 @@ def describe_images(model: PixelModel) -> Images:
 
 
 def encode_model(model: PixelModel, window: int, products: torch.dtype | None = None) -> bytes:
-    """The bytes of a program file (`native/program_file.py`) that draws the images of `model`.
-
-    `compile_step` explains `window` and `products`, and what it raises.
-    """
+    """The bytes of a program file that draws the images of `model`; see `compile_step` and native/program_file.py."""
     return encode_program(compile_step(model, window, products), describe_images(model))

@@ -68,10 +68,7 @@ def first_value(position: Any, reach: int) -> Any:
 
 
 def ring_slots(sources: Tensor, length: int) -> Tensor:
-    """The slots of a ring of `length` values that hold values number `sources`; value v is in slot v mod length.
-
-    A source of -1 (no value) stays -1.
-    """
+    """The slots of a ring of `length` values for values number `sources`: v is in slot v mod length; -1 stays -1."""
     return torch.where(sources < 0, -1, sources % length)
 
 
@@ -106,10 +103,7 @@ def find_last_values(positions: Tensor, count: int) -> Tensor:
 
 
 def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
-    """The numbers int64 [T, slots] of the values at `offsets` (rows up, columns left) of each position; -1 means none.
-
-    The first slots are the earlier channels of the pixel itself.
-    """
+    """The numbers int64 [T, slots] (-1: none) of a pixel's earlier channels, then of pixels at `offsets` (up, left)."""
     positions = torch.arange(image.positions, device="cpu")
     channel = positions % image.channels
     own = [torch.where(channel > other, positions - channel + other, -1) for other in range(image.channels - 1)]

@@ -84,10 +84,7 @@ def _has_one_dnn() -> bool:
 
 
 def _differentiate(gradient: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The gradient [rows, N] at the input of ReLU, and its sum over rows [N] in float32.
-
-    `gradient` [rows, N] is the gradient at the output, and y the output (None: there is no ReLU).
-    """
+    """The gradient [rows, N] before a ReLU with output y (None: no ReLU), and its float32 sum [N] over rows."""
     rows, width = gradient.shape
     before = gradient if y is None else torch.empty_like(gradient)
     sums = torch.zeros(min(_PIECES, rows), width)

@@ -33,10 +33,7 @@ def find_mixer(name: str) -> Mixer:
 
 
 def parse_options(name: str, options: Mapping[str, Any]) -> Config:
-    """The options of the mechanism or baseline `name`, validated and with defaults filled in.
-
-    Raises `UsageError`, with a suggestion, for an unknown name or option.
-    """
+    """The options of mixer `name`, checked and with defaults. Raises `UsageError` with a suggestion."""
     options_type: type[Config] = find_mixer(name).options_type
     return parse_config(options_type, options, f"attention options of '{name}'")
 

@@ -98,10 +98,7 @@ class PixelModel(nn.Module):
         return torch.cat([unclassed if labels is None else labels.unsqueeze(1), values[:, :-1]], dim=1)
 
     def take_turns(self, indices: Sequence[int]) -> Tensor:
-        """Labels int64 [B] on the CPU for images number `indices`: classes in rotation if every image needs a class.
-
-        Otherwise, they are all the label of an image without a class.
-        """
+        """Labels int64 [B] on the CPU for images `indices`: classes in turn, or none if the class is optional."""
         turns = torch.tensor(indices, dtype=torch.int64, device="cpu") % max(1, self.config.required_classes)
         return turns + self.config.default_label
 
@@ -130,10 +127,7 @@ class PixelModel(nn.Module):
         return parameters, PixelState(embedding, tuple(layers), pixel)
 
     def init_state(self, batch: int, capacity: int | None = None, device: torch.device | None = None) -> PixelState:
-        """The state of `batch` images before the first token, on `device` (default: the model's).
-
-        A growing state reserves room for `capacity` positions (default: T).
-        """
+        """The state of `batch` images before their first token, with room for `capacity` positions (default: T)."""
         device = device or self.device
         # How many steps of the blocks belong to the first `capacity` values.
         units = -(-(capacity or self.config.image.positions) // self.embedding.stride)
@@ -187,10 +181,7 @@ class PixelModel(nn.Module):
 
 
 def expected_weights(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
-    """The `state_dict` of the model that `build` returns, as tensors with shapes and types but no memory.
-
-    Raises what `build` raises.
-    """
+    """The `state_dict` of what `build` returns, with shapes and types but no memory. Raises what `build` raises."""
     with torch.device("meta"), _WithoutWeights():
         return build().state_dict()
 

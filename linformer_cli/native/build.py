@@ -211,10 +211,7 @@ class Outcome:
 
 
 def build_libraries(target: Target, folder: Path | None = None) -> Outcome:
-    """Build the libraries of `target` in `folder` (None: in the package), except those that are up to date.
-
-    Raises `OSError` if the folder cannot be written.
-    """
+    """Build the libraries of `target` in `folder` (None: the package) that are not up to date, or raise `OSError`."""
     folder = folder or LIBRARIES
     files = {one: library_file(target, one, folder) for one in target.instruction_sets}
     missing = {one: file for one, file in files.items() if not is_fresh(file, one)}

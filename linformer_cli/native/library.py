@@ -124,10 +124,7 @@ def _try(wanted: str) -> Library | NoLibrary:
 
 
 def supported_sets() -> tuple[InstructionSet, ...]:
-    """The instruction sets that this processor supports, from the slowest to the fastest. Raises `NoLibrary`.
-
-    The library that every processor can run tells which they are.
-    """
+    """The instruction sets of this processor, slowest first, as its simplest library tells. Raises `NoLibrary`."""
     every = this_machine().instruction_sets
     supports = _open(every[0]).lintx_supports
     supports.restype = ctypes.c_int64
@@ -135,10 +132,7 @@ def supported_sets() -> tuple[InstructionSet, ...]:
 
 
 def choose_library(wanted: str = "") -> Library:
-    """Load the library for the instruction set `wanted`, or for the fastest that the processor supports.
-
-    Raises `NoLibrary`, and what `has_library` raises.
-    """
+    """Load the library for the instructions `wanted`, or the fastest. Raises `NoLibrary`, and as `has_library`."""
     supported = supported_sets()
     if wanted:
         chosen, reason = _find_wanted(wanted, supported), f"requested by {VARIABLE}"

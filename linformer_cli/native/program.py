@@ -155,10 +155,7 @@ class Program:
 
 @dataclass(frozen=True)
 class MixInputs:
-    """The buffers of an attention mechanism, and its `sizes` H, K and V.
-
-    q, k, v and extra start at these `columns` of buffer `projected`.
-    """
+    """The buffers of a mechanism, its `sizes` H, K and V, and the `columns` of q, k, v and extra in `projected`."""
 
     builder: "Builder"
     projected: int
@@ -179,10 +176,7 @@ class MixInputs:
 
 @dataclass
 class Builder:
-    """Collects the buffers and operations of a program. Matrix products have the format `products`.
-
-    `x` is the buffer of the residual stream. The next norm adds the `pending` branch to x.
-    """
+    """Collects a program: `x` is the buffer of the residual stream, to which the next norm adds `pending`."""
 
     products: torch.dtype
     width: int

@@ -1,7 +1,4 @@
-"""Writes a program and its weights as one file, or as the same bytes in memory, for the functions of runner.h.
-
-The format is described in docs/reference/formats.md.
-"""
+"""Writes a program with its weights as a file, or as its bytes in memory; docs/reference/formats.md has the format."""
 
 import struct
 import zlib

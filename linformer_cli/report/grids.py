@@ -101,10 +101,7 @@ def render_completion(
 
 
 def render_captioned_row(pictures: Sequence[Image.Image], captions: Sequence[str], gap: int = GAP) -> Image.Image:
-    """Draw pictures side by side, each centred in a column at least as wide as its caption.
-
-    The result is RGB if any picture is RGB. Raises `DataError` if there are no pictures.
-    """
+    """Draw pictures side by side above their captions, in RGB if any has colours. Raises `DataError` for none."""
     if not pictures:
         raise DataError("there are no pictures to put in a row")
     font = ImageFont.load_default(CAPTION_FONT_PIXELS)
@@ -136,10 +133,7 @@ def render_title(text: str) -> Image.Image:
 
 
 def stack_rows(rows: Sequence[Image.Image], gap: int = 8) -> Image.Image:
-    """Stack pictures, left-aligned, with `gap` dark grey pixels between them.
-
-    The result is RGB if any picture is RGB. Raises `DataError` if there are no pictures.
-    """
+    """Stack pictures, left-aligned, with a dark gap, in RGB if any has colours. Raises `DataError` for none."""
     if not rows:
         raise DataError("there are no pictures to stack")
     mode = "L" if all(row.mode == "L" for row in rows) else "RGB"
@@ -210,10 +204,7 @@ def read_png(path: str | os.PathLike[str]) -> Image.Image:
 
 
 def read_png_metadata(path: str | os.PathLike[str]) -> dict[str, object] | None:
-    """Return the metadata that `encode_png` put into a PNG, or None for a PNG of another program.
-
-    Raises the errors of `read_png`.
-    """
+    """The metadata that `encode_png` put into a PNG, or None if it has none. Raises what `read_png` raises."""
     image = read_png(path)
     text = image.text.get(METADATA_KEYWORD) if isinstance(image, PngImagePlugin.PngImageFile) else None
     try:

@@ -66,10 +66,7 @@ def _build_training_curve(run: RunSeries, colour: int, place: _Place, y: list[fl
 
 
 def find_grids(run: Path, most: int) -> dict[int, Path]:
-    """Return at most `most` sample grids of a run by step: the last, the first, and evenly spaced grids between them.
-
-    Raises `DataError` if the run has no grids.
-    """
+    """At most `most` sample grids of a run by step, evenly spaced with both ends. Raises `DataError` without any."""
     pictures = (path for path in (run / _SAMPLES).glob("*.png") if path.is_file())  # opening a pipe would block
     found = {int(match[1]): path for path in pictures if (match := _STEP.fullmatch(path.name))}
     if not found:

@@ -266,10 +266,7 @@ def _is_numeric(values: Iterable[object]) -> bool:
 
 
 def _cell(value: Any, column: Column) -> str:
-    """Return the text of a table cell: empty for None, `yes` or `no` for a bool, and formatted for a number.
-
-    A function that is the column's format also formats other values than text.
-    """
+    """A table cell: empty for None, `yes` or `no`, a formatted number, or what a function as format returns."""
     if value is None:
         return ""
     if type(value).__module__ == "numpy":

@@ -102,10 +102,7 @@ class Sampler:
         before_step: Check = never_stop,
         on_halve: Callable[[int], None] | None = None,
     ) -> Iterator[SampledBatch]:
-        """Draw the images `indices` in order, in batches.
-
-        `sample` explains `labels` and `before_step`; `work_in_batches` explains `on_halve`.
-        """
+        """Draw the images `indices` in order, in batches; see `sample`, and `work_in_batches` for `on_halve`."""
         return work_in_batches(indices, batch, lambda part: self.sample(part, labels, before_step), on_halve)
 
     def sample_images(

@@ -25,10 +25,7 @@ _CIRCUMSTANCES = ("checkpoint", "device", "engine", "batch")
 
 @dataclass(frozen=True)
 class NumberedImages:
-    """Images in `folder`. The folder need not exist yet. `describe(index)` is the metadata of image number `index`.
-
-    Images with a palette have its `colours`.
-    """
+    """Images in `folder`, which may be new, with the metadata `describe(index)` and the `colours` of a palette."""
 
     folder: Path
     describe: Callable[[int], Mapping[str, object]]

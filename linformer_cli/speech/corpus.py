@@ -73,10 +73,7 @@ class Corpus:
 
 
 def load_corpus(name: str, data_dir: str | None = None) -> Corpus:
-    """Load `fsdd` from the folder for data sets, or `speech:DIR`.
-
-    Raises `UsageError` for another name, and `DataError` in one line for the first file that cannot be used.
-    """
+    """Load `fsdd` or `speech:DIR`, or raise `UsageError`; `DataError` names the first file that cannot be used."""
     if name == DIGITS_NAME:
         return _load_digits(data_dir)
     if name.startswith(FOLDER_PREFIX):
@@ -85,10 +82,7 @@ def load_corpus(name: str, data_dir: str | None = None) -> Corpus:
 
 
 def split_speakers(speakers: Sequence[str], seed: int) -> tuple[list[str], list[str]]:
-    """Return the speakers for training and those held out: one of three, so three seeds hold out every speaker once.
-
-    With fewer than three speakers, one speaker is held out.
-    """
+    """Speakers for training, and one of three (or of two) held out, so that three seeds hold out each of them once."""
     folds = min(3, len(speakers))
     held_out = list(speakers[seed % folds :: folds])
     return [speaker for speaker in speakers if speaker not in held_out], held_out

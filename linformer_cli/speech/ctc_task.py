@@ -129,10 +129,7 @@ class CtcTask(Task[Encoder, Batch]):
     def begin_epoch(
         self, batches: Sequence[Batch], first_step: int = 0, progress: Callable[[float], float] = lambda share: 0.0
     ) -> None:
-        """Train on `batches` from step `first_step` on.
-
-        `progress` returns the share of the whole training that is done when a share of this epoch is done.
-        """
+        """Train on `batches` from `first_step` on; `progress` maps a share of this epoch to that of the training."""
         self._batches, self._first, self._progress = batches, first_step, progress
         self.model.train()
 

@@ -46,10 +46,7 @@ PRESETS: dict[str, EncoderSettings] = {
 
 
 class Encoder(nn.Module, ABC):
-    """Stacks frames, encodes the positions, and returns log-probabilities of the blank and all symbols.
-
-    Subclasses define `encode`.
-    """
+    """Stacks frames, lets a subclass `encode` the positions, and returns log-probabilities of blank and symbols."""
 
     def __init__(self, settings: EncoderSettings, symbols: int, width: int) -> None:
         super().__init__()

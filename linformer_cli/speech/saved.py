@@ -25,10 +25,7 @@ _FORMAT = "lintx-speech-1"
 
 @dataclass(frozen=True)
 class Recogniser:
-    """A trained encoder, the symbols that it knows, and the sample rate of its recordings.
-
-    `error_rate` is its error rate on the speakers `held_out`.
-    """
+    """A trained encoder, its symbols and sample rate, and its `error_rate` on the speakers that were `held_out`."""
 
     name: str
     attention: str

@@ -1,7 +1,4 @@
-"""Utterances: features with symbols. Those of the spoken digits are strings, drawn from a seed.
-
-A `Fold` divides them into training and validation, which have different speakers.
-"""
+"""Utterances, among them random strings of spoken digits, divided by speakers into training and validation."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -110,10 +107,7 @@ class Batch:
 
 
 def group_by_length(utterances: Sequence[Utterance], frames: int) -> list[list[Utterance]]:
-    """Group utterances of similar length, longest first. A group has at most `frames` frames with its padding.
-
-    An utterance that is longer than `frames` is a group of its own.
-    """
+    """Groups of similar length, longest first, of at most `frames` frames with padding, or of one utterance."""
     groups: list[list[Utterance]] = []
     for one in sorted(utterances, key=lambda one: one.frames, reverse=True):
         if groups and groups[-1][0].frames * (len(groups[-1]) + 1) <= frames:

@@ -158,10 +158,7 @@ class Team:
             self.wait()
 
     def parallel(self, module: "nn.Module", has_idle: bool = False) -> "nn.Module":
-        """Wrap `module` so that a backward pass averages its gradients over all processes.
-
-        Set `has_idle` only if some parameters get no gradient, because finding them takes time.
-        """
+        """Wrap `module` to average gradients over all processes; `has_idle`: not all parameters get one."""
         if self.count == 1:
             return module
         from torch.nn.parallel import DistributedDataParallel
@@ -227,10 +224,7 @@ def join_team(on_wait: Callable[[str], None] = lambda message: None) -> Iterator
 
 @contextlib.contextmanager
 def notice_loss(advice: str) -> Iterator[None]:
-    """Turn torch's errors about a lost process into `ProcessLost`, with `advice` for the user.
-
-    The process should then end. After such an error, it ignores SIGTERM.
-    """
+    """Turn torch's errors about a lost process into `ProcessLost` with `advice`. The process then ignores SIGTERM."""
     try:
         yield
     except RuntimeError as error:

@@ -57,10 +57,7 @@ def processor_name() -> str:
 
 
 def import_extra(package: str, extra: str) -> Any:
-    """Return the module `package` of an extra of lintx, which also runs without.
-
-    Raises `LintxError` if it, or a library that it needs, is missing.
-    """
+    """The module `package` of an extra of lintx. Raises `LintxError` if it or a library that it needs is missing."""
     try:
         return importlib.import_module(package)
     except (ImportError, OSError) as error:  # soundfile raises OSError if libsndfile is missing

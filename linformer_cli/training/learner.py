@@ -119,10 +119,7 @@ class Learner(Generic[AnyTask]):
         return time_work(self.train_step, self.task.device)
 
     def collect_state(self) -> TrainingState:
-        """Collect everything that the next step needs besides the saved weights.
-
-        With an average, its weights are saved as the model's, so the state includes the weights in training.
-        """
+        """What the next step needs besides the saved weights, which are an average's if there is one."""
         tensors = optimizer_tensors(self.task.optimizer) | random_state(self.task.device)
         values = dataclasses.asdict(self.progress)
         if self.average is not None:
@@ -132,10 +129,7 @@ class Learner(Generic[AnyTask]):
         return TrainingState(tensors, values)
 
     def restore(self, weights: Mapping[str, Tensor], state: TrainingState) -> None:
-        """Continue with the weights and the training state of a save.
-
-        Raises `KeyError`, `TypeError`, `ValueError`, `IndexError` or `RuntimeError` if they do not fit together.
-        """
+        """Continue from a save. Raises `KeyError`, `TypeError`, `ValueError`, `IndexError` or `RuntimeError`."""
         values = dict(state.values)
         self.evaluated_model.load_state_dict(weights)
         if self.average is not None:
@@ -179,10 +173,7 @@ def has_idle_parameters(task: Task[Any, Any]) -> bool:
 
 
 def seed_own_dropout(team: Team, seed: int, step: int) -> None:
-    """Give each of several processes its own dropout. It depends only on seed, step and rank, so it need not be saved.
-
-    A single process keeps torch's generator unchanged.
-    """
+    """Seed the dropout of one of several processes from seed, step and rank; a single one keeps its generator."""
     if team.count > 1:
         key = np.array([seed, step], dtype=np.uint64)
         torch.manual_seed(int(np.random.Philox(key=key).random_raw(team.rank + 1)[-1]))

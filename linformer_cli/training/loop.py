@@ -1,7 +1,4 @@
-"""The training loop: evaluate, sample, save, stop if requested, train.
-
-A resumed run gives the same result as an uninterrupted run.
-"""
+"""The training loop: evaluate, sample, save, stop if requested, train. A resumed run gives the same result."""
 
 import contextlib
 import math
@@ -26,10 +23,7 @@ from .task import AnyTask, measure_progress
 
 
 class Trainer(Learner[AnyTask]):
-    """The training of a task. With a `folder`, it is logged, saved and can be resumed.
-
-    Only rank 0 of a `team` validates, samples, writes and reports.
-    """
+    """The training of a task. With a `folder`, rank 0 logs, validates, samples and saves it, so it can be resumed."""
 
     def __init__(self, task: AnyTask, folder: RunFolder | None = None, team: Team = ALONE) -> None:
         super().__init__(task, team)
@@ -237,10 +231,7 @@ class Trainer(Learner[AnyTask]):
             append_row(self.folder.metrics_file, row)
 
     def _evaluate(self, reporter: Reporter, stop: StopRequest) -> None:
-        """Measure bits/dim on the first validation images, and save the weights if they are the best so far.
-
-        Raises `Interrupted` if `stop` is set.
-        """
+        """Measure bits/dim, and save the weights if they are the best so far. Raises `Interrupted` if stopped."""
         bits = self.team.from_leader(lambda: self.task.validate(self.evaluated_model, stop.raise_if_set))
         if bits is None:
             return

@@ -75,10 +75,7 @@ class Progress:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Progress":
-        """Build progress from the result of `dataclasses.asdict`, read from a file.
-
-        Raises `KeyError` if a count is missing, and `ValueError` for other keys, types or sizes.
-        """
+        """Read what `dataclasses.asdict` returned. Raises `KeyError` or `ValueError` for wrong keys and values."""
         counts = {key: values[key] for key in ("step", "images_seen")}
         try:
             # As JSON, because strict checks take only instances of a dataclass from Python.

@@ -88,10 +88,7 @@ class RunFolder:
             )
 
     def compare_data(self, now: DataDigest) -> str:
-        """Say how the images differ from those that the run began with, or return an empty text if they do not.
-
-        Raises `CheckpointError` if the record of the images is damaged.
-        """
+        """How the images differ from those at the start, or "". Raises `CheckpointError` for a damaged record."""
         try:
             document = read_json(self.data_file)
         except FileNotFoundError:

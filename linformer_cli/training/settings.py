@@ -58,10 +58,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Settings:
-    """The merged and checked settings of a run whose images are not known yet, with every option of its attention.
-
-    `source` is the checkpoint whose weights the run starts from.
-    """
+    """The merged, checked settings of a run before its images are known. It starts from `source`, if any."""
 
     preset: str
     network: NetworkConfig

@@ -126,10 +126,7 @@ def attend_in_buckets(
 
 @torch.no_grad()
 def _find_hidden(layout: BucketLayout, below: Tensor) -> Tensor:
-    """True for scores to mask, bool [chunks, window, window].
-
-    A score is masked if its key is not seen in the score's round, or was already seen in an earlier round.
-    """
+    """Which scores to mask, bool [chunks, window, window]: of keys not seen in the round, or seen in an earlier one."""
     rounds, rows_of, size = layout.rows.shape
     window = len(below)
     seen = torch.zeros(rounds, rows_of * size // window, window, window, dtype=torch.bool, device=below.device)

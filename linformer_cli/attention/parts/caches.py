@@ -107,10 +107,7 @@ def _own(x: Tensor) -> Tensor:
 
 
 def push_in_place(cache: KeyValueCache, k_t: Tensor, v_t: Tensor) -> tuple[KeyValueCache, int]:
-    """Append k_t [B, H, K] and v_t [B, H, V] in place; returns the cache and its new length.
-
-    A full cache is first copied to a cache with twice the capacity.
-    """
+    """Append k_t [B, H, K] and v_t [B, H, V], in a copy of twice the capacity if full; returns cache and length."""
     start = int(cache.position)
     if start == cache.keys.shape[2]:
         room = (0, 0, 0, max(start, 1))

@@ -113,10 +113,7 @@ class Taylor2(Poly2):
 
 
 class Learned(FeatureMap):
-    """relu(W x + b) with W [H, C, K] and b [H, C] (Kasai 2021, arXiv 2103.13076).
-
-    Queries and keys share W and b. b is initialised to 0.1, so that few features are dead at first.
-    """
+    """relu(W x + b) with W [H, C, K] and b [H, C], at first 0.1 (Kasai 2021, arXiv 2103.13076), for q and k."""
 
     def __init__(self, heads: int, key_width: int, width: int | None = None) -> None:
         super().__init__(heads, key_width, width)

@@ -52,10 +52,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def weigh(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
-    """The part [..., R, V + 2] of scaled queries [..., R, K] for keys [..., S, K] and values [..., S, V].
-
-    `hidden` is True for the keys that a query does not see. A query may see no key.
-    """
+    """The part [.., R, V + 2] of scaled q [.., R, K] for k [.., S, K] and v [.., S, V] but the `hidden` ones."""
     scores = q.shape[2:-1].numel() * k.shape[-2]
     return run_within(SCORES_KEPT, scores, functools.partial(weigh_once, hidden), q, k, v)
 

@@ -192,10 +192,7 @@ class _ReadBuckets(torch.autograd.Function):
 
 
 def step_levels(x: LevelInputs, s: Tensor, position: int) -> tuple[Tensor, Tensor]:
-    """`read_levels` for one position [B, H, ..]. Updates `s` in place, or returns a larger copy if all are full.
-
-    Every step does the same work, which is proportional to the number of buckets.
-    """
+    """`read_levels` for one position [B, H, ..], in place unless all buckets are full. All steps do the same work."""
     carries = count_carries(position)
     if carries == s.shape[2]:
         s = functional.pad(s, (0, 0, 0, 0, 0, 1))

@@ -83,10 +83,7 @@ class _SineFeatures(torch.autograd.Function):
 
 
 def divide_by_floored_weight(sums: Tensor, total: Tensor) -> Tensor:
-    """The first V columns of sums [..., V + 1], divided by max(last column, 0.1 total).
-
-    `total` [...] is the total weight of the keys. A negative denominator is also raised to 0.1 total.
-    """
+    """The first V columns of sums [.., V + 1] over max(last column, 0.1 total); `total` [..] is the keys' weight."""
     # `split` rather than slices, because its gradient is one copy.
     numerator, weight = sums.split([sums.shape[-1] - 1, 1], dim=-1)
     return divide_by_weight(numerator, torch.maximum(weight.squeeze(-1), WEIGHT_FLOOR * total))
@@ -97,10 +94,7 @@ RELU_OFFSET = 1e-3
 
 
 class PerformerMap(NamedTuple):
-    """The feature map `name` with the directions w [directions, K], the same for all heads.
-
-    Inputs are queries q or keys k [..., K]. Features are those of x = q K^(-1/4) or k K^(-1/4).
-    """
+    """Feature map `name` of x = q or k [.., K] times K^(-1/4), with directions w [directions, K] for all heads."""
 
     directions: Tensor
     name: FeatureMapName

@@ -60,10 +60,7 @@ def read_whole_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, lengths: Tensor | N
 
 
 def sum_both_ways(run: Callable[..., Tensor], *x: Tensor) -> Tensor:
-    """run(*x) plus its result for the reversed `x`; all tensors are [B, H, T, W].
-
-    Padding comes first in the reversed sequences. Its keys and values are 0, so it adds nothing to a state of 0.
-    """
+    """run(*x) plus its result for reversed `x` [B, H, T, W], whose padding comes first, is 0 and adds nothing."""
     return run(*x) + run(*(part.flip(2) for part in x)).flip(2)
 
 

@@ -103,10 +103,7 @@ def _build(setup: PassSetup) -> Attention:
 
 
 def build_checked_model(setup: PassSetup) -> PixelModel:
-    """Build a small model with the mechanism, to compare its parallel and step forms.
-
-    Raises `UsageError` for sizes that a model cannot have.
-    """
+    """A small model to compare the forms of a mechanism. Raises `UsageError` for sizes that a model cannot have."""
     sizes = {
         "attention": setup.variant.attention,
         "attention_options": setup.variant.options,

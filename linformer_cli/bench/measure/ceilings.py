@@ -150,10 +150,7 @@ def list_products(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def count_product_flops(model: nn.Module) -> int:
-    """Count the FLOPs of the matrix products of one position in a forward pass. A multiply-add counts as two.
-
-    If blocks step over pixels, this is the mean over the channels of a pixel.
-    """
+    """FLOPs (2 for a multiply-add) of the matrix products of a forward pass at one value, on average."""
     total = sum_flops(model)
     if isinstance(model, PixelModel):
         shared = sum_flops(model.embedding) + sum_flops(model.blocks)
@@ -172,10 +169,7 @@ def count_rerun_positions(positions: int) -> int:
 
 
 def count_state_bytes(model: PixelModel, batch: int, products: torch.dtype | None = None) -> int:
-    """Return the bytes of the state of `batch` images, for matrix products of this type (None: the model's type).
-
-    Raises `NoProgram` if the model has no program for these products.
-    """
+    """The bytes of the state of `batch` images for `products` (None: the model's). Raises `NoProgram`."""
     return model.state_bytes(batch) if products is None else compile_step(model, products=products).state_bytes(batch)
 
 

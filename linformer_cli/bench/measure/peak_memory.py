@@ -47,10 +47,7 @@ class PassFailed(LintxError):
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """The growth of the peak memory during a piece of work, and its seconds. `bytes` is None if it cannot be counted.
-
-    Memory that was allocated before the work started does not count.
-    """
+    """How much a piece of work raised the peak of memory (None: cannot be counted), and its seconds."""
 
     bytes: int | None
     seconds: float
@@ -70,11 +67,7 @@ Build = Callable[[AnySetup], Callable[[], object]]
 
 
 def measure_peak(build: Build[AnySetup], setup: AnySetup, limit_seconds: float) -> PeakMemory:
-    """Measure the work that `build` returns.
-
-    Raises `PassFailed` if it does not fit into memory, fails or, on a CPU, takes longer than `limit_seconds` plus
-    `STARTING_SECONDS`.
-    """
+    """Measure the work that `build` returns. Raises `PassFailed` if it fails, does not fit or takes far too long."""
     if setup.device == "cpu":
         return run_fresh(measure_process_growth, build, setup, limit_seconds=limit_seconds)
     with refuse_misfits():

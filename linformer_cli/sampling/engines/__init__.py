@@ -1,7 +1,4 @@
-"""Engines that step a model in different ways, with results that are equal up to rounding.
-
-A new engine needs one file and one entry in `ENGINES`.
-"""
+"""Engines that step a model in different ways, with results that are equal up to rounding, listed in `ENGINES`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,10 +26,7 @@ def build_engine(
     look_ahead: bool = True,
     products: torch.dtype | None = None,
 ) -> Engine:
-    """Build the engine that `choose_engine` chooses; `batch` and the arguments after it are passed on to the engine.
-
-    Raises what `choose_engine` raises.
-    """
+    """Build the engine that `choose_engine` chooses, or raise its errors; other arguments are those of `Engine`."""
     return ENGINES[choose_engine(wanted, model, products).value](model, batch, state, look_ahead, products)
 
 
@@ -54,11 +48,7 @@ class EngineCache:
 
     @contextmanager
     def start(self, batch: int) -> Iterator[Engine]:
-        """Yield an engine that has started `batch` images.
-
-        The engine is dropped if the work in this context fails, because memory may have run out. Raises what
-        `choose_engine` raises.
-        """
+        """Yield an engine that has started `batch` images; it is dropped if the work fails, for lack of memory."""
         try:
             if self._engine is None or self.batch != batch:
                 self._engine = None  # free its memory before the next engine is built
