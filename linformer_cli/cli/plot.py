@@ -1,11 +1,17 @@
 """`lintx plot`: curves and sample grids of training runs."""
 
 import contextlib
+import time
 from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from linformer_cli.config import choose_words
 from linformer_cli.documents import read_toml
-from linformer_cli.errors import UsageError
+from linformer_cli.errors import DataError, UsageError
 from linformer_cli.metrics import load_runs
 from linformer_cli.units import Words
 from . import options
@@ -13,6 +19,7 @@ from .config_options import argument, count, option, with_fields
 from .output import print_json, write_plot, write_png
 
 DEFAULT_PLOT = Path("plot.png")
+_WATCH_SECONDS, _WATCH_ROWS = 2.0, 24
 
 
 @with_fields
@@ -29,6 +36,7 @@ def plot(
         None, "Write the sample grids drawn during training to a .png file, one strip for each run.", metavar="FILE"
     ),
     grids: int | None = count(None, "Maximum number of grids in a strip, evenly spaced over training; default 8."),
+    watch: bool = option(False, "Draw the curves in the terminal, again every few seconds until Ctrl-C.", "--watch"),
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -46,11 +54,16 @@ def plot(
     - `lintx plot runs/first -o first.png`
     - `lintx plot runs/linear runs/softmax -o both.svg --samples samples.png`
     - `lintx plot runs/first --json`
+    - `lintx plot runs/first --watch`
     """
     from linformer_cli.report.runs import render_runs, render_strips
 
     if grids is not None and samples is None:
         raise UsageError("--grids needs --samples FILE")
+    if watch:
+        if out is not None or samples is not None or json:
+            raise UsageError("--watch draws in the terminal; drop --out, --samples and --json")
+        _watch(runs)
     if out is None and samples is None and not json:
         out = DEFAULT_PLOT
     options.require_plots(out)
@@ -62,6 +75,24 @@ def plot(
         write_png(samples, render_strips(runs, grids or 8), {"runs": [str(run) for run in runs]})
     if json:
         print_json({"rows": series, "plot": out, "samples": samples})
+
+
+def _watch(runs: list[Path]) -> NoReturn:
+    """Draw the curves in the terminal until Ctrl-C."""
+    from linformer_cli.report.terminal import render_curves
+
+    console = Console()
+    if not console.is_terminal:
+        raise UsageError("--watch redraws a terminal, and stdout is none; write a file with -o")
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            try:
+                height = min(_WATCH_ROWS, max(2, console.height - len(runs) - 2))
+                shown = render_curves(load_runs(runs), console.width, height, _find_words(runs))
+            except DataError as error:  # the run has not logged anything yet, or writes a row just now
+                shown = Text(str(error))
+            live.update(shown, refresh=True)
+            time.sleep(_WATCH_SECONDS)
 
 
 def _find_words(runs: list[Path]) -> Words:

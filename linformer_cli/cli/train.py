@@ -12,7 +12,7 @@ from linformer_cli.presets import BYTES_PRESET, CIFAR10_PRESET, DEFAULT_PRESET, 
 from linformer_cli.system.distributed import join_team, notice_loss
 from linformer_cli.units import WINDOWS, count_words, format_duration
 from . import options
-from .config_options import Fields, argument, option, with_fields
+from .config_options import Fields, argument, option, several, with_fields
 from .display import TrainingDisplay
 from .output import info, print_facts, print_json, warn
 from .session import load_training_images
@@ -66,6 +66,11 @@ class TrainOptions:
         metavar="CHECKPOINT",
     )
     config: Path | None = option(None, "TOML file with [model], [data], [train]; options override it.", metavar="FILE")
+    log: str | None = several(
+        None,
+        "Also log to tensorboard (files in the run's folder), to wandb (Weights & Biases), or to both, separated by a "
+        "comma. Give it again with --resume.",
+    )
     dry_run: bool = option(False, "Print the settings, the sizes and the time of one step, then stop.", "--dry-run")
     quiet: options.Quiet = False
     json: options.Json = False
@@ -94,7 +99,7 @@ def train(asked: TrainOptions) -> None:
     The folder of a run holds config.toml (all settings), metrics.csv, samples/, last/ (the newest save) and best/ (the
     save with the lowest validation bits/dim). Options override --config, which overrides the preset. After the first
     Ctrl-C or SIGTERM, the command finishes the step, saves, and prints how to resume. A second one ends the process
-    immediately.
+    immediately. --log tensorboard shows the run in TensorBoard: `tensorboard --logdir runs`.
 
     `torchrun --nproc-per-node N -m linformer_cli train ...` divides every batch among N processes. A run can be resumed
     with any number of processes. On a CPU, with --steps or --epochs and the same numbers of processes and threads, the
@@ -116,6 +121,11 @@ def train(asked: TrainOptions) -> None:
         asked = replace(asked, data=_name_pictures(asked.run, asked.data))
     if asked.accept_changed_data and not asked.resume:
         raise UsageError("--accept-changed-data is for --resume; drop it")
+    logs = []
+    if asked.log is not None:  # before any work, because a package may be missing
+        from linformer_cli.training.logs import LOG_NAMES, find_logs
+
+        logs = find_logs(options.parse_names(asked.log, "log", LOG_NAMES))
     with join_team(warn) as team:
         trainer = _resume(asked, team) if asked.resume else _begin(asked, team)
         if asked.dry_run:
@@ -138,6 +148,10 @@ def train(asked: TrainOptions) -> None:
                     info(note)
                 if team.leads:
                     folder.write_config(trainer.task.config)
+            if team.leads:
+                trainer.logs = [log(folder.path, trainer.task.config, trainer.progress.step) for log in logs]
+                for log in trainer.logs:
+                    stack.callback(log.close)
             info(f"training in {folder.path} from step {trainer.progress.step}")
             _run(trainer, folder.path, asked.json)
 

@@ -1,7 +1,9 @@
 """Images and bytes as text for a terminal."""
 
 import codecs
+import itertools
 import math
+from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
@@ -11,10 +13,16 @@ from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
+from linformer_cli.metrics import RunSeries
+from linformer_cli.units import IMAGES, Words, format_duration
 from .grids import flatten, require_images, to_picture
 
 UPPER_HALF = "\u2580"
 GAP_COLUMNS = 2
+# Of `render_curves`: the colours of runs, the columns left of the curves, and the lowest value on the scale.
+_CURVE_STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red")
+_LABEL_COLUMNS = 7
+_LEAST_BITS = 1e-3
 
 # Characters for previews without colour, each with the brightness, 0 to 1, of the upper and the lower half of its cell.
 _SHADES = (
@@ -59,6 +67,35 @@ def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28
     if (shown := min(count, lines * per_line)) < count:
         text.append(f"\n{shown} of {count} images"[: width + 1], style="dim")
     return text
+
+
+def render_curves(series: Sequence[RunSeries], width: int, height: int, words: Words = IMAGES) -> Text:
+    """Draw bits/dim against images seen: a row of figures for each run, and `height` rows of `width` columns of dots.
+
+    Small dots are training, large ones validation. As in `render_runs`, the scale of bits/dim is logarithmic.
+    """
+    text, curves = Text(no_wrap=True, overflow="crop"), []
+    for style, run in zip(itertools.cycle(_CURVE_STYLES), series, strict=False):
+        parts = ("training", "·", run.training), ("validation", "●", run.validation)
+        curves += [(mark, style, point) for _, mark, points in parts for point in points]
+        newest = max((points[-1] for *_, points in parts if points), key=lambda point: point.step)
+        figures = ", ".join(f"{name} {points[-1].bits_per_dim:.4f}" for name, _, points in parts if points)
+        time = format_duration(newest.elapsed_seconds)
+        text.append(f"{run.label}: step {newest.step:,}, {time}, {figures} {words.bits}\n", style)
+    bits = [max(point.bits_per_dim, _LEAST_BITS) for *_, point in curves]
+    last, high = max(point.images for *_, point in curves) or 1, max(bits)
+    ratio, columns = math.log(high / min(bits)) or 1.0, width - _LABEL_COLUMNS
+    cells: dict[tuple[int, int], tuple[str, str]] = {}
+    for (mark, style, point), value in zip(curves, bits, strict=True):
+        row = round((height - 1) * math.log(high / value) / ratio)
+        cells[row, round((columns - 1) * point.images / last)] = mark, style
+    for row in range(height):
+        label = f"{high * math.exp(-ratio * row / (height - 1)):.3f}" if row in (0, height // 2, height - 1) else ""
+        text.append(f"{label:>{_LABEL_COLUMNS - 1}} ")
+        for column in range(columns):
+            text.append(*cells.get((row, column), (" ", "")))
+        text.append("\n")
+    return text.append(f"{f'{last:,} {words.items}':>{width}}", "dim")
 
 
 def _shrink_to_fit(images: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:

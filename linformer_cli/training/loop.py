@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -17,6 +17,7 @@ from linformer_cli.system.distributed import ALONE, Team
 from linformer_cli.system.memory import is_out_of_memory, measure_peak_memory
 from linformer_cli.system.signals import StopRequest
 from .learner import Learner, Step
+from .logs import RunLog
 from .progress import Progress, Reporter
 from .run_folder import RunFolder
 from .task import AnyTask, measure_progress
@@ -28,6 +29,7 @@ class Trainer(Learner[AnyTask]):
     def __init__(self, task: AnyTask, folder: RunFolder | None = None, team: Team = ALONE) -> None:
         super().__init__(task, team)
         self.folder = folder
+        self.logs: Sequence[RunLog] = ()
         # The progress at the save in last/. A new run has no save, so it saves before its first step.
         self._saved: tuple[int, int, int, bool] | None = None
         self.peak_learning_rate = 0.0
@@ -229,6 +231,8 @@ class Trainer(Learner[AnyTask]):
         if self.folder is not None and self.team.leads:
             self.folder.require_lock()
             append_row(self.folder.metrics_file, row)
+            for log in self.logs:
+                log.append(row)
 
     def _evaluate(self, reporter: Reporter, stop: StopRequest) -> None:
         """Measure bits/dim, and save the weights if they are the best so far. Raises `Interrupted` if stopped."""
@@ -272,6 +276,8 @@ class Trainer(Learner[AnyTask]):
         )
         self.progress = replace(self.progress, sampled_at=self.progress.step)
         if drawn is not None and self.team.leads:
+            for log in self.logs:
+                log.append_samples(drawn, self.progress.step)
             reporter.on_sample(drawn)
 
     def _save_last(self, reporter: Reporter) -> None:

@@ -5,12 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from commands import run_command
 from loops import first_fast
 from PIL import Image
 
+from linformer_cli.metrics import COLUMNS
 from linformer_cli.report.grids import read_png_metadata
 
 
@@ -78,6 +80,8 @@ def test_only_requested_files_are_written(lintx, run_folder, tmp_path, monkeypat
         (["empty", "--samples", "x.svg"], 2, "ends in .png"),
         (["empty", "empty"], 2, "named twice"),
         ([], 2, "Missing argument"),
+        (["empty", "--watch"], 2, "stdout is none"),
+        (["empty", "--watch", "--json"], 2, "drop --out, --samples and --json"),
     ],
 )
 def test_mistakes_give_a_one_line_error(lintx, tmp_path, monkeypatch, arguments, code, part):
@@ -116,6 +120,24 @@ def test_a_named_pipe_among_the_grids_is_skipped(lintx, run_folder, tmp_path):
     run = shutil.copytree(run_folder, tmp_path / "run")
     os.mkfifo(run / "samples" / "step-0000099.png")
     assert lintx("plot", run, "--samples", tmp_path / "samples.png").code == 0
+
+
+def test_a_watched_run_is_drawn_again_until_ctrl_c(lintx, tmp_path, monkeypatch):
+    log = tmp_path / "metrics.csv"
+    log.write_text(",".join(COLUMNS) + "\n")
+    rows = ["8,32,0.001,4.0,1.0,,,2.25,80.0,1000\n", None]
+
+    def sleep(seconds):
+        if (row := rows.pop(0)) is None:
+            raise KeyboardInterrupt
+        log.write_text(log.read_text() + row)
+
+    monkeypatch.setattr("linformer_cli.cli.plot.time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    outcome = lintx("plot", tmp_path, "--watch")
+    assert outcome.code == 130 and outcome.stderr.splitlines() == ["Stopped"]
+    first, second = outcome.stdout.index("has not logged anything yet"), outcome.stdout.index("step 8, 2.2 s")
+    assert first < second and "4.000" in outcome.stdout
 
 
 def test_plotting_needs_no_torch(run_folder, tmp_path):

@@ -1,6 +1,7 @@
 """Tests of images and text in the terminal, with and without colour."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from loops import loop_over
 from rich.console import Console
 
 from linformer_cli.errors import DataError
-from linformer_cli.report.terminal import SafeText, render_preview, render_windows
+from linformer_cli.metrics import RunSeries, TrainingPoint, ValidationPoint
+from linformer_cli.report.terminal import SafeText, render_curves, render_preview, render_windows
 
 
 def grey(*images):
@@ -20,6 +22,24 @@ def printed(text, width=80, color_system=None):
     output = io.StringIO()
     Console(file=output, width=width, color_system=color_system, force_terminal=True, _environ={}).print(text)
     return output.getvalue()
+
+
+# render_curves
+
+
+def test_curves_are_dots_on_a_logarithmic_scale():
+    training = [TrainingPoint(step, 8 * step, step / 2, bits, 0.1) for step, bits in ((0, 8.0), (1, 4.0), (4, 0.0))]
+    validation = [ValidationPoint(5, 40, 65.0, 2.0, None)]
+    series = [RunSeries("first", Path(), training[:2], validation), RunSeries("second", Path(), training[1:2], [])]
+    assert render_curves(series, 18, 3).plain.splitlines() == [
+        "first: step 5, 1 min 5 s, training 4.0000, validation 2.0000 bits/dim",
+        "second: step 1, 0.5 s, training 4.0000 bits/dim",
+        " 8.000 ·          ",
+        " 4.000   ·        ",
+        " 2.000           ●",
+        "         40 images",
+    ]
+    assert render_curves([RunSeries("zero", Path(), training, [])], 18, 3).plain.splitlines()[3] == " 0.001           ·"
 
 
 # render_preview
