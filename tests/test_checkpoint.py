@@ -273,6 +273,7 @@ def test_a_checkpoint_replaced_while_it_is_read_is_not_called_damaged(
         load(found)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_read_while_a_run_keeps_replacing_it(tmp_path, build_tiny_model, tiny_info) -> None:
     models, stop = [build_tiny_model(seed) for seed in (0, 1)], threading.Event()
 

@@ -1,6 +1,6 @@
 """The cases of the contract tests: a mechanism with small options and its oracle."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -39,12 +39,19 @@ class Case(NamedTuple):
     oracle_all: Oracle | None = None
 
 
-def mark_variants(values: Mapping[str, Any], attention: Callable[[Any], str]) -> list[Any]:
-    """Parameters with their keys as ids. `attention` names a value's mechanism, of which only the first is not slow."""
+def mark_variants(
+    values: Mapping[str, Any], attention: Callable[[Any], str], fast: Container[str] | None = None
+) -> list[Any]:
+    """Parameters with their keys as ids.
+
+    `attention` names a value's mechanism, of which only the first is not slow. If `fast` is given, only these
+    mechanisms are not slow.
+    """
     seen: set[str] = set()
     parameters = []
     for key, value in values.items():
-        marks = pytest.mark.slow if attention(value) in seen else ()
+        other = fast is not None and attention(value) not in fast
+        marks = pytest.mark.slow if other or attention(value) in seen else ()
         parameters.append(pytest.param(value, id=key, marks=marks))
         seen.add(attention(value))
     return parameters

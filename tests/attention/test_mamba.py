@@ -60,6 +60,7 @@ def test_the_rotation_depends_on_the_difference_of_angles() -> None:
         assert_agree(y[:, :, 1], torch.full_like(y[:, :, 1], expected), FLOAT64)
 
 
+@pytest.mark.slow
 def test_angles_stay_accurate_over_thousands_of_positions() -> None:
     """The angles make about 1,000 turns, and the state has a memory of several thousand positions."""
     attention = build()

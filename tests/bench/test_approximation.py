@@ -41,6 +41,7 @@ def test_norms_that_overflow_are_refused(raises_one_line) -> None:
         measure_approximation([8], [1.0, 9.5], ["positive"], [True], draws)
 
 
+@pytest.mark.slow
 def test_every_combination_is_measured_in_order(measured: list[Approximation]) -> None:
     kinds = [(entry.feature_map, entry.orthogonal, entry.features, entry.norm) for entry in measured]
     assert kinds == list(itertools.product(KINDS, (True, False), FEATURES, NORMS))
@@ -50,6 +51,7 @@ def test_every_combination_is_measured_in_order(measured: list[Approximation]) -
             assert 0 < spread.first_quartile < spread.median < spread.third_quartile
 
 
+@pytest.mark.slow
 @loop_over("orthogonal", [True, False])
 @loop_over("kind", KINDS)
 def test_the_error_falls_with_the_number_of_features_at_every_norm(kind: str, orthogonal: bool, find: Find) -> None:
@@ -61,6 +63,7 @@ def test_the_error_falls_with_the_number_of_features_at_every_norm(kind: str, or
     assert find(kind, orthogonal, 128, 0.25).output.mean < 0.35 * find(kind, orthogonal, 32, 0.25).output.mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_orthogonal_directions_have_a_lower_error_at_small_norms_and_a_similar_error_at_others(
     kind: str, find: Find
@@ -75,6 +78,7 @@ def test_orthogonal_directions_have_a_lower_error_at_small_norms_and_a_similar_e
         assert find(kind, True, 32, 0.125).output.mean < 0.2 * find(kind, False, 32, 0.125).output.mean
 
 
+@pytest.mark.slow
 def test_at_large_norms_the_error_of_positive_is_less_than_a_hundredth_of_the_error_of_trig(find: Find) -> None:
     for orthogonal, features, norm in itertools.product((True, False), FEATURES, LARGE_NORMS):
         positive, trig = (find(kind, orthogonal, features, norm) for kind in ("positive", "trig"))
@@ -84,6 +88,7 @@ def test_at_large_norms_the_error_of_positive_is_less_than_a_hundredth_of_the_er
         assert trig.bounded_output.mean < 0.01 * trig.output.mean
 
 
+@pytest.mark.slow
 def test_positive_estimates_small_weights_better_than_trig(find: Find) -> None:
     for orthogonal, features, norm in itertools.product((True, False), FEATURES, (MIDDLE_NORM, *LARGE_NORMS)):
         positive, trig = (find(kind, orthogonal, features, norm).small_kernel for kind in ("positive", "trig"))
@@ -92,6 +97,7 @@ def test_positive_estimates_small_weights_better_than_trig(find: Find) -> None:
             assert positive.mean < 0.1 * trig.mean
 
 
+@pytest.mark.slow
 def test_trig_has_a_lower_error_than_positive_at_small_norms(find: Find) -> None:
     for features, norm in itertools.product(FEATURES, SMALL_NORMS):
         positive, trig = (find(kind, True, features, norm) for kind in ("positive", "trig"))
@@ -99,6 +105,7 @@ def test_trig_has_a_lower_error_than_positive_at_small_norms(find: Find) -> None
         assert trig.kernel.mean < 0.7 * positive.kernel.mean
 
 
+@pytest.mark.slow
 def test_the_mechanism_computes_the_same_as_a_table_of_all_pairs(measured: list[Approximation]) -> None:
     """Rows of trig in which the bound on the denominator has an effect are left out."""
     for entry in measured:

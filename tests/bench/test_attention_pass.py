@@ -27,6 +27,7 @@ def setup(positions: int, **changes) -> PassSetup:
     return PassSetup(Variant(name, name, options), **{"heads": 2, "head_width": 8, "positions": positions, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is exact only on Linux")
 def test_the_peak_covers_what_a_pass_holds_at_once() -> None:
     given = setup(2**13, heads=8, head_width=16)

@@ -166,6 +166,7 @@ def _trained(name: str, bits: float, seen: int = 8000, row=MEASURED, **changes):
     return replace(row, name=name, **run, **changes)
 
 
+@pytest.mark.slow
 def test_bits_per_dim_are_plotted_against_speed() -> None:
     rows = [_trained("linear", 1.25), _trained("rfa", 1.5, batch=64), MEASURED]
     rows.append(_trained("softmax", 1.0, row=EXTRAPOLATED))

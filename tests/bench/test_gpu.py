@@ -28,6 +28,7 @@ def found() -> tuple[GpuReport, list[str]]:
     return report, saved
 
 
+@pytest.mark.slow
 def test_every_part_gives_its_checks_and_rows(found) -> None:
     report, _ = found
     assert report.failed == {} and report.passed
@@ -53,11 +54,13 @@ def test_every_part_gives_its_checks_and_rows(found) -> None:
     assert report.ceilings is not None and report.environment["versions"]["torch"]
 
 
+@pytest.mark.slow
 def test_the_report_lists_what_is_missing(found) -> None:
     report, _ = found
     assert "kernels in Triton are for CUDA devices" in report.missing
 
 
+@pytest.mark.slow
 def test_the_report_is_saved_after_every_part_and_every_group_of_sampling_rows(found) -> None:
     report, saved = found
     documents = [json.loads(text) for text in saved]

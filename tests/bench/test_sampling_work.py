@@ -166,6 +166,7 @@ def test_the_last_steps_use_the_whole_batch(build_tiny_model, monkeypatch, engin
     assert seen == ([("attend", (3, 64))] if engine == "rerun" else [("step", (3,))] * LAST_STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is exact only on Linux")
 def test_the_peak_of_sampling_covers_the_state_of_the_batch(build_tiny_model) -> None:
     model = build_tiny_model(attention="softmax", heads=8, head_width=32)

@@ -151,6 +151,7 @@ def test_the_limit_does_not_end_repeats_in_separate_rounds(models, clock, ceilin
     assert measurement.samples == [2.0] * 5 and measurement.row().reduced is None
 
 
+@pytest.mark.slow
 def test_trainers_warm_up_once_and_are_freed_after_their_group(models, clock, monkeypatch) -> None:
     alive: weakref.WeakSet[Trainer] = weakref.WeakSet()
     steps: list[int] = []

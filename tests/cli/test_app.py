@@ -249,6 +249,7 @@ def test_closed_streams_cause_no_traceback_and_no_mixed_output():
     assert (wrong.returncode, wrong.stdout) == (2, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 def test_a_full_disk_behind_stdout_gives_a_one_line_error():
     assert run_command("info", "nosuch", stderr="/dev/full")[0] == 2
@@ -256,6 +257,7 @@ def test_a_full_disk_behind_stdout_gives_a_one_line_error():
     assert (code, errors) == (1, "Error: No space left on device\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="the test prepares the surroundings in a shell")
 @loop_over(
     ("before", "arguments", "message"),

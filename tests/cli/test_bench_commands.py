@@ -18,6 +18,7 @@ from linformer_cli.system.device import Choice
 pytestmark = pytest.mark.usefixtures("without_comparison")
 
 
+@pytest.mark.slow
 def test_bench_sample_extrapolates_only_re_runs(lintx, run_folder):
     base = ["bench", "sample", "--checkpoint", run_folder]
     document = lintx(*base, "--batch", "1,2", "--repeats", 2, "--json").document
@@ -195,6 +196,7 @@ def test_bench_attention_gives_points_and_exponents(lintx):
     assert "fine, T = 64, batch 2: " in outcome.stderr
 
 
+@pytest.mark.slow
 def test_bench_attention_plots_time_and_memory(lintx, monkeypatch, tmp_path):
     from linformer_cli.bench import attention
     from linformer_cli.bench.measure.peak_memory import PeakMemory

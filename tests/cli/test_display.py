@@ -156,6 +156,7 @@ def test_messages_that_cannot_be_written_are_dropped(monkeypatch) -> None:
     output.warn("it broke")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_training_continues_if_stderr_is_full(tmp_path) -> None:
     """The exit code must also be 0, although Python flushes stderr once more at exit."""

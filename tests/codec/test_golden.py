@@ -40,6 +40,7 @@ def test_a_file_of_an_earlier_version_decodes(instruction_set) -> None:
     assert digest_values(iter(blocks)).hex() == VALUES and all(block.fault is None for block in blocks)
 
 
+@pytest.mark.slow
 def test_another_process_decodes_it_with_other_settings(tmp_path: Path) -> None:
     """The process knows the file and the model. Its threads and batch size differ."""
     (tmp_path / "x.lintx").write_bytes(base64.b64decode(GOLDEN))

@@ -158,6 +158,7 @@ def lay_on_desk(sheet: Image.Image) -> Image.Image:
     return desk
 
 
+@pytest.mark.slow
 @loop_over("change", [rule, lay_on_desk, lambda sheet: lay_on_desk(rule(sheet))])
 def test_ruled_lines_and_the_desk_are_left_out(change) -> None:
     ((plain, _),) = frame_picture(draw_seven(noise=2), DARK, SHAPE)
@@ -195,6 +196,7 @@ def find_wrong_boxes(numbers: Iterable[int]) -> list[tuple[object, ...]]:
     return wrong
 
 
+@pytest.mark.slow
 def test_shadows_are_left_out() -> None:
     """On white paper that fills the picture, with light ink, and on a desk, with dark ink."""
     assert find_wrong_boxes((3, 6)) == []

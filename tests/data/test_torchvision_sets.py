@@ -257,6 +257,7 @@ FAKE_TORCHVISION = {
 }
 
 
+@pytest.mark.slow
 def test_the_import_of_torchvision_is_retried_with_its_missing_operators_declared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

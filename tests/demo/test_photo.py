@@ -44,6 +44,7 @@ def test_a_photograph_gives_the_drawing_of_the_command(tmp_path, numbers) -> Non
             assert max(np.corrcoef(one, expected.ravel())[0, 1] for one in shifted) > 0.9, number
 
 
+@pytest.mark.slow
 @needs_node
 def test_an_empty_sheet_has_no_drawing(tmp_path) -> None:
     noise = np.random.default_rng(0).normal(230, 3, SIDES[::-1]).astype(np.uint8)

@@ -138,6 +138,7 @@ REAL = ("elapsed_seconds", "best_bits_per_dim", "validation_bits_per_dim", "vali
 OPTIONAL = ("best_bits_per_dim", "validation_bits_per_dim", "validation_standard_error")
 
 
+@pytest.mark.slow
 @loop_over("wrong", WRONG)
 @loop_over("key", [*WHOLE, *REAL, "loss.steps", "loss.mean", "loss.deviation", "loss.high"])
 def test_progress_of_another_type_or_size_is_refused(new_copy, capsys, key: str, wrong: str) -> None:

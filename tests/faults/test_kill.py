@@ -91,6 +91,7 @@ def test_a_run_killed_at_random_moments_reaches_the_same_weights(small_run_optio
         assert all(ours[key].equal(theirs[key]) for key in ours), name
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_leaves_its_run_unlocked(small_run_options, tmp_path, capsys) -> None:
     run = tmp_path / "locked"
     with start(small_run_options, run, 1_000) as command:

@@ -201,8 +201,8 @@ def test_sinusoids_are_computed_in_float64_and_rounded_once(positions: int) -> N
 
 @loop_over("context", CONTEXTS)
 @loop_over("positional", ["grid", "paper", "none"])
-@loop_over("size", [(5, 4, 3), (6, 5, 1), (3, 1, 1), (1, 1, 1)])
-@loop_over("block", [1, 2, 17])
+@loop_over("size", [(4, 4, 3), (5, 5, 1), (3, 1, 1), (1, 1, 1)])
+@loop_over("block", [1, 7])
 def test_blocks_match_a_single_pass(context: Context, positional: str, size: tuple[int, int, int], block: int) -> None:
     embedding = build(context, size, positional)
     tokens = draw_tokens(embedding)

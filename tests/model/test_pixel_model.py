@@ -188,6 +188,7 @@ def test_images_of_a_batch_are_independent(build_model: BuildModel) -> None:
                 assert_agree(run(tokens[1:2])[0], run(tokens)[1], FLOAT64)
 
 
+@pytest.mark.slow
 @loop_over(
     "attention, embedding",
     [("softmax", "grid"), ("linear", "paper"), ("gau", "grid"), ("flash", "grid"), ("lstm", "paper")],

@@ -78,6 +78,7 @@ def test_panels_may_have_different_axes() -> None:
     assert "<!-- x -->" not in text and "<!-- y -->" not in text and "mathdefault" not in text
 
 
+@pytest.mark.slow
 def test_panels_with_the_same_label_share_an_axis() -> None:
     """On a shared axis, 64 is a tick of both panels."""
     few = [Panel("", [Curve("curve", [16], [1.0])], y_label=f"quantity {number}") for number in range(2)]
@@ -120,6 +121,7 @@ def test_numbered_styles_are_all_different() -> None:
     assert {colour for colour, _ in styles} == set(range(len(PALETTE)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_the_same_curves_give_the_same_file(kind) -> None:
     first = render_plot(panels(), "x", "y", kind)
@@ -172,6 +174,7 @@ def test_short_powers_of_ten_are_written_in_digits(span, shown) -> None:
     assert shown in text
 
 
+@pytest.mark.slow
 def test_tick_labels_do_not_overlap() -> None:
     lengths = [512, 1024, 4096, 8192, 32_768, 65_536]
     text = render_plot([Panel("", [Curve("one", lengths, lengths)])], "T", "y", "svg").decode()

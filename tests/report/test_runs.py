@@ -20,6 +20,7 @@ def series(label: str, seconds: float = 60.0, count: int = 30) -> RunSeries:
     return RunSeries(label, Path(label), training, validation)
 
 
+@pytest.mark.slow
 def test_all_panels_have_labels_and_every_run_has_its_own_colour() -> None:
     text = render_runs([series("first"), series("second")], "svg").decode()
     labels = [f"{run}, {kind}" for run in ("first", "second") for kind in ("validation", "training")]

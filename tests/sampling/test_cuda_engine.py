@@ -33,7 +33,14 @@ SOFTMAX = {"attention": "softmax"}
 SERVED = dict(CHANGES)
 SERVED |= {"softmax": SOFTMAX, "softmax, odd widths": {**SOFTMAX, "head_width": 7, "heads": 3, "classes": 3}}
 SERVED |= {"softmax, pixels": {**SOFTMAX, **CHANGES["pixels"]}}
-every_change = pytest.mark.parametrize("changes", SERVED.values(), ids=SERVED)
+FEW_CHANGES = ("as it is", "pixels", "softmax", "palette")
+every_change = pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(changes, id=name, marks=() if name in FEW_CHANGES else pytest.mark.slow)
+        for name, changes in SERVED.items()
+    ],
+)
 
 
 @pytest.fixture(autouse=True)
@@ -291,6 +298,7 @@ def test_unsupported_models_are_refused_with_a_reason(build_tiny_model, monkeypa
     assert CudaEngine.refusal(model) == reason
 
 
+@pytest.mark.slow
 @loop_over(("known", "dtype", "tolerance"), [(0, torch.bfloat16, BFLOAT16), (5, torch.float32, FLOAT32)])
 @loop_over(
     ("changes", "state_type"),

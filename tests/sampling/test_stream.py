@@ -43,6 +43,7 @@ def draw(model: PixelModel, count: int, prompt: bytes = b"", engine: str = REFER
     return b"".join(Stream(Sampler(model, 3, engine=engine), values, count).draw())
 
 
+@pytest.mark.slow
 @loop_over("attention", [*UNBOUNDED, "lstm"])
 @torch.no_grad()
 def test_native_and_the_parallel_form_equal_the_step_beyond_the_length_of_training(attention: str) -> None:

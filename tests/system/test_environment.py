@@ -29,6 +29,7 @@ def test_configurations_need_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
 
 
+@pytest.mark.slow
 def test_sampling_does_not_load_torchs_compiler() -> None:
     """Loading the compiler takes seconds, about as long as loading torch."""
     script = (

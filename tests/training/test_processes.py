@@ -59,6 +59,7 @@ def run_alone(*arguments: object) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_for_another_says_so() -> None:
     job = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
     command = [sys.executable, "-m", "linformer_cli", *TRAIN, "--dry-run"]
