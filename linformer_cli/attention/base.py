@@ -287,10 +287,11 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         """The tensors [B, ...] of `state` that fill the state buffers created by `emit`, in the same order."""
         return [part for part in state_tensors(state) if part.dim()]
 
-    def fix_state(self, state: State, place: Tensor, dtype: torch.dtype) -> Any:
+    def fix_state(self, state: State, place: Tensor, room: Tensor, dtype: torch.dtype) -> Any:
         """`state`, or another form of it that a fused step on a device updates in place.
 
         Inputs are of `dtype`. `place` (0-d int64, on the device) is the number of positions before the next step.
+        `room` (0-d int64, on the host) is a larger number, which changes rarely.
         """
         return state
 

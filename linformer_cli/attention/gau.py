@@ -1,7 +1,7 @@
 """The gated attention unit (Hua 2022, 'FLASH-Quad', arXiv 2202.10447): one head, squared relu, all earlier keys."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from linformer_cli.documents import setting
 from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 from .base import AttentionShape, Gates
-from .parts.caches import CachedAttention, KeyValueCache, add_cache, extend_cache, push_in_place
+from .parts.caches import CachedAttention, FixedCache, KeyValueCache, add_cache, extend_cache
 from .parts.gated_attention import GatedAttention, GatedOptions
 from .tensors import accumulator_dtype
 
@@ -83,14 +83,19 @@ class GauAttention(GatedAttention[GauOptions, KeyValueCache], CachedAttention[Ga
         # Values are 0 at the padding, and weights are not normalised, so no mask is needed.
         return self._mix_rows(q.to(dtype), self.key(k.to(dtype)).squeeze(1), v.squeeze(1).to(dtype), 0, causal=False)
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, gates_t: Gates) -> tuple[Tensor, Any]:
+        return super()._step(q_t, self.key(k_t.to(accumulator_dtype(k_t.dtype))), v_t, state, gates_t)
+
+    def step_cache(self, q_t: Tensor, cache: KeyValueCache, position: int) -> Tensor:
+        self._require_room(position + 1)
         dtype = accumulator_dtype(q_t.dtype)
-        cache, length = push_in_place(state, self.key(k_t.to(dtype)), v_t)
-        self._require_room(length)
-        keys, values = (part[:, 0, :length].to(dtype) for part in (cache.keys, cache.values))
-        return self.mix(self.query(q_t.to(dtype)), keys, values, length - 1), cache
+        keys, values = (part[:, 0, : position + 1].to(dtype) for part in cache[:2])
+        return self.mix(self.query(q_t.to(dtype)), keys, values, position)
+
+    def step_fixed(self, q_t: Tensor, cache: FixedCache) -> Tensor:
+        dtype = accumulator_dtype(q_t.dtype)
+        keys, values = (part.squeeze(1).to(dtype) for part in cache.read()[:2])
+        return self.mix(self.query(q_t.to(dtype)), keys, values, cache.place)
 
     def _require_room(self, length: int) -> None:
         if self.bias is not None and length > self.span:

@@ -102,7 +102,9 @@ class LinearAttention(SumAttention[LinearOptions, LinearState]):
         s = torch.zeros(batch, heads, width, self.shape.value_width, device=device, dtype=dtype)
         return LinearState(s, torch.zeros(batch, heads, width, device=device, dtype=dtype))
 
-    def fix_state(self, state: LinearState, place: Tensor, dtype: torch.dtype) -> LinearState | FoldedState:
+    def fix_state(
+        self, state: LinearState, place: Tensor, room: Tensor, dtype: torch.dtype
+    ) -> LinearState | FoldedState:
         s, z = (part.contiguous() for part in state)
         widths = self.shape.key_width, self.shape.value_width
         if find_kernel(FOLDED_STEP, s.device, dtype, widths, self.options.feature_map):

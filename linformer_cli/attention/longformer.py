@@ -1,5 +1,7 @@
 """Longformer attention (Beltagy 2020, arXiv 2004.05150): a sliding window, dilated per head, and global keys."""
 
+from typing import Any
+
 import torch
 from pydantic import field_validator
 from torch import Tensor
@@ -9,7 +11,7 @@ from linformer_cli.documents import setting
 from linformer_cli.errors import UsageError
 from linformer_cli.units import parse_count
 from .base import AttentionOptions, AttentionShape, Gates, Memory
-from .parts.caches import CacheLayout, KeyValueCache, init_cache
+from .parts.caches import CacheLayout, FixedCache, KeyValueCache, init_cache
 from .parts.spans import FEWEST_QUERIES, Pattern, Span, SpanAttention
 
 LongformerState = KeyValueCache
@@ -131,9 +133,10 @@ class LongformerAttention(SpanAttention[LongformerOptions]):
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
         return init_cache(batch, self.shape, self.layout.capacity, device, dtype)
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, gates_t: Gates) -> tuple[Tensor, Any]:
+        if isinstance(state, FixedCache):
+            state.write(self.locate(state.place), k_t, v_t)
+            return self.step_fixed(q_t, state), state
         position = int(state.position)
         row = int(self.locate(torch.tensor(position)))
         state.keys[:, :, row], state.values[:, :, row] = k_t, v_t

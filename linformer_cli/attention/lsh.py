@@ -1,7 +1,7 @@
 """Locality-sensitive hashing (LSH) attention (Kitaev 2020, 'Reformer', arXiv 2001.04451): keys with equal hashes."""
 
 import math
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import AfterValidator, Field
@@ -12,7 +12,7 @@ from linformer_cli.documents import setting
 from linformer_cli.native.program import MixInputs
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
 from .parts.bucket_chunks import EMPTY, attend_in_buckets, sort_by_bucket
-from .parts.caches import KeyValueCache, add_cache, extend_cache, fit_rows, init_cache, push_in_place
+from .parts.caches import FixedCache, KeyValueCache, add_cache, extend_cache, fit_rows, init_cache, push_in_place
 from .parts.key_sets import join, weigh
 from .parts.scaling import shrink_huge
 from .tensors import accumulator_dtype, find_padding
@@ -121,7 +121,11 @@ class LshAttention(Attention[LshOptions, LshState]):
         shape = (batch, self.shape.heads, self.options.rounds, self.options.buckets, self.options.window)
         return LshState(cache, torch.full(shape, EMPTY, dtype=torch.int32, device=device))
 
-    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LshState, gates_t: Gates) -> tuple[Tensor, LshState]:
+    def fix_state(self, state: LshState, place: Tensor, room: Tensor, dtype: torch.dtype) -> Any:
+        cache: Any = FixedCache(*state.cache[:2], place)
+        return LshState(cache, state.rings)
+
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, gates_t: Gates) -> tuple[Tensor, Any]:
         q_t = shrink_huge(q_t, (-1,))
         rounds, window = self.options.rounds, self.options.window
         rows_of = q_t.shape[0] * q_t.shape[1]
@@ -138,7 +142,13 @@ class LshAttention(Attention[LshOptions, LshState]):
 
         dtype = accumulator_dtype(q_t.dtype)
         # Update the cache first, since it may be reallocated. The rings do not hold the new position yet.
-        cache, length = push_in_place(state.cache, q_t, v_t)
+        cache = state.cache
+        if isinstance(cache, FixedCache):
+            cache.write(cache.place, q_t, v_t)
+            position: Any = cache.place.to(torch.int32)
+        else:
+            cache, length = push_in_place(cache, q_t, v_t)
+            position = length - 1
         capacity = cache.keys.shape[2]
         base = torch.arange(0, rows_of * capacity, capacity, device=q_t.device).unsqueeze(-1)
         rows = (seen.clamp(min=0) + base).view(-1)
@@ -156,7 +166,7 @@ class LshAttention(Attention[LshOptions, LshState]):
 
         # Overwrite the oldest position of the ring. It is the smallest number in the ring.
         oldest = ring.argmin(dim=-1, keepdim=True)
-        rings.view(-1)[cell * window + oldest.squeeze(-1)] = length - 1
+        rings.view(-1)[cell * window + oldest.squeeze(-1)] = position
         return y, LshState(cache, state.rings)
 
     def emit(self, inputs: MixInputs) -> None:

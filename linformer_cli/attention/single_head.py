@@ -7,7 +7,16 @@ from torch import Tensor, nn
 
 from linformer_cli.native.program import MixInputs
 from .base import AttentionOptions, AttentionShape
-from .parts.caches import CachedAttention, KeyValueCache, add_rows, attend_cached, cache_format, init_cache
+from .parts.caches import (
+    CachedAttention,
+    FixedCache,
+    KeyValueCache,
+    add_rows,
+    attend_cached,
+    attend_masked,
+    cache_format,
+    init_cache,
+)
 from .tensors import accumulator_dtype
 
 SingleHeadState = KeyValueCache
@@ -73,12 +82,20 @@ class SingleHeadAttention(CachedAttention[SingleHeadOptions]):
         """sigmoid(a) * sigmoid(b), the factor [K] of normalised queries."""
         return self.query_gate.sigmoid() * self.key_gate.sigmoid()
 
-    def attend_cache(self, q: Tensor, cache: KeyValueCache) -> Tensor:
+    def _queries(self, q: Tensor) -> Tensor:
+        """u of the class's formula, in the type of sums."""
         dtype = accumulator_dtype(q.dtype)
         norm = self.query_norm
         u = nn.functional.layer_norm(q.to(dtype), norm.normalized_shape, norm.weight.to(dtype), norm.bias.to(dtype))
-        u = u * self._scale().to(dtype)
-        return attend_cached(u, cache, cache.keys) * self.value_gate.vector()
+        return u * self._scale().to(dtype)
+
+    def attend_cache(self, q: Tensor, cache: KeyValueCache) -> Tensor:
+        return attend_cached(self._queries(q), cache, cache.keys) * self.value_gate.vector()
+
+    def step_fixed(self, q_t: Tensor, cache: FixedCache) -> Tensor:
+        keys, _, seen = cache.read()
+        u = self._queries(q_t).unsqueeze(2).to(keys.dtype)
+        return attend_masked(u, keys, keys, seen).squeeze(2) * self.value_gate.vector()
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
         return init_cache(batch, replace(self.shape, value_width=0), capacity, device, dtype)

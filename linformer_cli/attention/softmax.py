@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linformer_cli.attention.kernels.registry import CACHE_STEP, kernel_for
 from linformer_cli.native.program import MixInputs
 from .base import AttentionOptions, Gates
 from .parts.caches import (
@@ -48,8 +49,9 @@ class SoftmaxAttention(CachedAttention[SoftmaxOptions]):
     def attend_cache(self, q: Tensor, cache: KeyValueCache) -> Tensor:
         return attend_cached(q, cache, cache.values)
 
-    def fix_state(self, state: KeyValueCache, place: Tensor, dtype: torch.dtype) -> FixedCache:
-        return FixedCache(state.keys, state.values, place)
+    def fix_state(self, state: KeyValueCache, place: Tensor, room: Tensor, dtype: torch.dtype) -> FixedCache:
+        # The kernel reads only rows that are filled.
+        return FixedCache(*state[:2], place, None if kernel_for(CACHE_STEP, *state[:2]) else room)
 
     def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, gates_t: Gates) -> tuple[Tensor, Any]:
         if isinstance(state, FixedCache):

@@ -22,6 +22,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.grids import encode_png, render_grid
 from linformer_cli.report.terminal import render_windows
 from linformer_cli.sampling.decode import Sampler
+from linformer_cli.system.device import send
 from linformer_cli.system.signals import Check
 from linformer_cli.units import WINDOWS
 from .optimizer import build_optimizer
@@ -53,10 +54,10 @@ class Teachers:
         mean = torch.stack(logs).mean(dim=0)
         unaware = sum(not model.config.classes for model in self.models)
         aware = [(model, log) for model, log in zip(self.models, logs, strict=True) if model.config.optional_class]
-        given = None if labels is None or not aware else labels < aware[0][0].config.classes
-        if unaware and given is not None and bool(given.any()):
-            changes = [log[given] - _log_probabilities(model, values[given], None) for model, log in aware]
-            mean[given] += torch.stack(changes).mean(dim=0) * (unaware / len(self.models))
+        if unaware and aware and labels is not None:
+            # For an image without a class, the change is 0.
+            changes = [log - _log_probabilities(model, values, None) for model, log in aware]
+            mean += torch.stack(changes).mean(dim=0) * (unaware / len(self.models))
         return mean.softmax(dim=-1)
 
     def measure_loss(
@@ -123,14 +124,14 @@ class PixelTask(Task[PixelModel, tuple[Tensor, Tensor | None]]):
             images = flip_images(images, self.batches.flips(start, size))
         if settings.shift:
             images = shift_images(images, self.batches.shifts(start, size, settings.shift))
-        values = images_to_values(images, self.config.model.image).to(self.device)
+        values = send(images_to_values(images, self.config.model.image), self.device)
         if self.labels is None:
             return values, None
         labels = self.labels[indices]
         if settings.hide_class:
             hidden = self.batches.hidden_classes(start, size, settings.hide_class)
             labels = np.where(hidden, self.config.model.default_label, labels)
-        return values, torch.from_numpy(labels).to(self.device)
+        return values, send(torch.from_numpy(labels), self.device)
 
     def measure_loss(self, batch: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
         with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=self.autocast):

@@ -24,7 +24,7 @@ from linformer_cli.model.mixers import list_mixers
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.library import reference_only
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.engines import ReferenceEngine, choose_engine
+from linformer_cli.sampling.engines import ReferenceEngine, choose_engine, cuda
 from linformer_cli.sampling.engines.cuda import CudaEngine, Graphs
 from linformer_cli.sampling.engines.native import NativeEngine
 
@@ -82,7 +82,9 @@ def test_steps_match_the_model(build_tiny_model, changes, dtype, tolerance) -> N
 
 
 @loop_over("known", [9, 40])
-@loop_over("changes", [{}, {"classes": 3, "context": "hashed"}, SOFTMAX])
+@loop_over(
+    "changes", [{}, {"classes": 3, "context": "hashed"}, SOFTMAX, *({"attention": x} for x in ("longformer", "lsh"))]
+)
 def test_the_engine_continues_from_a_state_of_attend(build_tiny_model, known, changes) -> None:
     model = build_tiny_model(**changes)
     tokens = draw_tokens(model, 2)
@@ -210,11 +212,20 @@ def test_drawing_an_image_never_waits_for_the_host(build_tiny_model, head, filte
 # `flash` has chunks of 16 positions, and the kernel of `nystrom` covers 5.
 GRAPHS = {"flash": ({"chunk": 16}, 32), "nystrom": ({"kernel": 5}, 5), "retention": ({}, 2)}
 FEW = ("linear", "softmax", "performer", "rfa", "gla", "deltanet", "mlstm", "rwkv7", "mesa", "mamba", "gdn2", "lstm")
-GRAPHS |= {name: ({}, 2) for name in FEW}
+ROWS = (
+    "sparse",
+    "bigbird",
+    "longformer",
+    "logsparse",
+    "lsh",
+)  # the numbers of the rows that they read are on the device
+GRAPHS |= {name: ({}, 2) for name in FEW + ROWS}
+# These read the whole cache up to a multiple of 16 rows (see the test).
+GRAPHS |= {name: ({}, 5) for name in ("softmax", "gau", "single_head")}
 
 
-# With one graph, one for each place in a chunk, and one for each position.
-FAST = ["linear", "flash", "lsh"]
+# With one graph, one for each length of a cache, and one for each position.
+FAST = ["linear", "gau", "linformer"]
 
 
 @pytest.mark.parametrize("name", first_fast([*FAST, *(name for name in list_mixers() if name not in FAST)], len(FAST)))
@@ -229,6 +240,7 @@ def test_replayed_steps_of_every_mechanism_match_the_model(build_tiny_model, mon
         return recorded[-1]
 
     monkeypatch.setattr(Graphs, "record", record)
+    monkeypatch.setattr(cuda, "_ROOM", 16)
     options, count = GRAPHS.get(name, ({}, 64))
     model = build_tiny_model(attention=name, attention_options=options, layers=1, classes=3)
     expected = ReferenceEngine(model, 2)

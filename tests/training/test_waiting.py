@@ -9,12 +9,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_runs import TRAIN, VALIDATION
 
-from linformer_cli.attention.tensors import HOSTS, may_check
+from linformer_cli.attention.tensors import HOSTS, defer_checks, may_check
 from linformer_cli.errors import TrainingError
 from linformer_cli.model.mixers import list_mixers
 from linformer_cli.native.library import reference_only
 from linformer_cli.training.learner import Learner
-from linformer_cli.training.pixel_task import PixelTask
+from linformer_cli.training.pixel_task import PixelTask, Teachers
 
 # Operations whose result the host must know before it can go on.
 WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal")
@@ -49,6 +49,12 @@ def test_a_training_step_waits_only_at_its_end(configure, name: str) -> None:
     learner.train_step()  # constants and random blocks are copied once
     with _NeverWaits():
         assert math.isfinite(learner.train_step().nats)
+
+
+def test_teachers_never_wait(build_tiny_model) -> None:
+    teachers = [build_tiny_model(classes=3, optional_class=True), build_tiny_model()]
+    with _NeverWaits(), defer_checks():
+        assert Teachers(teachers).predict(torch.randint(16, (2, 64)), torch.tensor([3, 1])).shape == (2, 64, 16)
 
 
 def test_a_step_that_is_not_finite_is_repeated_with_checks(configure, monkeypatch) -> None:

@@ -1,6 +1,6 @@
 """A key-value cache for mechanisms that keep every position, and the operation that attends to rows of a cache."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +22,26 @@ class KeyValueCache(NamedTuple):
 
 
 class FixedCache(NamedTuple):
-    """A `KeyValueCache` with room for a whole image, whose number of positions is `place`, a number on the device."""
+    """A `KeyValueCache` with room for a whole image, whose number of positions is `place`, a number on the device.
+
+    A step reads the first `room` rows, a number on the host, or only rows that it knows to be filled (None).
+    """
 
     keys: Tensor
     values: Tensor
     place: Tensor
+    room: Tensor | None = None
+
+    def write(self, row: Tensor, k_t: Tensor, v_t: Tensor) -> None:
+        """Write k_t [B, H, K] and v_t [B, H, V] to row number `row` (0-d int64, on the device)."""
+        for part, x in ((self.keys, k_t), (self.values, v_t)):
+            part.index_copy_(2, row.unsqueeze(0), x.to(part.dtype).unsqueeze(2))
+
+    def read(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The keys and values [B, H, room, .], and which of these rows are filled after this step, bool [1, room]."""
+        room = self.keys.shape[2] if self.room is None else int(self.room)
+        seen = torch.arange(room, device=self.keys.device) <= self.place
+        return self.keys[:, :, :room], self.values[:, :, :room], seen.unsqueeze(0)
 
 
 class CachedAttention(Attention[Options, KeyValueCache]):
@@ -52,11 +67,19 @@ class CachedAttention(Attention[Options, KeyValueCache]):
         cache = extend_cache(state, k, self._keep(v))
         return self.attend_cache(q, cache), cache
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
+    def step_fixed(self, q_t: Tensor, cache: FixedCache) -> Tensor:
+        """`step_cache` for CUDA graphs, which always read and write the same tensors."""
+        raise NotImplementedError
+
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, gates_t: Gates) -> tuple[Tensor, Any]:
+        if isinstance(state, FixedCache):
+            state.write(state.place, k_t, self._keep(v_t))
+            return self.step_fixed(q_t, state), state
         cache, length = push_in_place(state, k_t, self._keep(v_t))
         return self.step_cache(q_t, cache, length - 1), cache
+
+    def fix_state(self, state: KeyValueCache, place: Tensor, room: Tensor, dtype: torch.dtype) -> FixedCache:
+        return FixedCache(state.keys, state.values, place, room)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
         return init_cache(batch, self.shape, capacity, device, dtype)
@@ -139,14 +162,10 @@ def step_fixed_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: FixedCache) -
     cached positions stays on the device, where the caller adds 1 to it afterwards. q_t, k_t, v_t and the cache have one
     type, and the cache is contiguous.
     """
-    keys, values, place = cache
-    if step_cache := kernel_for(CACHE_STEP, keys, values):
-        return step_cache(q_t, k_t, v_t, cache)
-    slot = place.unsqueeze(0)
-    keys.index_copy_(2, slot, k_t.unsqueeze(2))
-    values.index_copy_(2, slot, v_t.unsqueeze(2))
-    seen = torch.arange(keys.shape[2], device=keys.device) <= place
-    return attend_masked(q_t.unsqueeze(2), keys, values, seen.unsqueeze(0)).squeeze(2)
+    if step_cache := kernel_for(CACHE_STEP, cache.keys, cache.values):
+        return step_cache(q_t, k_t, v_t, cache[:3])
+    cache.write(cache.place, k_t, v_t)
+    return attend_masked(q_t.unsqueeze(2), *cache.read()).squeeze(2)
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:

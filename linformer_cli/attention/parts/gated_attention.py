@@ -90,22 +90,23 @@ class GatedAttention(Attention[Options, State]):
         """Weights from scores; a score of minus infinity gives a weight of exactly 0 and a gradient of 0."""
         return scores.relu().square()
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, first: int, causal: bool = True) -> Tensor:
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, first: int | Tensor, causal: bool = True) -> Tensor:
         """Outputs [N, R, V] of queries [N, R, K] at positions first .. first + R - 1.
 
-        Keys and values start at position 0. Without `causal`, queries see later keys too, with the bias of |d|.
+        Keys and values start at position 0; `first` may be a number on their device. Without `causal`, queries see
+        later keys too, with the bias of |d|.
         """
         start = self.start_scores(q.shape[1], k.shape[1], first, q, causal)
         y = self.activate(torch.baddbmm(start, q, k.transpose(1, 2), alpha=self.score_scale)) @ v
         return y if self.weight_scale == 1 else self.weight_scale * y
 
-    def start_scores(self, rows: int, columns: int, first: int, like: Tensor, causal: bool = True) -> Tensor:
+    def start_scores(self, rows: int, columns: int, first: int | Tensor, like: Tensor, causal: bool = True) -> Tensor:
         """The bias [rows, columns] of distance |d| for d = first + row - column; if `causal`, minus infinity for d < 0.
 
         Every row is a window of one descending sequence of distances. The gradient of windows is a fast sum, while the
         gradient of rows * columns table look-ups is a slow scatter.
         """
-        distances = torch.arange(first + rows - 1, first - columns, -1, device=like.device)
+        distances = torch.arange(rows - 1, -columns, -1, device=like.device) + first
         bias = like.new_zeros(len(distances)) if self.bias is None else self.bias.to(like.dtype)[distances.abs()]
         if causal:
             bias = bias.masked_fill(distances < 0, -math.inf)

@@ -6,7 +6,7 @@ and the engine gets them as a table.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from linformer_cli.attention.base import AttentionShape, Gates, Options
 from linformer_cli.attention.tensors import accumulator_dtype, find_padding
 from linformer_cli.native.program import MixInputs
-from .caches import CachedAttention, CacheLayout, KeyValueCache, attend_masked, emit_rows, place_spans
+from .caches import CachedAttention, CacheLayout, FixedCache, KeyValueCache, attend_masked, emit_rows, place_spans
 from .key_sets import Lists, attend_lists
 
 # A number of positions that reaches beyond every sequence.
@@ -195,30 +195,50 @@ class SpanAttention(CachedAttention[Options]):
 
     def step_cache(self, q_t: Tensor, cache: KeyValueCache, position: int) -> Tensor:
         number, place = divmod(position, self.shape.positions)
+        lists = self._find_rows(number, q_t.device)
+        return self._step_rows(
+            q_t, cache, [(heads, table[:, place, : counts[place]]) for heads, table, counts in lists]
+        )
+
+    def step_fixed(self, q_t: Tensor, cache: FixedCache) -> Tensor:
+        lists = self._find_rows(0, q_t.device)
+        place = cache.place.unsqueeze(0)
+        return self._step_rows(q_t, cache, [(heads, table.index_select(1, place)[:, 0]) for heads, table, _ in lists])
+
+    def _step_rows(self, q_t: Tensor, cache: KeyValueCache | FixedCache, lists: list[tuple[Heads, Tensor]]) -> Tensor:
+        """The output [B, H, V], for the rows int64 [H or 1, S] that some heads see. Negative numbers are no rows."""
         q_t = q_t.to(cache.keys.dtype).unsqueeze(2)
         y_t = q_t.new_empty(*q_t.shape[:3], cache.values.shape[3])
-        for heads, table, counts in self._rows.find(number, lambda: self._list_rows(number), q_t.device):
+        for heads, rows in lists:
             first = torch.arange(self.shape.heads, device=q_t.device)[heads].unsqueeze(1) * cache.keys.shape[2]
-            rows = table[:, place, : counts[place]] + first
-            keys, values = (x.flatten(1, 2).index_select(1, rows.flatten()).unflatten(1, rows.shape) for x in cache[:2])
-            y_t[:, heads] = functional.scaled_dot_product_attention(q_t[:, heads], keys, values)
+            at = rows.clamp(min=0) + first
+            keys, values = (x.flatten(1, 2).index_select(1, at.flatten()).unflatten(1, at.shape) for x in cache[:2])
+            seen = (rows >= 0).unsqueeze(1) if isinstance(cache, FixedCache) else None
+            y_t[:, heads] = functional.scaled_dot_product_attention(q_t[:, heads], keys, values, attn_mask=seen)
         return y_t.squeeze(2)
+
+    def fix_state(self, state: KeyValueCache, place: Tensor, room: Tensor, dtype: torch.dtype) -> FixedCache:
+        return FixedCache(*state[:2], place)
+
+    def _find_rows(self, number: int, device: torch.device) -> list[tuple[Heads, Tensor, list[int]]]:
+        return cast(Any, self._rows.find(number, lambda: self._list_rows(number), device))
 
     def _list_rows(self, number: int) -> list[tuple[Heads, Tensor, list[int]]]:
         """The rows of the cache that each position of image `number` sees.
 
-        For each pattern, these are its heads, the rows int64 [H or 1, T, S], and how many of them position t uses.
+        For each pattern, these are its heads, the rows int64 [H or 1, T, S], and how many of them position t uses. The
+        others are negative.
         """
         found = []
         for heads, table in self._list_tables(torch.arange(self.shape.positions) + number * self.shape.positions):
             first, step, count = table.unbind(-1)
             ends = count.cumsum(dim=-1)
             index = torch.arange(int(ends.amax())).expand(*ends.shape[:2], -1).contiguous()
-            # The span of each row. Rows after the last span are not used.
+            # The span of each row.
             span = torch.searchsorted(ends, index, right=True).clamp(max=ends.shape[-1] - 1)
             inside = index - (ends - count).gather(-1, span)
             rows = self.locate(first.gather(-1, span) + step.gather(-1, span) * inside)
-            found.append((heads, rows, ends[0, :, -1].tolist()))
+            found.append((heads, rows.masked_fill(index >= ends[..., -1:], -1), ends[0, :, -1].tolist()))
         return found
 
     def emit(self, inputs: MixInputs) -> None:

@@ -3,9 +3,10 @@
 The graph is recorded from the model's own step. Everything that the step changes stays on the device, including the
 position and the random numbers, so the host does not wait inside an image. Single numbers of a state decide what a step
 does, such as how much of a cache it reads. The host knows them, and there is one graph for each set of these numbers:
-one for all positions with running sums, `period` graphs with chunks, and one for each position with most caches. With
-Triton, the state of `linear` is a `FoldedState`, and each layer has one fused kernel that writes the sums only every
-few steps. `softmax` has a cache with room for the whole image, and one kernel per layer, too.
+one for all positions with running sums and with rows whose numbers are on the device, one for every `_ROOM` positions
+where a step reads a cache whole, `period` graphs with chunks, and otherwise one for each position. With Triton, the
+state of `linear` is a `FoldedState`, and each layer has one fused kernel that writes the sums only every few steps.
+`softmax` has one kernel per layer, too.
 """
 
 import logging
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import Shared, fork_into, map_states, select_images, state_tensors
+from linformer_cli.attention.parts.caches import FixedCache
 from linformer_cli.attention.parts.folded_sums import FoldedState, refill
 from linformer_cli.attention.tensors import host_number
 from linformer_cli.errors import LintxError
@@ -33,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 # The most graphs of an engine, since each takes memory. Other steps run as they are.
 _MOST_GRAPHS = 1024
+# A cache that is read whole is read up to a multiple of this number of rows.
+_ROOM = 128
 
 
 class CudaEngine(Engine):
@@ -50,12 +54,15 @@ class CudaEngine(Engine):
         self._place = torch.zeros((), dtype=torch.int64, device=device)
         # The number of positions of the blocks, which may be whole pixels.
         self._unit = self._place if model.channels is None else torch.zeros_like(self._place)
+        self._room = host_number(positions)
         # Each replay of a graph reads and writes the same tensors, including the states.
         self._state = self._fix(model.init_state(batch))
         # The numbers of the state that the host knows, and after how many positions they decide the same again.
         self._numbers: tuple[int, ...] = ()
         layers = zip(model.typed_blocks, self._state.layers, strict=True)
         self._periods = [model.embedding.stride, *(period for pair in layers for period in self._list_periods(*pair))]
+        parts = [part for part in state_tensors(self._state) if self._is_number(part)]
+        self._rooms = {index for index, part in enumerate(parts) if part is self._room}
         self._tokens = torch.zeros(batch, dtype=torch.int64, device=device)
         # A network for channels adds its predictions in float32.
         dtype = torch.float32 if model.channels is not None and isinstance(model.head, MixtureHead) else model.dtype
@@ -190,6 +197,9 @@ class CudaEngine(Engine):
     def _count_step(self) -> None:
         if self._position == self.model.config.image.positions and self.model.find_bound() is not None:
             raise ValueError(f"all {self._position} values of the image have already been drawn")
+        unit = self._position // self.model.embedding.stride
+        room = min((unit // _ROOM + 1) * _ROOM, self.model.config.block_image.positions)
+        self._numbers = tuple(room if index in self._rooms else n for index, n in enumerate(self._numbers))
         self._position += 1
 
     def _is_number(self, x: Tensor) -> bool:
@@ -213,7 +223,9 @@ class CudaEngine(Engine):
             if isinstance(layer, LayerState):
                 return layer._replace(inner=fix(block, layer.inner))
             return (
-                block.inner.fix_state(layer, self._unit, self.model.dtype) if isinstance(block, InnerBlock) else layer
+                block.inner.fix_state(layer, self._unit, self._room, self.model.dtype)
+                if isinstance(block, InnerBlock)
+                else layer
             )
 
         layers = tuple(fix(*pair) for pair in zip(self.model.typed_blocks, state.layers, strict=True))
@@ -233,6 +245,8 @@ class CudaEngine(Engine):
         """Copy `new`, of as many or fewer images, to `own`, which may have more room. Return its numbers."""
         if isinstance(own, FoldedState):
             refill(own, *new)
+        elif isinstance(own, FixedCache):
+            return [*self._refill(own[:2], new[:2]), *(() if own.room is None else (int(own.room),))]
         elif isinstance(own, tuple) and not isinstance(own, Shared):
             return [number for pair in zip(own, new, strict=True) for number in self._refill(*pair)]
         elif isinstance(own, Tensor) and own.dim():
