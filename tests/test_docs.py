@@ -117,7 +117,7 @@ def test_commands_of_ci_are_marked_in_the_readme(name: str) -> None:
 
 def test_the_table_of_mechanisms_is_that_of_the_catalogue() -> None:
     rows = []
-    for one in (mechanisms := [*CATALOGUE.values(), *BASELINES.values()]):
+    for one in (mechanisms := [*CATALOGUE.values(), BASELINES["lstm"]]):  # `none` is not counted as a mechanism
         authors, place = one.source.split(", ", 1)
         number = place.removeprefix("arXiv ")
         link = place if number == place else f"[{number}](https://arxiv.org/abs/{number})"

@@ -1,13 +1,13 @@
-"""`lintx bench copy`: how fast models with different mechanisms learn the copy task, with tables and a plot.
+"""`lintx bench copy` and `recall`: how fast models with different mechanisms learn these tasks, with tables and a plot.
 
-Mechanisms are compared by the mean loss of the copied symbols after the same number of updates. For the source of the
-task, see `copy_task.py`.
+Mechanisms are compared by the mean loss of the predicted symbols after the same number of updates. For the sources of
+the tasks, see `copy_task.py` and `recall_task.py`.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -19,12 +19,10 @@ from linformer_cli.report.tables import Column, Output, RecordTable, Report, Sho
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.system.timing import time_work
 from linformer_cli.training.loop import Trainer
-from linformer_cli.units import format_milliseconds, format_percent
-from . import copy_task
+from linformer_cli.units import format_bytes, format_milliseconds
 from .columns import choose_columns
-from .copy_task import BATCH, HEADS, CopySettings, CopyTask, learning_rate_at
+from .copy_task import BATCH, CopySettings, CopyTask
 from .measure.attention_pass import PassSetup, build_checked_model
-from .measure.ceilings import TRAINING_FACTOR, Ceilings, CeilingsReport, count_product_flops, list_products
 
 CopyEnding = Literal["finished", "budget", "interrupted", "failed"]
 _ENDINGS = {"budget": "the budget was spent", "interrupted": "interrupted", "failed": "every model failed"}
@@ -36,7 +34,7 @@ _SHOWN_POINTS = 10
 class CopyPoint:
     """A point of a learning curve: the mean loss and accuracy over the `points_every` updates up to `update`.
 
-    `loss` is in nats per copied symbol. `accuracy` is the share of correct predictions.
+    `loss` is in nats per predicted symbol. `accuracy` is the share of correct predictions.
     """
 
     update: int
@@ -49,8 +47,8 @@ class CopyPoint:
 class CopyRow:
     """The results of one mechanism: the last point of its curve, its speed, and all points.
 
-    `product_gigaflops` is the rate of the matrix products of an update in GFLOP/s. `product_share` is this rate as a
-    share of the machine's highest rate. `failed` says why the model's training ended early.
+    `state_bytes` is the size of the state of one sequence at its end, in float32. `failed` says why the training of the
+    model ended early.
     """
 
     task: str
@@ -60,12 +58,11 @@ class CopyRow:
     attention_options: Mapping[str, object]
     device: str
     parameters: int
+    state_bytes: Annotated[int, Shown("state", format_bytes)]
     updates: Annotated[int, Shown("updates", ",")] = 0
     loss: Annotated[float | None, Shown("loss, nats per symbol", ".4f")] = None
     accuracy: Annotated[float | None, Shown("accuracy", ".1%")] = None
     seconds_per_update: Annotated[float | None, Shown("time per update", format_milliseconds)] = None
-    product_gigaflops: float | None = None
-    product_share: Annotated[float | None, Shown("products", format_percent)] = None
     failed: Annotated[str | None, Shown("failed")]
     points: tuple[CopyPoint, ...]
 
@@ -77,7 +74,6 @@ class CopyReport(Report):
     rows: tuple[CopyRow, ...]
     ended: CopyEnding
     settings: Mapping[str, Any]
-    ceilings: CeilingsReport
 
     def show(self, style: TableStyle) -> Output:
         """Show the results and some losses. CSV has all points."""
@@ -95,7 +91,7 @@ class CopyReport(Report):
             tables,
             {"plot": partial(_render_curves, self.rows, title)} if any(row.points for row in self.rows) else {},
             title,
-            remarks=[*ended, str(self.ceilings)],
+            remarks=ended,
             stopped=f"Stopped after {done}; their results are shown",
             failure="every model failed; the table says why" if self.ended == "failed" else None,
         )
@@ -112,10 +108,10 @@ class _Update(NamedTuple):
 class CopyRun:
     """The training of one mechanism, and its updates. `failed` says why its training ended early."""
 
-    def __init__(self, variant: Variant, settings: CopySettings, ceilings: Ceilings) -> None:
+    def __init__(self, variant: Variant, settings: CopySettings) -> None:
         self.variant = variant
         self.failed: str | None = None
-        self._settings, self._ceilings = settings, ceilings
+        self._settings = settings
         self.trainer = Trainer(CopyTask(variant, settings))
         self._steps = self.trainer.steps()
         self.updates: list[_Update] = []
@@ -136,8 +132,9 @@ class CopyRun:
 
     def point(self, update: int) -> CopyPoint:
         """Return the point of the curve at `update`, counted from 1."""
+        rate = self._settings.learning_rate_at(update - 1)
         losses, accuracies, _ = zip(*self.updates[max(0, update - self._settings.points_every) : update], strict=True)
-        return CopyPoint(update, statistics.fmean(losses), statistics.fmean(accuracies), learning_rate_at(update - 1))
+        return CopyPoint(update, statistics.fmean(losses), statistics.fmean(accuracies), rate)
 
     def row(self) -> CopyRow:
         """Return all points so far. Unless the model has failed, the last point is at the last update."""
@@ -150,16 +147,14 @@ class CopyRun:
             figures = {"updates": points[-1].update, "loss": points[-1].loss, "accuracy": points[-1].accuracy}
         model = self.trainer.task.model
         if self.failed is None and done:
-            seconds, positions = statistics.fmean(one.seconds for one in self.updates), BATCH * self._settings.length
-            rate = positions * TRAINING_FACTOR * count_product_flops(model) / seconds / 1e9
-            share = rate / self._ceilings.product(list_products(model), positions, "fp32").gigaflops
-            figures |= {"seconds_per_update": seconds, "product_gigaflops": rate, "product_share": share}
+            figures["seconds_per_update"] = statistics.fmean(one.seconds for one in self.updates)
         return CopyRow(
             task=self._settings.title,
             reduced=self._settings.reduced,
             **self.variant.described,
             device=self._settings.device,
             parameters=sum(parameter.numel() for parameter in model.parameters()),
+            state_bytes=model.state_bytes,
             failed=self.failed,
             points=points,
             **figures,
@@ -169,7 +164,6 @@ class CopyRun:
 def run_copy_task(
     variants: Sequence[Variant],
     settings: CopySettings,
-    ceilings: Ceilings,
     budget_seconds: float | None = None,
     stop: StopRequest | None = None,
     report: Callable[[int, dict[str, CopyPoint]], None] = lambda update, points: None,
@@ -186,9 +180,9 @@ def run_copy_task(
     began = time.monotonic()
     stop = stop or StopRequest()
     for variant in variants:
-        setup = PassSetup(variant, HEADS, settings.width // HEADS, settings.length)
+        setup = PassSetup(variant, settings.heads, settings.width // settings.heads, settings.length)
         require_agreement(build_checked_model(setup))
-    runs = [CopyRun(variant, settings, ceilings) for variant in variants]
+    runs = [CopyRun(variant, settings) for variant in variants]
 
     def is_over() -> bool:
         late = budget_seconds is not None and time.monotonic() - began >= budget_seconds
@@ -209,29 +203,22 @@ def run_copy_task(
         failed = all(run.failed is not None for run in runs)
         ended = "interrupted" if stop.signal_number is not None else "failed" if failed else "budget"
     conditions = {
+        **asdict(settings),
         "task": settings.title,
         "reduced": settings.reduced,
-        "length": settings.length,
-        "symbols": copy_task.SYMBOLS,
-        "layers": copy_task.LAYERS,
-        "heads": HEADS,
-        "width": settings.width,
-        "feed_forward": 4 * settings.width,
+        "symbols": settings.symbols,
+        "layers": settings.layers,
+        "heads": settings.heads,
+        "short_convolution": settings.short_convolution,
         "batch": BATCH,
         "optimizer": "radam",
-        "learning_rate": copy_task.LEARNING_RATE,
-        "learning_rate_later": copy_task.LOWER_LEARNING_RATE,
-        "learning_rate_later_from_update": copy_task.LOWER_AFTER_UPDATES,
         "updates_wanted": settings.updates,
         "updates": done,
-        "points_every": settings.points_every,
         "budget_seconds": budget_seconds,
-        "interleaved": True,
         "precision": "fp32",
-        "seed": settings.seed,
     }
     rows = tuple(run.row() for run in runs)
-    return CopyReport(rows=rows, ended=ended, settings=conditions, ceilings=ceilings.describe())
+    return CopyReport(rows=rows, ended=ended, settings=conditions)
 
 
 def _measure_round(runs: Sequence[CopyRun], number: int, is_over: Callable[[], bool]) -> bool:
@@ -281,7 +268,7 @@ def _render_curves(rows: Sequence[CopyRow], title: str, kind: PlotFormat) -> byt
         return Panel("", curves, y_label=label, x_scale="linear", y_scale=scale)
 
     panels = [
-        build_panel("loss", "loss (nats per copied symbol)", "log"),
-        build_panel("accuracy", "accuracy on the copy (share)", "linear"),
+        build_panel("loss", "loss (nats per predicted symbol)", "log"),
+        build_panel("accuracy", "accuracy (share)", "linear"),
     ]
     return render_plot(panels, "updates", "", kind, title=title)

@@ -7,6 +7,7 @@ the end. A model that finds where the copy begins can predict all of it.
 import functools
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from linformer_cli.config import ImageShape, ModelConfig, TrainConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import Block, initialise_weights
 from linformer_cli.model.dropout import Vectors, exact
-from linformer_cli.model.mixers import Variant, build_blocks
+from linformer_cli.model.mixers import Variant, build_blocks, has_attention_layer
 from linformer_cli.system.device import seeded
 from linformer_cli.training.task import Task
 
@@ -39,7 +40,17 @@ SHORTEST_LENGTH = 8
 
 @dataclass(frozen=True)
 class CopySettings:
-    """The settings that a user may choose. Curves have a point every `points_every` updates and one at the end."""
+    """The settings that a user may choose, and those that are fixed.
+
+    Curves have a point every `points_every` updates and one at the end. `RecallSettings` describes another task, whose
+    sequences also repeat what came before.
+    """
+
+    symbols: ClassVar[int] = SYMBOLS + 1
+    layers: ClassVar[int] = LAYERS
+    heads: ClassVar[int] = HEADS
+    # The width of a convolution of queries, keys and values, for mechanisms whose blocks have an attention layer.
+    short_convolution: ClassVar[int] = 0
 
     length: int
     width: int
@@ -51,9 +62,10 @@ class CopySettings:
     def __post_init__(self) -> None:
         if self.length < SHORTEST_LENGTH:
             raise UsageError(f"the copy task needs sequences of length at least {SHORTEST_LENGTH}, found {self.length}")
-        if self.width % HEADS or self.width < 2 * HEADS:
+        if self.width % self.heads or self.width < 2 * self.heads:
             raise UsageError(
-                f"the width of the copy task must be a multiple of {HEADS}, at least {2 * HEADS}, found {self.width}"
+                f"the width of the models must be a multiple of {self.heads}, at least {2 * self.heads}, found "
+                f"{self.width}"
             )
 
     @property
@@ -67,17 +79,20 @@ class CopySettings:
     def reduced(self) -> bool:
         return self.length < PAPER_LENGTH or self.width < PAPER_WIDTH
 
+    def draw(self, number: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
+        """Draw sequences int64 [B, length], and the mask bool [B, length] of the symbols to be predicted."""
+        return draw_batch(self.length, self.seed, number, batch, self.device)
+
+    def learning_rate_at(self, update: int) -> float:
+        """Return the learning rate of update number `update`, counted from 0."""
+        return LEARNING_RATE if update < LOWER_AFTER_UPDATES else LOWER_LEARNING_RATE
+
 
 def choose_size(budget_seconds: float | None, length: int | None, width: int | None) -> tuple[int, int]:
     """Return length and width. By default, they are the paper's, or smaller if the budget is below an hour."""
     small = budget_seconds is not None and budget_seconds < FULL_SIZE_BUDGET_SECONDS
     default_length, default_width = (REDUCED_LENGTH, REDUCED_WIDTH) if small else (PAPER_LENGTH, PAPER_WIDTH)
     return length or default_length, width or default_width
-
-
-def learning_rate_at(update: int) -> float:
-    """Return the learning rate of update number `update`, counted from 0."""
-    return LEARNING_RATE if update < LOWER_AFTER_UPDATES else LOWER_LEARNING_RATE
 
 
 @functools.lru_cache(maxsize=1)  # all models learn from the same batch in turn
@@ -113,23 +128,25 @@ class CopyModel(nn.Module):
         config = ModelConfig(
             attention=variant.attention,
             attention_options=variant.options,
-            layers=LAYERS,
-            heads=HEADS,
+            layers=settings.layers,
+            heads=settings.heads,
             width=settings.width,
-            head_width=settings.width // HEADS,
+            head_width=settings.width // settings.heads,
             feed_forward=4 * settings.width,
+            short_convolution=settings.short_convolution if has_attention_layer(variant.attention) else 0,
             image=ImageShape(height=math.ceil(settings.length / row), width=row),
         )
-        self.symbols = nn.Embedding(SYMBOLS + 1, settings.width)
+        self.symbols = nn.Embedding(settings.symbols, settings.width)
         self.positions = nn.Embedding(settings.length, settings.width)
         for table in (self.symbols, self.positions):
             nn.init.normal_(table.weight, std=0.5)
         blocks = build_blocks(config)
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(settings.width)
-        self.head = nn.Linear(settings.width, SYMBOLS + 1)
+        self.head = nn.Linear(settings.width, settings.symbols)
         initialise_weights(self, blocks)
         self.head.weight.data.mul_(0.1)
+        self.state_bytes = sum(block.state_bytes(1, settings.length, torch.float32) for block in blocks)
 
     def forward(self, sequences: Tensor) -> Tensor:
         """Return the logits [B, T, symbols] of the next symbol, for sequences int64 [B, T]."""
@@ -142,20 +159,20 @@ class CopyModel(nn.Module):
 
 
 class CopyTask(Task[CopyModel, tuple[Tensor, Tensor]]):
-    """Trains a model to copy. `accuracy` is the share of correct predictions in the newest batch."""
+    """Trains a model to copy, or to recall. `accuracy` is the share of correct predictions in the newest batch."""
 
     def __init__(self, variant: Variant, settings: CopySettings) -> None:
         with seeded(settings.seed):
             model = CopyModel(variant, settings).to(settings.device)
         training = TrainConfig(steps=settings.updates, batch=BATCH, clip=0, seed=settings.seed)
-        super().__init__(model, torch.optim.RAdam(model.parameters(), lr=LEARNING_RATE), training, settings.device)
-        self._length, self.accuracy = settings.length, torch.zeros(())
+        super().__init__(model, torch.optim.RAdam(model.parameters()), training, settings.device)
+        self._settings, self.accuracy = settings, torch.zeros(())
 
     def load_batch(self, number: int, rows: range) -> tuple[Tensor, Tensor]:
-        return draw_batch(self._length, self.settings.seed, number, len(rows), self.device)
+        return self._settings.draw(number, len(rows))
 
     def measure_loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the mean loss in nats per copied symbol, twice."""
+        """Return the mean loss in nats per predicted symbol, twice."""
         sequences, copied = batch
         targets = copied[:, 1:]
         logits = self.model(sequences)[:, :-1][targets]
@@ -165,4 +182,4 @@ class CopyTask(Task[CopyModel, tuple[Tensor, Tensor]]):
         return loss, loss
 
     def learning_rate_at(self, step: int, share: float) -> float:
-        return learning_rate_at(step)
+        return self._settings.learning_rate_at(step)

@@ -207,7 +207,7 @@ class PaperBench(BudgetBench[PaperReport]):
             exponents=describe_exponents(scaling),
             copy=self._copy,
             ceilings=ceilings,
-            ceiling_networks=[names.get(one.flops // one.rows, "copy task") for one in ceilings.products],
+            ceiling_networks=[names[one.flops // one.rows] for one in ceilings.products],
             unfinished=self._schedule.unfinished,
             settings=conditions,
         )
@@ -322,7 +322,7 @@ class PaperBench(BudgetBench[PaperReport]):
 
         def learn() -> None:
             variants = parse_variants(COPY_METHODS)
-            self._copy = run_copy_task(variants, settings, self._bench.ceilings, seconds, self._stop)
+            self._copy = run_copy_task(variants, settings, seconds, self._stop)
             if (done := self._copy.settings["updates"]) < PAPER_UPDATES:
                 self._reduced.append(f"copy task: {done:,} of {PAPER_UPDATES:,} updates")
             self._stop.raise_if_set()

@@ -49,8 +49,8 @@ def attentions(
 
     The list shows the source, method, state growth and options of each mechanism. State bytes are for one layer and one
     image in float32, with default options. Mechanisms with a gated head have a single head with its own width. The last
-    row is the LSTM, a recurrent baseline that `train --attention` also accepts. With NAME, the command shows the
-    definition of that mechanism, and the values, default and meaning of each of its options.
+    rows are the baselines that `train --attention` also accepts: `lstm`, and `none`, a block that mixes no positions.
+    With NAME, the command shows the definition of that mechanism, and the values, default and meaning of each option.
 
     Examples:
 

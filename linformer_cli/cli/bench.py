@@ -13,6 +13,7 @@ class _Benchmarks(LazyGroup):
         "codec": ("bench_codec.codec", "Measure size and speed of compression."),
         "quality": ("bench_quality.quality", "Compare samples with test images."),
         "copy": ("bench_copy.copy", "Measure how fast models learn to copy."),
+        "recall": ("bench_copy.recall", "Measure how much models recall."),
         "paper": ("bench_paper.paper", "Repeat the figures of Katharopoulos 2020."),
         "speech": ("bench_speech.speech", "Compare attentions in speech recognition."),
         "gpu": ("bench_gpu.gpu", "Check and measure a GPU."),

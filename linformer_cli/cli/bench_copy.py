@@ -1,10 +1,11 @@
-"""`lintx bench copy`: how fast models with different attentions learn to copy a string."""
+"""`lintx bench copy` and `lintx bench recall`: how well models with different attentions repeat what they read."""
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from linformer_cli.config import LARGEST_SIZE
+from linformer_cli.report.tables import TableStyle
 from . import options
 from .config_options import count, duration, option, several, with_fields
 from .output import info
@@ -12,6 +13,7 @@ from .reports import choose_place, run_and_show
 
 if TYPE_CHECKING:
     from linformer_cli.bench.copy import CopyPoint
+    from linformer_cli.bench.copy_task import CopySettings
 
 # This is 16 times the paper's width.
 _LARGEST_WIDTH = 4_096
@@ -55,19 +57,65 @@ def copy(
     """
     options.require_plots(plot)
 
-    from linformer_cli.bench.copy import run_copy_task
     from linformer_cli.bench.copy_task import CopySettings, choose_size
-    from linformer_cli.bench.measure.ceilings import Ceilings
+
+    settings = CopySettings(*choose_size(budget, length, width), updates, every, seed, choose_place(device))
+    _learn(names, settings, budget, _Show(plot, style, json))
+
+
+@with_fields
+def recall(
+    names: str = several(
+        "softmax,linear,deltanet,gdn2,mamba,lstm", "Mechanisms, as for lintx bench copy.", "--attention"
+    ),
+    pairs: int = count(8, "Keys and values to remember, at most a quarter of --length."),
+    length: int = option(64, "Length of the sequences.", min=1, max=LARGEST_SIZE),
+    width: int = option(32, "Width of the models, which sets the size of their states.", min=1, max=_LARGEST_WIDTH),
+    updates: int = count(2_000, "Number of updates of each model."),
+    learning_rate: float = option(1e-2, "Peak learning rate.", min=1e-9, max=1.0),
+    every: int = count(50, "Updates averaged per point of the curve, and for the accuracy in the table."),
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    plot: Path | None = option(None, "Write the curves to a .png or .svg file."),
+    style: options.Style = "table",
+    json: options.Json = False,
+) -> None:
+    """Measure how much models recall.
+
+    Runs multi-query associative recall (Arora 2023, Zoology): a sequence names values by keys, and later asks for the
+    value of every key. The table shows the share of values that a model recalls beside the bytes of its state, which
+    must hold the pairs. All models see the same new sequences in each update, one update each in turn. Ctrl-C prints
+    the results so far.
+
+    Examples:
+
+    - `lintx bench recall`
+    - `lintx bench recall --pairs 16 --width 64 --plot recall.png`
+    """
+    options.require_plots(plot)
+
+    from linformer_cli.bench.recall_task import RecallSettings
+
+    settings = RecallSettings(length, width, updates, every, seed, choose_place(device), pairs, learning_rate)
+    _learn(names, settings, None, _Show(plot, style, json))
+
+
+class _Show(NamedTuple):
+    plot: Path | None
+    style: TableStyle
+    json: bool
+
+
+def _learn(names: str, settings: "CopySettings", budget: float | None, show: _Show) -> None:
+    from linformer_cli.bench.copy import run_copy_task
 
     variants = options.choose_variants(names, baselines=True)
-    place = choose_place(device)
-    settings = CopySettings(*choose_size(budget, length, width), updates, every, seed, place)
     info(settings.title)
     run_and_show(
-        style,
-        json,
-        lambda stop: run_copy_task(variants, settings, Ceilings(place), budget, stop, _Reporter()),
-        {"plot": plot},
+        show.style,
+        show.json,
+        lambda stop: run_copy_task(variants, settings, budget, stop, _Reporter()),
+        {"plot": show.plot},
     )
 
 

@@ -202,7 +202,7 @@ def _parse_list(
 
 
 def choose_variants(names: str | None, baselines: bool = False) -> "list[Variant]":
-    """Return the mechanisms named by `--attention`, by default all. With `baselines`, the LSTM is included."""
+    """Return the mechanisms named by `--attention`, by default all. `baselines` adds `lstm` and `none`."""
     from linformer_cli.model.mixers import list_variants, parse_variants
 
     return list_variants(baselines) if names is None else parse_variants(names.split(","), baselines)

@@ -20,7 +20,8 @@ from linformer_cli.data.sequence import paint
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.files import write_file
-from linformer_cli.model.mixers import BASELINES, Variant, find_mixer
+from linformer_cli.model.lstm import LstmBlock
+from linformer_cli.model.mixers import Variant, find_mixer
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid
 from linformer_cli.report.terminal import render_windows
@@ -260,7 +261,7 @@ def match_parameters(config: ModelConfig, wanted: int) -> ModelConfig:
             return config.model_copy(update={"attention_options": options})
         return config.model_copy(update={"feed_forward": width})
 
-    if config.attention not in BASELINES:
+    if mixer is not LstmBlock:
         unit = config.width if config.feed_forward_kind == "boom" else _UNIT
         # The number of parameters is a linear function of the width.
         first, second = (count_parameters(change(width)) for width in (unit, 2 * unit))

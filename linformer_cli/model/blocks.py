@@ -1,6 +1,6 @@
 """Residual blocks, the layers between embedding and head: their interface and the transformer block.
 
-The other blocks are in `gated_block.py` and `lstm.py`. `mixers.py` builds the configured blocks.
+The other blocks are in `gated_block.py`, `lstm.py` and `none.py`. `mixers.py` builds the configured blocks.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ class FeedForward(nn.Module):
     Merity 2019, arXiv 1911.11423.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.width = config.width
         self.input = Linear(config.width, config.feed_forward)

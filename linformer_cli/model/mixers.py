@@ -1,4 +1,4 @@
-"""Token mixers by their name in a configuration: the attention mechanisms and a recurrent baseline."""
+"""Token mixers by their name in a configuration: the attention mechanisms and the baselines."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,12 @@ from .attention_layer import build_convolution
 from .blocks import Block, TransformerBlock
 from .gated_block import GatedBlock
 from .lstm import LstmBlock, LstmOptions
+from .none import NoneBlock, NoneOptions
 
-Mixer = type[Attention] | type[LstmBlock]
+Baseline = type[LstmBlock] | type[NoneBlock]
+Mixer = type[Attention] | Baseline
 
-BASELINES: dict[str, type[LstmBlock]] = {LstmBlock.name: LstmBlock}
+BASELINES: dict[str, Baseline] = {LstmBlock.name: LstmBlock, NoneBlock.name: NoneBlock}
 
 
 def list_mixers() -> list[str]:
@@ -44,10 +46,16 @@ def build_attention(name: str, options: Mapping[str, Any], shape: AttentionShape
     return mechanism(cast(AttentionOptions, parse_options(name, options)), shape)
 
 
+def has_attention_layer(name: str) -> bool:
+    """Whether the blocks of the mechanism or baseline `name` have an attention layer, whose parts are settings."""
+    mixer = find_mixer(name)
+    return issubclass(mixer, Attention) and not (mixer.gated or mixer.shared_key_value)
+
+
 def check_parts(network: NetworkConfig, options: Config) -> None:
     """Raise `UsageError` if the block of `network.attention`, with `options`, cannot have `network.layer_parts`."""
-    parts, mixer = network.layer_parts, find_mixer(network.attention)
-    if parts and (not issubclass(mixer, Attention) or mixer.gated or mixer.shared_key_value):
+    parts = network.layer_parts
+    if parts and not has_attention_layer(network.attention):
         raise UsageError(f"the block of '{network.attention}' has no attention layer; drop {' and '.join(parts)}")
     if network.output_gate and getattr(options, "output_gate", False):
         raise UsageError(
@@ -64,8 +72,8 @@ def build_blocks(config: ModelConfig) -> list[Block]:
 
 
 def _build_block(config: ModelConfig, options: Config, layer: int) -> Block:
-    if isinstance(options, LstmOptions):
-        return LstmBlock(config, options)
+    if baseline := _build_baseline(config, options):
+        return baseline
     assert isinstance(options, AttentionOptions)
     shape = AttentionShape(
         heads=config.heads,
@@ -79,12 +87,19 @@ def _build_block(config: ModelConfig, options: Config, layer: int) -> Block:
     return GatedBlock(config, attention) if attention.gated else TransformerBlock(config, attention)
 
 
+def _build_baseline(network: NetworkConfig, options: Config) -> LstmBlock | NoneBlock | None:
+    if isinstance(options, LstmOptions):
+        return LstmBlock(network, options)
+    return NoneBlock(network) if isinstance(options, NoneOptions) else None
+
+
 def default_state_bytes(name: str, network: NetworkConfig, shape: AttentionShape) -> int:
     """Bytes of one layer's state after one whole image, in float32, for mixer `name` with default options."""
     options, meta = find_mixer(name).options_type(), torch.device("meta")
     with meta:  # only the size of the state is needed
-        if isinstance(options, LstmOptions):
-            return LstmBlock(network, options).state_bytes(1, shape.positions, torch.float32)
+        if baseline := _build_baseline(network, options):
+            return baseline.state_bytes(1, shape.positions, torch.float32)
+        assert isinstance(options, AttentionOptions)
         attention = fit_attention(name, options, shape, network.width)
         has_layer = not (attention.gated or attention.shared_key_value)
         convolution = build_convolution(network, attention) if has_layer else None
@@ -118,7 +133,7 @@ class Variant:
 
 
 def list_variants(baselines: bool = False) -> list[Variant]:
-    """List every mechanism of the catalogue with its defaults. With `baselines`, the LSTM is included."""
+    """List every mechanism of the catalogue with its defaults. With `baselines`, `lstm` and `none` are included."""
     return [parse_variant(name, baselines) for name in (list_mixers() if baselines else list_attentions())]
 
 
@@ -136,7 +151,7 @@ def parse_variant(entry: str, baselines: bool = False) -> Variant:
     """Parse `lsh`, `lsh:rounds=4`, `lsh:rounds=4:window=16`, or `wide=lsh:window=64`, which sets the name `wide`.
 
     Without a name, the label joins the mechanism and the given values, as in `lsh-4-16`. Raises `UsageError` for an
-    unknown mechanism or option, and for the LSTM unless `baselines` is set.
+    unknown mechanism or option, and for a baseline unless `baselines` is set.
     """
     head, *pairs = entry.split(":")
     label, equals, attention = head.rpartition("=")

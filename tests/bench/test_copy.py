@@ -8,23 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from fixed_ceilings import FixedCeilings
 from loops import loop_over
 
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench import copy
 from linformer_cli.bench.copy import CopyReport, CopyRun, run_copy_task
 from linformer_cli.bench.copy_task import (
-    BATCH,
     SEPARATOR,
     SYMBOLS,
     CopyModel,
     CopySettings,
     choose_size,
     draw_batch,
-    learning_rate_at,
 )
-from linformer_cli.bench.measure.ceilings import count_product_flops
+from linformer_cli.bench.recall_task import RecallSettings
 from linformer_cli.errors import DisagreementError, TrainingError, UsageError
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.mixers import Variant, list_variants, parse_variants
@@ -76,8 +73,7 @@ def test_every_mechanism_works_in_the_model_and_sees_only_the_past(variant) -> N
 
 
 def test_the_learning_rate_falls_after_3000_updates(record_rates) -> None:
-    assert [learning_rate_at(update) for update in (0, 2_999, 3_000, 9_999)] == [1e-3, 1e-3, 1e-4, 1e-4]
-    run = CopyRun(VARIANTS[0], CopySettings(12, 16), FixedCeilings())
+    run = CopyRun(VARIANTS[0], CopySettings(12, 16))
 
     def update_at(number: int) -> None:
         run.trainer.progress = replace(run.trainer.progress, step=number)
@@ -116,7 +112,7 @@ def test_impossible_sizes_give_a_one_line_error(length, width, part, raises_one_
 
 def learn(variants: Sequence[Variant] = VARIANTS, updates: int = 6, seed: int = 0, **given: Any) -> CopyReport:
     settings = CopySettings(12, 16, updates, points_every=2, seed=seed)
-    return run_copy_task(variants, settings, FixedCeilings(), **given)
+    return run_copy_task(variants, settings, **given)
 
 
 def test_a_point_averages_the_updates_since_the_last_point(monkeypatch) -> None:
@@ -148,7 +144,7 @@ def test_training_is_repeatable_and_independent_of_the_other_mechanisms() -> Non
 
 
 def test_the_loss_is_of_the_next_symbol(monkeypatch) -> None:
-    run = CopyRun(VARIANTS[0], CopySettings(12, 16), FixedCeilings())
+    run = CopyRun(VARIANTS[0], CopySettings(12, 16))
     sequences, _ = draw_batch(12, 0, 0)
     scale = torch.tensor(50.0, requires_grad=True)
     following = torch.nn.functional.one_hot(sequences.roll(-1, 1), SYMBOLS + 1)
@@ -159,7 +155,7 @@ def test_the_loss_is_of_the_next_symbol(monkeypatch) -> None:
 
 def test_a_model_learns_from_its_updates() -> None:
     """The loss falls within 40 updates. Learning to copy would take longer."""
-    report = run_copy_task(VARIANTS[:1], CopySettings(8, 32, updates=40, points_every=10), FixedCeilings())
+    report = run_copy_task(VARIANTS[:1], CopySettings(8, 32, updates=40, points_every=10))
     (row,) = report.rows
     assert row.points[-1].loss < row.points[0].loss - 0.02
 
@@ -241,11 +237,39 @@ def test_nothing_is_trained_if_attend_and_step_disagree(monkeypatch, raises_one_
         learn()
 
 
-def test_a_row_compares_the_speed_of_its_updates_with_the_ceiling() -> None:
-    settings = CopySettings(12, 16, updates=2)
-    ceilings = FixedCeilings()
-    (row,) = run_copy_task(VARIANTS[1:], settings, ceilings).rows
-    assert set(ceilings.asked) == {(BATCH * 12, "fp32")}
-    flops = 3 * BATCH * 12 * count_product_flops(CopyModel(VARIANTS[1], settings))
-    assert row.product_gigaflops == pytest.approx(flops / row.seconds_per_update / 1e9)
-    assert row.product_share == pytest.approx(row.product_gigaflops / 100)
+def test_a_row_has_the_bytes_of_a_state_of_one_sequence() -> None:
+    """The keys and values of 12 positions in 4 layers, 16 numbers each."""
+    (row,) = learn(VARIANTS[:1], 1).rows
+    assert row.state_bytes == 4 * (12 * 2 * 16 * 4 + 8)
+
+
+# Recall.
+
+
+def test_every_key_is_asked_for_once_and_its_value_follows() -> None:
+    settings = RecallSettings(24, 8, seed=3, pairs=5)
+    sequences, recalled = settings.draw(7, batch=100)
+    assert not torch.equal(sequences, settings.draw(8, batch=100)[0])
+    for sequence, mask in zip(sequences.tolist(), recalled.tolist(), strict=True):
+        values = dict(zip(sequence[:10:2], sequence[1:10:2], strict=True))
+        assert len(values) == len(set(values.values())) == 5
+        assert min(values) > 0 and max(values) < settings.symbols / 2 <= min(values.values())
+        places = [place for place, marked in enumerate(mask) if marked]
+        assert {sequence[place - 1]: sequence[place] for place in places} == values
+        known = {*range(10), *places, *(place - 1 for place in places)}
+        assert {symbol for place, symbol in enumerate(sequence) if place not in known} == {SEPARATOR}
+    first = recalled.int().argmax(dim=1)
+    assert {11, 13} <= set(first.tolist()) <= {11, 13, 15, 17}
+
+
+@pytest.mark.slow
+def test_attention_learns_to_recall_and_a_model_without_does_not() -> None:
+    settings = RecallSettings(16, 32, updates=300, learning_rate=0.01, pairs=2)
+    report = run_copy_task(parse_variants(["linear", "none"], baselines=True), settings)
+    found = {row.name: row.accuracy for row in report.rows}
+    assert found["linear"] > 0.9 and found["none"] < 0.1
+
+
+def test_more_pairs_than_fit_give_a_one_line_error(raises_one_line) -> None:
+    with raises_one_line(UsageError, "at most 4 pairs, found 5"):
+        RecallSettings(16, 8, pairs=5)

@@ -70,9 +70,10 @@ def test_gated_mechanisms_and_the_baseline_are_listed(lintx, run_folder):
     rows = {row["attention"]: row for row in lintx("attentions", "--json").document["rows"]}
     assert {"softmax", "linear", "gau", "flash"} <= rows.keys()
     assert rows["gau"]["state_bytes"] == 784 * (128 + 2 * 256) * 4 + 8
-    assert list(rows)[-1] == "lstm" and rows["lstm"]["family"] == "recurrent baseline"
+    assert list(rows)[-2:] == ["lstm", "none"] and rows["lstm"]["family"] == "recurrent baseline"
     assert list(rows["lstm"]["options"]) == ["hidden"]
     # A transformer block with 8 heads of 32 has 789,760 parameters; the closest LSTM block (hidden = 311) has 788,220.
     assert rows["lstm"]["state_bytes"] == 2 * 311 * 4
+    assert (rows["none"]["state_bytes"], rows["none"]["options"]) == (0, {})
     of_model = lintx("attentions", "--checkpoint", run_folder, "--json").document["rows"]
     assert next(row for row in of_model if row["attention"] == "gau")["state_bytes"] == 100 * (128 + 2 * 32) * 4 + 8

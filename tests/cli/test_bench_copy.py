@@ -71,8 +71,16 @@ def test_the_plot_says_that_the_task_is_reduced(lintx, tmp_path):
     plot = tmp_path / "copy.svg"
     assert lintx(*TINY, "--updates", 4, "--plot", plot).code == 0
     text = plot.read_text()
-    for words in (TITLE, "updates", "loss (nats per copied symbol)", "softmax", "few"):
+    for words in (TITLE, "updates", "loss (nats per predicted symbol)", "softmax", "few"):
         assert f"<!-- {words} -->" in text
+
+
+def test_recall_shows_accuracy_beside_the_state(lintx):
+    tiny = ("--updates", 1, "--length", 8, "--width", 4, "--pairs", 1, "--attention", "softmax,none")
+    outcome = lintx("bench", "recall", *tiny, "--json")
+    assert outcome.code == 0, outcome.stderr
+    assert [row["state_bytes"] > 0 for row in outcome.document["rows"]] == [True, False]
+    assert outcome.document["settings"]["task"] == "recall of 1 pairs, length 8, width 4"
 
 
 def test_an_interruption_keeps_what_was_measured(lintx, monkeypatch, tmp_path):

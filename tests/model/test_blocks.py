@@ -83,7 +83,7 @@ def test_a_block_equals_torchs_transformer_layer(build_config: BuildConfig, norm
     assert_agree(block.attend(x, None)[0], reference(x, src_mask=future_mask(15)), FLOAT64)
 
 
-@loop_over("attention", ["softmax", "linear", "gau", "flash", "lstm"])
+@loop_over("attention", ["softmax", "linear", "gau", "flash", "lstm", "none"])
 @loop_over("norm", ["pre", "post"])
 def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention: str, norm: str) -> None:
     block = build_block(build_config(attention, norm=norm))
@@ -228,7 +228,7 @@ def test_a_gated_block_needs_no_feed_forward(build_config: BuildConfig, attentio
     assert count_parameters(gated) < 0.75 * count_parameters(transformer)
 
 
-@loop_over("attention", ["gau", "flash", "lstm"])
+@loop_over("attention", ["gau", "flash", "lstm", "none"])
 @loop_over("norm", ["pre", "post"])
 def test_dropout_acts_on_the_only_branch(build_config: BuildConfig, attention: str, norm: str) -> None:
     block, x = build_block(build_config(attention, norm=norm, dropout=0.5)), draw(2, 15, 16)
@@ -262,11 +262,23 @@ def test_products_read_the_rounded_copies_of_norms(build_config: BuildConfig, at
     assert isinstance(x, Rounded)
 
 
-# The recurrent baseline.
+# The baselines.
 
 
 def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_none_is_a_transformer_block_whose_attention_adds_nothing(build_config: BuildConfig, norm: str) -> None:
+    block, other = (build_block(build_config(name, norm=norm)) for name in ("none", "softmax"))
+    block.load_state_dict(other.state_dict(), strict=False)
+    nn.init.zeros_(other.attention.output.weight)
+    nn.init.zeros_(other.attention.output.bias)
+    x = draw(2, 15, 16)
+    # With `post` norm, the norm after the attention branch remains.
+    expected, _ = other.attend(x, None)
+    assert_agree(block.attend(x if norm == "pre" else other.attention_norm(x), None)[0], expected, FLOAT64)
 
 
 def test_an_lstm_uses_float32_for_sequences(build_config: BuildConfig, monkeypatch) -> None:

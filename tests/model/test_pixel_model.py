@@ -206,7 +206,9 @@ def test_float32_does_not_drift_over_a_whole_image(build_model: BuildModel, atte
             assert_agree(found, expected, FLOAT32_DRIFT)
 
 
-@loop_over(("attention", "branches"), [("softmax", 2), ("linear", 2), ("gau", 1), ("flash", 1), ("lstm", 1)])
+@loop_over(
+    ("attention", "branches"), [("softmax", 2), ("linear", 2), ("gau", 1), ("flash", 1), ("lstm", 1), ("none", 1)]
+)
 @loop_over("layers", [1, 8])
 def test_branches_add_up_to_the_scale_of_one_branch(build_config, attention: str, branches: int, layers: int) -> None:
     """Initial weights have variance 1 / inputs. Those at the end of a branch have 1 / (inputs * number of branches)."""

@@ -30,7 +30,7 @@ def test_an_entry_is_a_mechanism_with_all_its_options(entry, label, options) -> 
 
 def test_without_entries_the_whole_catalogue_is_listed() -> None:
     assert [variant.label for variant in list_variants()] == list(CATALOGUE)
-    assert [variant.label for variant in list_variants(baselines=True)] == [*CATALOGUE, "lstm"]
+    assert [variant.label for variant in list_variants(baselines=True)] == [*CATALOGUE, "lstm", "none"]
 
 
 def test_a_baseline_is_accepted_only_for_whole_models() -> None:

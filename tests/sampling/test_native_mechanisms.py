@@ -156,8 +156,9 @@ def test_a_restarted_engine_has_forgotten_its_last_images(build, variant: str) -
     for token, expected in zip(tokens.unbind(dim=1), first, strict=True):
         assert torch.equal(native.step(token), expected)
     assert native.state_bytes == sum(state.nbytes for state in native.states) + torch.int64.itemsize
-    # The engine may also keep a reordered copy of some values, so up to 5 % more is allowed.
-    assert native.state_bytes <= 1.05 * model.state_bytes(2)
+    # The engine may also keep a reordered copy of some values, so up to 5 % more is allowed. The state of `none` is so
+    # small that the engine's counters weigh more.
+    assert variant == "none" or native.state_bytes <= 1.05 * model.state_bytes(2)
 
 
 @every_model
