@@ -39,6 +39,7 @@ from .config import Origin
 from .documents import describe_validation_error, parse_json, read_bytes, read_json
 from .errors import CheckpointError, UsageError, describe_reason
 from .files import flush_folder, temporary_path, write_flushed
+from .hub import find_hub_name
 from .model.mixers import describe_mixing
 from .model.pixel_model import PixelModel, build_skeleton, expected_weights
 from .units import printable
@@ -60,8 +61,8 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """The name of a shipped model, or the path of another checkpoint."""
-        return find_shipped_name(self.path) or str(self.path)
+        """The name of a shipped model or of a repository of the Hub, or the path of another checkpoint."""
+        return find_shipped_name(self.path) or find_hub_name(self.path) or str(self.path)
 
     @property
     def digest(self) -> str:

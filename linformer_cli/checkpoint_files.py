@@ -25,12 +25,14 @@ from .config import (
 from .documents import Config
 from .errors import CheckpointError, describe_reason, unknown_name
 from .files import flush_folder
+from .hub import PREFIX, fetch_repository
 from .units import WINDOWS, Words, format_bits
 from .version import __version__
 
 DEFAULT_CHECKPOINT = "mnist-deep"
 WEIGHTS, CONFIG, TRAINING, CARD = "model.safetensors", "config.json", "training.safetensors", "README.md"
 CHECKPOINT_FORMAT = 1
+LICENSE = r"^[a-z0-9][a-z0-9.-]*$"  # the identifiers of the Hub, such as mit or cc-by-4.0
 
 
 def shipped_checkpoints() -> dict[str, Path]:
@@ -49,12 +51,17 @@ def find_shipped_name(path: Path) -> str:
 def find_checkpoint(name: str | Path | None = None) -> Path:
     """The checkpoint folder that `name` refers to.
 
-    `name` is a run folder, a checkpoint folder or the name of a shipped model; None means the shipped default. Existing
-    paths take precedence over shipped models. The checkpoint of a run is its best, or its last if there is no best yet.
+    `name` is a run folder, a checkpoint folder, the name of a shipped model, or `hf:USER/NAME`, which is fetched from
+    the Hub; None means the shipped default. Existing paths take precedence over shipped models. The checkpoint of a run
+    is its best, or its last if there is no best yet.
     Raises `CheckpointError` for a path without a checkpoint, and `UsageError` for an unknown name.
     """
     if name is None:  # the shipped model, even if a folder here has the same name
         return _find_shipped(DEFAULT_CHECKPOINT)
+    if str(name).startswith(PREFIX):
+        if (found := _settled(fetch_repository(str(name), (CONFIG, WEIGHTS, CARD)))) is None:
+            raise CheckpointError(f"'{name}' is not a lintx checkpoint: it has no {CONFIG}")
+        return found
     try:
         return _find(name, Path(name))
     except (OSError, ValueError) as error:  # the name cannot be a path, for example because it is too long
@@ -168,13 +175,14 @@ class TrainingSummary(Config):
 
 
 class CheckpointInfo(Config):
-    """The contents of `config.json`."""
+    """The contents of `config.json`. `license` is that of the weights."""
 
     format: Annotated[int, Field(strict=True, ge=1, le=CHECKPOINT_FORMAT)] = CHECKPOINT_FORMAT
     lintx_version: str = __version__
     model: ModelConfig
     data: DataSummary
     training: TrainingSummary
+    license: Annotated[str, Field(pattern=LICENSE)] | None = None
     weights_sha256: str = ""
     training_sha256: str | None = None
     # The digest of config.json without this key. To edit the file by hand, remove the key.
@@ -187,7 +195,10 @@ def render_card(name: str, info: CheckpointInfo, parameters: int, mixing: str) -
     size = f"{model.image.height} x {model.image.width} x {model.image.channels}"
     if words is WINDOWS:
         size = f"{model.image.positions:,} bytes"
+    # The Hub reads the lines before the title.
+    header = [] if info.license is None else ["---", "library_name: lintx", f"license: {info.license}", "---", ""]
     lines = [
+        *header,
         f"# {name}",
         "",
         f"A lintx {'byte' if words is WINDOWS else 'pixel'} model: {mixing}, {model.layers} layers of width "

@@ -58,7 +58,7 @@ Engine = Annotated[
         metavar="NAME",
     ),
 ]
-_CHECKPOINT = "A run, a checkpoint folder or, if no such path exists, a shipped name. Default: mnist-deep."
+_CHECKPOINT = "A run, a checkpoint folder, a shipped name or hf:USER/NAME. Default: mnist-deep."
 CheckpointArgument = Annotated[str | None, typer.Argument(metavar="CHECKPOINT", help=_CHECKPOINT)]
 CheckpointOption = Annotated[str | None, typer.Option("--checkpoint", help=_CHECKPOINT, metavar="CHECKPOINT")]
 _VARIANTS = "Mechanisms, separated by commas, such as lsh, lsh:rounds=1 or NAME=lsh:rounds=1 (tables show NAME). "
