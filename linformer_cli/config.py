@@ -364,6 +364,11 @@ class TrainConfig(Config):
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto", "bf16 uses autocast; auto selects the faster of fp32 and bf16."
     )
+    graph: bool = setting(
+        False,
+        "On a CUDA device, replay the forward and backward pass as a CUDA graph, which saves the time of launches. "
+        "Checked on CPUs only.",
+    )
     log_every: Count = setting(20, "Steps between rows of metrics.csv.")
     evaluate_every: Count = setting(500, "Steps between validations.")
     evaluate_images: Count = setting(512, "Number of validation images, from the start of the split.")

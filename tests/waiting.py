@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -44,6 +45,7 @@ class Recorder(TorchDispatchMode):
         self._calls.append((operation, arguments, named or {}, found))
         return found
 
+    @torch.no_grad()
     def replay(self) -> None:
         for operation, arguments, named, found in [] if self._has_run else self._calls:
             for old, new in zip(tree_leaves(found), tree_leaves(operation(*arguments, **named)), strict=True):

@@ -18,7 +18,7 @@ def train(
     engine: str = several(
         "auto",
         "Engines, separated by commas. 'auto' computes as lintx train does, with compiled kernels where the "
-        "attention has them. 'reference' is plain torch.",
+        "attention has them, and 'graph' as with --graph. 'reference' is plain torch.",
     ),
     limit: float = duration("60s", options.ROW_LIMIT),
     runs: options.Runs = None,

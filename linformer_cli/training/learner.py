@@ -11,11 +11,13 @@ from typing import Any, Generic
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from linformer_cli.attention.base import Attention
 from linformer_cli.attention.tensors import HOSTS, defer_checks
 from linformer_cli.checkpoint import TrainingState
 from linformer_cli.errors import TrainingError, UsageError
+from linformer_cli.sampling.engines.cuda import Graphs
 from linformer_cli.system.distributed import ALONE, Team, keep_own
 from linformer_cli.system.timing import time_work
 from .optimizer import build_average, load_optimizer_tensors, optimizer_tensors, strip_prefix
@@ -45,8 +47,14 @@ class Learner(Generic[AnyTask]):
     def __init__(self, task: AnyTask, team: Team = ALONE) -> None:
         self.task, self.team = task, team
         self.rows = share_batch(team, task.settings.batch)
+        # The gradients of the processes are averaged with equal weights, but their shares of the batch may differ in
+        # size. Each loss is therefore weighted with its share.
+        self._weight = len(self.rows) / task.settings.batch
         self.average = build_average(task.model, task.settings)
         self.progress = Progress(evaluated_at=-1 if task.pretrained else 0)
+        # Several processes exchange gradients, which a graph could not do.
+        graph = task.settings.graph and team.count == 1
+        self._recorded = _RecordedPasses(self._run_passes, task) if graph else None
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -73,9 +81,9 @@ class Learner(Generic[AnyTask]):
             if isinstance(module, Attention):
                 module.on_training_step(progress.step, settings.seed)
         with defer_checks():
-            total, norm = self._differentiate()
+            total, norm = self._differentiate(self._recorded or self._run_passes)
         if not (math.isfinite(total) and math.isfinite(norm)) and torch.device(task.device).type not in HOSTS:
-            total, norm = self._differentiate()
+            total, norm = self._differentiate(self._run_passes)
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise TrainingError(
                 f"the loss or its gradient is NaN or infinite at step {progress.step} (loss {total}, gradient norm "
@@ -93,25 +101,28 @@ class Learner(Generic[AnyTask]):
         )
         return Step(total, norm, rate)
 
-    def _differentiate(self) -> tuple[float, float]:
+    def _differentiate(self, run_passes: Callable[[list[Any]], Tensor]) -> tuple[float, float]:
         """Compute the clipped gradients of a step. Return the mean nats, and the gradient norm before clipping.
 
         A device is waited for only once, at the end.
         """
         task, count = self.task, self.task.settings.accumulation
         seed_own_dropout(self.team, task.settings.seed, self.progress.step)
+        batches = [task.load_batch(self.progress.step * count + part, self.rows) for part in range(count)]
+        *found, norm_before = run_passes(batches).tolist()
+        return self.team.total(sum(nats * self._weight / count for nats in found)), norm_before
+
+    def _run_passes(self, batches: list[Any]) -> Tensor:
+        """Set the clipped gradients of all batches. Return the nats of each, and the norm before clipping."""
+        task, count, parts = self.task, len(batches), []
         task.optimizer.zero_grad(set_to_none=True)
-        # The gradients of the processes are averaged with equal weights, but their shares of the batch may differ in
-        # size. Each loss is therefore weighted with its share.
-        weight, parts = len(self.rows) / task.settings.batch, []
-        for part in range(count):
+        for part, batch in enumerate(batches):
             with keep_own(self.measure_loss) if part + 1 < count else contextlib.nullcontext():
-                loss, nats = self.measure_loss(task.load_batch(self.progress.step * count + part, self.rows))
-                (loss * (weight * self.team.count / count)).backward()
+                loss, nats = self.measure_loss(batch)
+                (loss * (self._weight * self.team.count / count)).backward()
             parts.append(nats.detach())
         norm = nn.utils.clip_grad_norm_(task.model.parameters(), task.settings.clip or math.inf)
-        *found, norm_before = torch.stack([*parts, norm]).tolist()
-        return self.team.total(sum(nats * weight / count for nats in found)), norm_before
+        return torch.stack([*parts, norm])
 
     def time_one_step(self) -> float:
         """Return the seconds of one training step, after a warm-up step. Changes the weights."""
@@ -140,6 +151,38 @@ class Learner(Generic[AnyTask]):
             raise ValueError("moments of the optimizer are missing")
         restore_random_state(state.tensors, self.task.device)
         self.progress = Progress.from_values(values)
+
+
+class _RecordedPasses:
+    """`Learner._run_passes` as a CUDA graph: it always reads the same batches and writes the same gradients.
+
+    The optimizer's step is not part of the graph, because it follows only if loss and gradients are finite.
+    """
+
+    def __init__(self, run: Callable[[list[Any]], Tensor], task: Task[Any, Any]) -> None:
+        self._run, self._parameters = run, list(task.model.parameters())
+        self._graphs = Graphs(torch.device(task.device))
+        self._batches: list[Any] | None = None
+        self._found: tuple[Tensor, list[Tensor | None]] | None = None
+
+    def __call__(self, batches: list[Any]) -> Tensor:
+        if self._batches is None:
+            self._batches = tree_map_only(Tensor, Tensor.clone, batches)
+        for own, new in zip(tree_leaves(self._batches), tree_leaves(batches), strict=True):
+            if isinstance(own, Tensor):
+                own.copy_(new)
+        self._graphs.run("passes", self._work)
+        assert self._found is not None
+        numbers, gradients = self._found
+        # A replay knows nothing of gradients that other passes have set since.
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+        return numbers
+
+    def _work(self) -> None:
+        assert self._batches is not None
+        numbers = self._run(self._batches)
+        self._found = numbers, [parameter.grad for parameter in self._parameters]
 
 
 class _Loss(nn.Module):

@@ -41,7 +41,7 @@ _INIT_FROM, _DISTILL_FROM = "init_from", "distill_from"
 # The keys of a model's configuration that data and training determine.
 _DERIVED = {"image", "classes", "optional_class"}
 # A resumed run may change these settings, its length and its data folder.
-_FREE = ("device", "precision", "patience")
+_FREE = ("device", "precision", "patience", "graph")
 # Options whose names differ from their keys.
 _FLAGS = {"name": "data", "labels": "classes", "attention_options": "attention_option"}
 

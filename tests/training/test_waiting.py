@@ -1,18 +1,21 @@
 """On a device, a training step waits for one flag: the loss and the gradients are finite. Here the CPU is a device."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from loops import first_fast
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_runs import TRAIN, VALIDATION
+from waiting import Recorder
 
 from linformer_cli.attention.tensors import HOSTS, defer_checks, may_check
 from linformer_cli.errors import TrainingError
 from linformer_cli.model.mixers import list_mixers
 from linformer_cli.native.library import reference_only
+from linformer_cli.sampling.engines.cuda import Graphs
 from linformer_cli.training.learner import Learner
 from linformer_cli.training.pixel_task import PixelTask, Teachers
 
@@ -38,8 +41,8 @@ class _NeverWaits(TorchDispatchMode):
         return operation(*arguments, **(named or {}))
 
 
-def build_task(configure: Any, **model: Any) -> PixelTask:
-    config = configure(model=model, clip=1.0, accumulation=2)
+def build_task(configure: Any, graph: bool = False, **model: Any) -> PixelTask:
+    config = configure(model=model, clip=1.0, accumulation=2, graph=graph)
     return PixelTask(config, (TRAIN, VALIDATION), "cpu", "fp32")
 
 
@@ -80,3 +83,32 @@ def test_a_damaged_step_is_refused_and_changes_nothing(configure) -> None:
     with pytest.raises(TrainingError, match="NaN or infinite at step 0"):
         Learner(task).train_step()
     assert all(torch.equal(x, before[key]) or key == "norm.weight" for key, x in task.model.state_dict().items())
+
+
+# torch's LSTM on CPUs saves nothing for its backward pass in a replay, which is without gradients.
+OTHERS = [name for name in list_mixers() if name not in ("linear", "lstm")]
+
+
+@pytest.mark.parametrize("name", first_fast(["linear", *OTHERS]))
+def test_replayed_passes_take_the_same_steps(configure, monkeypatch, name: str) -> None:
+    """The third and later steps replay recorded operations, which know no Python, and read other batches."""
+
+    def record(graphs: Graphs, work: Callable[[], None]) -> Recorder:
+        recorded.append(Recorder())
+        with recorded[-1]:
+            work()
+        return recorded[-1]
+
+    recorded: list[Recorder] = []
+    monkeypatch.setattr(Graphs, "record", record)
+    # The recorder cannot repeat a random choice.
+    changes = {"dropout": 0.0, "attention": name, "attention_options": {}}
+    plain, replayed = (Learner(build_task(configure, graph=graph, **changes)) for graph in (False, True))
+    replayed._recorded._graphs = Graphs(torch.device("cuda"))
+    for number in range(6):
+        expected, found = plain.train_step(), replayed.train_step()
+        assert math.isclose(found.nats, expected.nats, rel_tol=1e-5), number
+        assert math.isclose(found.gradient_norm, expected.gradient_norm, rel_tol=1e-3), number
+        if number == 3:  # other passes set new gradients
+            replayed._run_passes([replayed.task.load_batch(0, replayed.rows) for _ in range(2)])
+    assert len(recorded) == 1

@@ -104,7 +104,8 @@ class _Kept:
         """The result of `compute`, which depends only on `key`, on `device`."""
         if key not in self._results:
             if len(self._results) == _MOST_KEPT:
-                self._results.clear()
+                # The first result stays, because recorded training steps may read it.
+                del self._results[list(self._results)[1]]
             self._results[key] = {torch.device("cpu"): compute()}
         copies = self._results[key]
         if device not in copies:
