@@ -33,7 +33,7 @@ LARGEST_SIZE = 65_536
 LARGEST_STEP = 2**40
 _LARGEST_MUON_RATE = 1e30
 # The default guidance of images with a class. A classifier then recognises 99 % of the images of `mnist-deep`, and is
-# sure of as many as of test images (docs/notes/quality.md, "Classes").
+# sure of as many as of test images (docs/notes/classes.md).
 CLASS_GUIDANCE = 2.5
 # The part of a picture that is kept by default, and the images that are drawn for each completion of other parts.
 DEFAULT_PART = "top:0.5"

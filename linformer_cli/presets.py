@@ -7,8 +7,10 @@ from .config import ImageShape, NetworkConfig, TrainConfig, holds_bytes
 from .errors import UsageError, unknown_name
 
 DEFAULT_PRESET = "mnist-wide"
-CIFAR10_PRESET = "cifar10-pixel"
+COLOUR_PRESET = "colour-pixel"
 BYTES_PRESET = "bytes-small"
+# Old names, which the files of runs and checkpoints may have.
+RENAMED_PRESETS = {"cifar10-pixel": COLOUR_PRESET}
 
 _PAPER = NetworkConfig(
     layers=8,
@@ -31,10 +33,10 @@ PRESETS: dict[str, NetworkConfig] = {
     "cifar10-paper": _PAPER.model_copy(update={"layers": 16}),
     # The network that comparisons use. It has 1.03 million parameters on MNIST.
     "mnist-small": NetworkConfig(),
-    # The best network found among those that two CPU cores train in an hour or two (docs/notes/quality.md).
+    # The best network found among those that two CPU cores train in an hour or two (docs/notes/recipe.md).
     DEFAULT_PRESET: NetworkConfig(context="wide"),
     # For colour images. Its blocks step over whole pixels.
-    CIFAR10_PRESET: NetworkConfig(context="residual", head="mixture", width=192, heads=6, feed_forward=768),
+    COLOUR_PRESET: NetworkConfig(context="residual", head="mixture", width=192, heads=6, feed_forward=768),
     # For windows of bytes. Without positions, a model can draw text of any length.
     BYTES_PRESET: NetworkConfig(context="recent", embedding="none"),
     # For tests and first trials. It trains in seconds.
@@ -54,7 +56,7 @@ _PAPER_RECIPE = {
 }
 RECIPES: dict[str, dict[str, Any]] = {
     DEFAULT_PRESET: {"optimizer": "muon"},
-    CIFAR10_PRESET: {"optimizer": "muon", "batch": 8, "flip": True},
+    COLOUR_PRESET: {"optimizer": "muon", "batch": 8, "flip": True},
     BYTES_PRESET: {"optimizer": "muon", "sample_images": 4},
     "mnist-paper": _PAPER_RECIPE,
     "cifar10-paper": _PAPER_RECIPE,
@@ -92,7 +94,7 @@ def find_default_preset(data: str, images_preset: str | None = None) -> str:
     """The preset for the data set `data` unless another is named: for images, `images_preset` if that is given."""
     if holds_bytes(data):
         return BYTES_PRESET
-    return images_preset or (CIFAR10_PRESET if data == "cifar10" else DEFAULT_PRESET)
+    return images_preset or (COLOUR_PRESET if data == "cifar10" else DEFAULT_PRESET)
 
 
 def preset_defaults(name: str) -> dict[str, Any]:
@@ -113,7 +115,7 @@ def find_preset_data(name: str) -> str:
     find_preset(name)
     if name == BYTES_PRESET:
         raise UsageError(f"--preset {name} needs bytes; name a file or a folder with --data bytes:PATH")
-    return "cifar10" if name.startswith("cifar10") else "mnist"
+    return "cifar10" if name in (COLOUR_PRESET, "cifar10-paper") else "mnist"
 
 
 def find_preset_image(name: str) -> ImageShape:

@@ -15,7 +15,7 @@ DIGITS = ImageShape(height=28, width=28)
 
 def test_presets_are_found_by_their_names() -> None:
     assert set(PRESETS) == {
-        *("mnist-paper", "cifar10-paper", "mnist-small", "mnist-wide", "cifar10-pixel", "bytes-small", "tiny")
+        *("mnist-paper", "cifar10-paper", "mnist-small", "mnist-wide", "colour-pixel", "bytes-small", "tiny")
     }
     for name, network in PRESETS.items():
         assert find_preset(name) is network

@@ -22,24 +22,40 @@ from .output import warn
 _CLOSED_PIPE = 128 + 13  # the exit code of a command that SIGPIPE ended; a number, because Windows has no SIGPIPE
 
 
+# What `lintx` alone prints.
+_START = """lintx learns from pictures and draws new ones. To start:
+
+  lintx sample -n 16 -o grid.png    draw digits with a shipped model
+  lintx demo                        draw with a model in the browser
+  lintx train pictures/             train on a folder of your own pictures
+  lintx --help                      show all commands
+"""
+
+
 class _Commands(LazyGroup):
+    panels = {
+        "Start": "demo sample complete train",
+        "Measure": "eval score check compare plot bench",
+        "Share": "export compress decompress",
+        "Describe": "attentions info env",
+    }
     table = {
-        "train": ("train.train", "Train a model, or resume a run."),
+        "demo": ("demo.demo", "Show a model in the browser."),
         "sample": ("sample.sample", "Draw images or text from a model."),
         "complete": ("complete.complete", "Complete your own images."),
-        "compress": ("compress.compress", "Compress images without loss."),
-        "decompress": ("decompress.decompress", "Unpack a compressed file."),
+        "train": ("train.train", "Train a model, or resume a run."),
         "eval": ("evaluate.evaluate", "Measure bits/dim over a split of a data set."),
         "score": ("score.score", "Say how likely a model finds pictures."),
         "check": ("check.check", "Measure how closely two forms agree."),
         "compare": ("compare.compare", "Train and compare mechanisms."),
         "plot": ("plot.plot", "Plot the curves of runs."),
+        "bench": ("bench.app", "Measure speed, memory and quality."),
+        "export": ("export.export", "Copy a model out of its run."),
+        "compress": ("compress.compress", "Compress images without loss."),
+        "decompress": ("decompress.decompress", "Unpack a compressed file."),
         "attentions": ("attentions.attentions", "List the attention mechanisms, or show one."),
         "info": ("info.info", "Describe a checkpoint."),
-        "export": ("export.export", "Copy a model out of its run."),
-        "demo": ("demo.demo", "Show a model in the browser."),
         "env": ("env.env", "Describe the machine and the versions."),
-        "bench": ("bench.app", "Measure speed, memory and quality."),
     }
 
 
@@ -93,7 +109,8 @@ def _run() -> NoReturn:
     except TyperException as error:
         # Typer raises the help page as an exception when no command is given.
         if type(error).__name__ == "NoArgsIsHelpError":
-            typer.echo(error.format_message())
+            root = getattr(error, "ctx", None) is None or error.ctx.parent is None  # type: ignore[attr-defined]
+            typer.echo(_START if root else error.format_message(), nl=not root)
             sys.exit(2)
         context = getattr(error, "ctx", None)
         hint = f" (see '{context.command_path} --help')" if context is not None else ""

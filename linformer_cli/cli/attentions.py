@@ -47,16 +47,16 @@ def attentions(
 ) -> None:
     """List the attention mechanisms, or show one.
 
-    The list shows the source, method, state growth and options of each mechanism. State bytes are for one layer and one
-    image in float32, with default options. Mechanisms with a gated head have a single head with its own width. The last
-    rows are the baselines that `train --attention` also accepts: `lstm`, and `none`, a block that mixes no positions.
-    With NAME, the command shows the definition of that mechanism, and the values, default and meaning of each option.
-
     Examples:
 
     - `lintx attentions`
     - `lintx attentions linear`
     - `lintx attentions --positions 3072 --json`
+
+    The list shows the source, method, state growth and options of each mechanism. State bytes are for one layer and one
+    image in float32, with default options. Mechanisms with a gated head have a single head with its own width. The last
+    rows are the baselines that `train --attention` also accepts: `lstm`, and `none`, a block that mixes no positions.
+    With NAME, the command shows the definition of that mechanism, and the values, default and meaning of each option.
     """
     from linformer_cli.attention.base import AttentionShape
     from linformer_cli.checkpoint import read_checkpoint

@@ -25,14 +25,14 @@ app = typer.Typer(
     cls=_Benchmarks,
     help="""Measure speed, memory and quality.
 
-    Speeds come with their spread and a description of the machine. A mechanism whose parallel and step forms disagree
-    is not timed.
-
     Examples:
 
     - `lintx bench sample --checkpoint runs/first --batch 1,64`
     - `lintx bench train --preset mnist-paper`
     - `lintx bench paper --budget 10m`
+
+    Speeds come with their spread and a description of the machine. A mechanism whose parallel and step forms disagree
+    is not timed.
     """,
     no_args_is_help=True,
     rich_markup_mode="markdown",

@@ -29,6 +29,11 @@ def approximation(
 ) -> None:
     """Measure the errors of random features.
 
+    Examples:
+
+    - `lintx bench approximation --features 32,64,128 --norms 1,2 --plot errors.svg`
+    - `lintx bench approximation --maps positive --draws 100 --format csv`
+
     Reports mean squared errors of performer attention relative to causal softmax attention in float64, with orthogonal
     or independent random directions. Each figure is the mean over draws of inputs and directions, with quartiles. CSV
     and JSON contain all errors. Ctrl-C shows the results of the finished draws.
@@ -38,11 +43,6 @@ def approximation(
     - kernel: of the estimate of exp(x . y) over all pairs of a query q and a key k at an earlier or the same position,
       where x = q K^(-1/4) and y = k K^(-1/4).
     - small-kernel: the same over the quarter of pairs with the smallest exp(x . y).
-
-    Examples:
-
-    - `lintx bench approximation --features 32,64,128 --norms 1,2 --plot errors.svg`
-    - `lintx bench approximation --maps positive --draws 100 --format csv`
     """
     options.require_plots(plot)
 

@@ -30,6 +30,12 @@ def attention(
 ) -> None:
     """Measure how time and memory grow with T.
 
+    Examples:
+
+    - `lintx bench attention --attention linear,softmax --positions 1024,4096 --batch 1 --format md`
+    - `lintx bench attention --attention linear,linear:chunk=256 --limit 10s --json`
+    - `lintx bench attention --attention linear,softmax,lsh --plot scaling.png`
+
     Times forward and backward passes of each mechanism alone, in float32. The first table shows time and memory per
     sequence: the median and quartiles of the time over interleaved repeats, and the peak memory (on a CPU, of a fresh
     process). `copying` is the rate of the least possible memory traffic, as a share of this machine's rate of memory
@@ -39,12 +45,6 @@ def attention(
     Another table shows the exponents p of the growth T^p, between the last two lengths and over all lengths, the
     longest T that each mechanism can handle, and the T above which it is faster than softmax. Ctrl-C shows the results
     so far.
-
-    Examples:
-
-    - `lintx bench attention --attention linear,softmax --positions 1024,4096 --batch 1 --format md`
-    - `lintx bench attention --attention linear,linear:chunk=256 --limit 10s --json`
-    - `lintx bench attention --attention linear,softmax,lsh --plot scaling.png`
     """
     options.require_plots(plot)
     size = None if batch == SCALED else options.parse_size(batch, "--batch", f"16, or {SCALED}")

@@ -32,15 +32,15 @@ def codec(
 ) -> None:
     """Measure size and speed of compression.
 
-    The same images are stored as by `lintx compress`, as optimised PNGs, as lossless WebP and JPEG XL (if its plugin is
-    installed), and all together with gzip, xz and zstd. Every format must give the same pixels back. Speeds are medians
-    over interleaved rounds; those of lintx are also shown relative to drawing images. Published figures for the same
-    data set follow. Needs the packages of `pip install '.[compress]'`.
-
     Examples:
 
     - `lintx bench codec`
     - `lintx bench codec --checkpoint fashion-wide --limit 256 --picture bits.png`
+
+    The same images are stored as by `lintx compress`, as optimised PNGs, as lossless WebP and JPEG XL (if its plugin is
+    installed), and all together with gzip, xz and zstd. Every format must give the same pixels back. Speeds are medians
+    over interleaved rounds; those of lintx are also shown relative to drawing images. Published figures for the same
+    data set follow. Needs the packages of `pip install '.[compress]'`.
     """
     options.require_output("--picture", picture, ".png")
     session = open_session(checkpoint, "cpu", "int8", "native")

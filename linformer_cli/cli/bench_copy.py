@@ -44,16 +44,16 @@ def copy(
 ) -> None:
     """Measure how fast models learn to copy.
 
+    Examples:
+
+    - `lintx bench copy --plot copy.png`
+    - `lintx bench copy --attention softmax,linear,lstm --budget 30m --json`
+
     Runs the copy task of Katharopoulos 2020, section 4.1: a string of random symbols from an alphabet of 10, a
     separator, and the string again. Loss and accuracy cover only the copied symbols. All models see the same sequences
     and make one update each in turn, so their curves are comparable wherever they end: after --updates, after --budget,
     or at Ctrl-C, which prints the results so far. A task smaller than the paper's is marked as reduced. A mechanism
     whose parallel and step forms disagree is not trained.
-
-    Examples:
-
-    - `lintx bench copy --plot copy.png`
-    - `lintx bench copy --attention softmax,linear,lstm --budget 30m --json`
     """
     options.require_plots(plot)
 
@@ -82,15 +82,15 @@ def recall(
 ) -> None:
     """Measure how much models recall.
 
-    Runs multi-query associative recall (Arora 2023, Zoology): a sequence names values by keys, and later asks for the
-    value of every key. The table shows the share of values that a model recalls beside the bytes of its state, which
-    must hold the pairs. All models see the same new sequences in each update, one update each in turn. Ctrl-C prints
-    the results so far.
-
     Examples:
 
     - `lintx bench recall`
     - `lintx bench recall --pairs 16 --width 64 --plot recall.png`
+
+    Runs multi-query associative recall (Arora 2023, Zoology): a sequence names values by keys, and later asks for the
+    value of every key. The table shows the share of values that a model recalls beside the bytes of its state, which
+    must hold the pairs. All models see the same new sequences in each update, one update each in turn. Ctrl-C prints
+    the results so far.
     """
     options.require_plots(plot)
 

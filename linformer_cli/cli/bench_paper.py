@@ -25,16 +25,16 @@ def paper(
 ) -> None:
     """Repeat the figures of Katharopoulos 2020.
 
+    Examples:
+
+    - `lintx bench paper --budget 2m --out quick`
+    - `lintx bench paper --budget 1h --runs runs/comparison --json`
+
     Measures softmax (re-run and with a cache), LSH with 1 and 4 rounds, and linear attention in the paper's two
     networks: speed of sampling and training, time and memory of attention against T, and the copy task. The output also
     shows the published figures and this machine's highest rates. The budget determines batch sizes, repeats and
     lengths; the output lists all that is smaller than in the paper. Models of --runs with other networks are also
     sampled. JSON, tables and figures are written about every two minutes, at the end, and after Ctrl-C.
-
-    Examples:
-
-    - `lintx bench paper --budget 2m --out quick`
-    - `lintx bench paper --budget 1h --runs runs/comparison --json`
     """
     require_writable(out / "paper.json")
 

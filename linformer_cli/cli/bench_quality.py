@@ -48,6 +48,11 @@ class QualityOptions:
 def quality(asked: QualityOptions) -> None:
     """Compare samples with test images.
 
+    Examples:
+
+    - `lintx bench quality fashion-wide --temperature 0.9 --image nearest.png`
+    - `lintx bench quality runs/first --data mnist -n 5000 --json`
+
     Samples, test images and training images are compared in the same way. A judge, which is a small classifier of the
     data set's images, is trained first (a minute or two for MNIST) and cached. Samples depend on --seed as in `lintx
     sample`; a model with classes draws the same number of images of each class, as with `--class all`.
@@ -58,11 +63,6 @@ def quality(asked: QualityOptions) -> None:
     - right class: share of images that the judge assigns to the requested class, or to the label.
     - nearest training image: mean Euclidean distance to it, over all values from 0 to 255. A model that copies training
       images is far below the test images.
-
-    Examples:
-
-    - `lintx bench quality fashion-wide --temperature 0.9 --image nearest.png`
-    - `lintx bench quality runs/first --data mnist -n 5000 --json`
     """
     options.require_output("--image", asked.image, ".png")
     session = open_session(asked.checkpoint, "cpu", asked.precision, asked.engine)

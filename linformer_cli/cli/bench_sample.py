@@ -47,6 +47,13 @@ class SampleOptions:
 def sample(asked: SampleOptions) -> None:
     """Measure images/s of sampling.
 
+    Examples:
+
+    - `lintx bench sample --checkpoint runs/first --batch 1,64 --json`
+    - `lintx bench sample --attention softmax,linear,lsh:rounds=1 --preset mnist-paper,cifar10-paper --batch 1,16,256`
+    - `lintx bench sample --runs runs/comparison --no-rerun --bits-plot bits-per-dim.png`
+    - `lintx bench sample --preset mnist-small --image-size 16,32,64,128 --batch 1 --engine reference,auto`
+
     By default, times the checkpoint's model and a softmax model of the same size. With --runs alone, times the models
     of the runs. With --attention or --preset, times untrained models of the checkpoint's or the preset's size. Softmax
     is timed in two ways: with a key-value cache, and with the whole prefix read again for every value.
@@ -56,13 +63,6 @@ def sample(asked: SampleOptions) -> None:
     highest rates. If an image would take longer than --limit, only some steps around its middle are timed, and the
     extrapolated figures are marked. Mechanisms whose parallel and step forms disagree are not timed. Ctrl-C shows the
     results so far.
-
-    Examples:
-
-    - `lintx bench sample --checkpoint runs/first --batch 1,64 --json`
-    - `lintx bench sample --attention softmax,linear,lsh:rounds=1 --preset mnist-paper,cifar10-paper --batch 1,16,256`
-    - `lintx bench sample --runs runs/comparison --no-rerun --bits-plot bits-per-dim.png`
-    - `lintx bench sample --preset mnist-small --image-size 16,32,64,128 --batch 1 --engine reference,auto`
     """
     _check_options(asked)
 

@@ -69,6 +69,12 @@ class SpeechOptions:
 def speech(context: typer.Context, asked: SpeechOptions) -> None:
     """Compare attentions in speech recognition.
 
+    Examples:
+
+    - `lintx bench speech --attention softmax,linear,linear:feature_map=relu --seeds 1 --plot curves.png`
+    - `lintx bench speech --data speech:recordings --epochs 30`
+    - `lintx bench speech --transcribe call.wav`
+
     Repeats table 3 of Katharopoulos 2020: the phoneme error rate (PER) and the time of an epoch of a bidirectional
     LSTM, softmax, LSH with 4 rounds and linear attention, each as the encoder of a CTC model. The data are not the
     paper's: instead of WSJ, spoken digits (8 kHz, six speakers) are joined to strings of 1 to 8 seconds, so error rates
@@ -76,12 +82,6 @@ def speech(context: typer.Context, asked: SpeechOptions) -> None:
     is theirs. Training steps are also timed at several lengths. All encoders train on the same strings, one epoch each
     in turn. Results are written about every two minutes, at the end, and after Ctrl-C. Needs the packages of `pip
     install '.[speech]'`.
-
-    Examples:
-
-    - `lintx bench speech --attention softmax,linear,linear:feature_map=relu --seeds 1 --plot curves.png`
-    - `lintx bench speech --data speech:recordings --epochs 30`
-    - `lintx bench speech --transcribe call.wav`
     """
     if asked.transcribe is not None:
         _refuse_unused(context)

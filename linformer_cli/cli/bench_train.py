@@ -34,17 +34,17 @@ def train(
 ) -> None:
     """Measure images/s of whole training steps.
 
-    A step is the same as in `lintx train`: forward pass, backward pass, clipping and optimizer, with the training
-    settings of the preset. The images are random. Repeats of all rows are interleaved, after one warm-up step. The
-    table shows the median and quartiles of images/s, and the rate of matrix products as a share of this machine's
-    highest rate. A row that would take longer than --limit has fewer repeats and says so. Mechanisms whose parallel and
-    step forms disagree are not timed. Ctrl-C shows the results so far.
-
     Examples:
 
     - `lintx bench train --attention softmax,linear,lsh:rounds=1 --preset mnist-paper --batch 4,16`
     - `lintx bench train --attention linear --engine reference,auto --precision fp32,bf16`
     - `lintx bench train --preset mnist-paper,cifar10-paper --batch 1 --format md`
+
+    A step is the same as in `lintx train`: forward pass, backward pass, clipping and optimizer, with the training
+    settings of the preset. The images are random. Repeats of all rows are interleaved, after one warm-up step. The
+    table shows the median and quartiles of images/s, and the rate of matrix products as a share of this machine's
+    highest rate. A row that would take longer than --limit has fewer repeats and says so. Mechanisms whose parallel and
+    step forms disagree are not timed. Ctrl-C shows the results so far.
     """
     options.require_plots(plot)
     variants = options.choose_variants(names or options.PRESET_VARIANTS, True)

@@ -34,6 +34,12 @@ def check(
 ) -> None:
     """Measure how closely two forms agree.
 
+    Examples:
+
+    - `lintx check`
+    - `lintx check runs/first --json`
+    - `lintx check --mechanism mine.py:MyAttention`
+
     Samples images from the model step by step, then compares the predictions of the steps with those of the parallel
     form, which predicts all positions at once, in float64 and in float32. Also checks in float64 that the parallel form
     gives the same predictions when it reads an image in blocks, and that later values do not change earlier
@@ -42,12 +48,6 @@ def check(
     With --mechanism, the contract of one mechanism is checked with random inputs: steps and blocks equal one pass, also
     in their gradients; later inputs, NaN and other images change nothing that they must not change; the state has the
     size that it claims. If the class has a method `oracle(q, k, v, extra)`, it is compared with that, too.
-
-    Examples:
-
-    - `lintx check`
-    - `lintx check runs/first --json`
-    - `lintx check --mechanism mine.py:MyAttention`
     """
     if mechanism is not None:
         if checkpoint is not None:

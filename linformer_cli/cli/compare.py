@@ -68,6 +68,12 @@ class CompareOptions:
 def compare(asked: CompareOptions) -> None:
     """Train and compare mechanisms.
 
+    Examples:
+
+    - `lintx compare --data mnist --images 16000 --runs runs/comparison`
+    - `lintx compare --attention softmax,linear,linear:feature_map=relu --max-time 20m --match-parameters`
+    - `lintx compare --runs runs/comparison --no-train --format md --plot comparison.png`
+
     All runs have the same network except for the attention, the same images in the same order, and the same settings.
     Each run has its own folder. Run the command again to continue: finished work is not repeated. The table shows final
     validation bits/dim with the standard error, parameters, bytes of state, and images/s of whole training steps and of
@@ -77,12 +83,6 @@ def compare(asked: CompareOptions) -> None:
 
     With --max-time, all runs take the same time instead of the same images. With --match-parameters, the parameters of
     all models are within 3 % of those of the first.
-
-    Examples:
-
-    - `lintx compare --data mnist --images 16000 --runs runs/comparison`
-    - `lintx compare --attention softmax,linear,linear:feature_map=relu --max-time 20m --match-parameters`
-    - `lintx compare --runs runs/comparison --no-train --format md --plot comparison.png`
     """
     _check_options(asked)
 

@@ -82,17 +82,17 @@ class CompleteOptions:
 def complete(asked: CompleteOptions) -> None:
     """Complete your own images.
 
-    Keeps a part of each image, by default the top, and draws the rest with the model, several times. The result has a
-    row for each image: given | completions | original. Bits/dim tell how likely the model finds the kept part, each
-    completion, and the rest of the original; a lower figure means more likely. Images are rotated according to their
-    EXIF data, and read as the training images were. Drawings are matched to the training images (see --frame).
-
     Examples:
 
     - `lintx complete digit.png --keep top:0.5 -n 3 -o completed.png`
     - `lintx complete photo-of-a-digit.jpg --keep top:0.6`
     - `lintx complete scans/*.jpg --invert --fit pad --keep top:10rows`
     - `lintx complete digit.png --erase box:9,9,10,10 --particles 256`
+
+    Keeps a part of each image, by default the top, and draws the rest with the model, several times. The result has a
+    row for each image: given | completions | original. Bits/dim tell how likely the model finds the kept part, each
+    completion, and the rest of the original; a lower figure means more likely. Images are rotated according to their
+    EXIF data, and read as the training images were. Drawings are matched to the training images (see --frame).
     """
     options.require_output("-o", asked.out, ".png")
     options.require_output("--gif", asked.gif, ".gif")

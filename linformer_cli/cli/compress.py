@@ -72,6 +72,14 @@ class CompressOptions:
 def compress(asked: CompressOptions) -> None:
     """Compress images without loss.
 
+    Examples:
+
+    - `lintx compress digits/ -o digits.lintz`
+    - `lintx compress --data mnist --split test -o mnist.lintz`
+    - `lintx compress scan.png --tile -o scan.lintz`
+    - `lintx compress --checkpoint runs/text book.txt -o book.lintz`
+    - `tar c src | lintx compress --checkpoint runs/text - -o src.tar.lintz`
+
     The model predicts every value, and an entropy coder stores it in about as many bits as the model's bits/dim say.
     `lintx decompress` returns the same pixels, names and order on every processor, with the same model. Only pixels are
     kept: a picture comes back as a PNG without metadata. Pictures must have the size and the channels of the model's
@@ -82,14 +90,6 @@ def compress(asked: CompressOptions) -> None:
 
     Files become small if the images are like those that the model was trained on. Other images may take more bytes
     than as PNGs. The command needs the packages of `pip install '.[compress]'`.
-
-    Examples:
-
-    - `lintx compress digits/ -o digits.lintz`
-    - `lintx compress --data mnist --split test -o mnist.lintz`
-    - `lintx compress scan.png --tile -o scan.lintz`
-    - `lintx compress --checkpoint runs/text book.txt -o book.lintz`
-    - `tar c src | lintx compress --checkpoint runs/text - -o src.tar.lintz`
     """
     _check_options(asked)
     session = open_session(asked.checkpoint, "cpu", "int8", "native")

@@ -26,7 +26,7 @@ from .options import LARGEST_COUNT, Plugins, parse_duration, parse_numbers, pars
 # The key under which a field of a dataclass keeps its option.
 _OPTION = "option"
 # What the help shows as the value of settings that are read from a text.
-_METAVARS = {"image_size": "HEIGHTxWIDTH", "ground": "COLOUR", "range": "LO,HI", "channels": "<int>"}
+_METAVARS = {"image_size": "HEIGHTxWIDTH", "ground": "COLOUR", "range": "LO,HI", "channels": "N"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def argument(metavar: str, help: str, default: Any = dataclasses.MISSING) -> Any
 # An option that is a number of things.
 count = functools.partial(option, min=1, max=LARGEST_COUNT)
 # An option that is a time. The command gets seconds.
-duration = functools.partial(option, parser=parse_duration, metavar="<str>")
+duration = functools.partial(option, parser=parse_duration, metavar="TIME")
 # An option whose value has parts separated by commas.
 several = functools.partial(option, metavar="LIST")
 
@@ -144,7 +144,7 @@ def _build_parameter(name: str, field: FieldInfo, panel: str) -> inspect.Paramet
     elif any(isinstance(mark, Duration) for mark in metadata):
         option |= {"parser": parse_duration, "metavar": "TIME"}
     elif kind in (int, float):
-        option |= {"parser": _build_parser(kind, metadata), "metavar": f"<{kind.__name__}>"}
+        option |= {"parser": _build_parser(kind, metadata), "metavar": "N" if kind is int else "X"}
     elif any(isinstance(mark, BeforeValidator) for mark in metadata):
         annotation, option["metavar"] = str, _METAVARS[name]
         option["parser"] = _build_parser(kind, metadata)

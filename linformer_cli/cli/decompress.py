@@ -49,16 +49,16 @@ class DecompressOptions:
 def decompress(asked: DecompressOptions) -> None:
     """Unpack a compressed file.
 
-    Writes its pictures or files to a folder. Needs the model that the file was compressed with, and the packages of
-    `pip install '.[compress]'`. A damaged block is lost alone: everything else is written, what is lost is named, and
-    the exit code is 1. If only a part of an item is lost, the item gets the name damaged-NAME and has zeros in place of
-    the lost part.
-
     Examples:
 
     - `lintx decompress digits.lintz -o digits`
     - `lintx decompress book.lintz --checkpoint runs/text -o books`
     - `lintx decompress src.tar.lintz --checkpoint runs/text -o - | tar x`
+
+    Writes its pictures or files to a folder. Needs the model that the file was compressed with, and the packages of
+    `pip install '.[compress]'`. A damaged block is lost alone: everything else is written, what is lost is named, and
+    the exit code is 1. If only a part of an item is lost, the item gets the name damaged-NAME and has zeros in place of
+    the lost part.
     """
     if not asked.out:
         raise UsageError("name the folder to write to with -o FOLDER; '-o -' writes a single file to stdout")

@@ -21,15 +21,15 @@ def demo(
 ) -> None:
     """Show a model in the browser.
 
-    The page completes what you draw, draws again what you erase, draws samples, shows the state of the model, and races
-    the model against softmax attention. For a model of bytes, it shows only the state. The engine runs in the page, as
-    WebAssembly. Nothing leaves the machine. Ctrl-C ends the command.
-
     Examples:
 
     - `lintx demo`
     - `lintx demo runs/first --port 8000 --no-browser`
     - `lintx demo mnist-deep --build site`
+
+    The page completes what you draw, draws again what you erase, draws samples, shows the state of the model, and races
+    the model against softmax attention. For a model of bytes, it shows only the state. The engine runs in the page, as
+    WebAssembly. Nothing leaves the machine. Ctrl-C ends the command.
     """
     from linformer_cli.checkpoint import open_checkpoint
     from linformer_cli.demo.server import DemoServer

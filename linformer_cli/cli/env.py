@@ -7,11 +7,11 @@ from .output import print_facts, print_json
 def env(json: options.Json = False) -> None:
     """Describe the machine and the versions.
 
-    Lists versions, processor, threads, GPUs, and the device and training precision that `auto` selects.
-
     Examples:
 
     - `lintx env --json`
+
+    Lists versions, processor, threads, GPUs, and the device and training precision that `auto` selects.
     """
     import torch
 

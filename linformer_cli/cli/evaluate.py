@@ -71,6 +71,13 @@ class EvaluateOptions:
 def evaluate(asked: EvaluateOptions) -> None:
     """Measure bits/dim over a split of a data set.
 
+    Examples:
+
+    - `lintx eval runs/first --data mnist --split test --json`
+    - `lintx eval --limit 500`
+    - `lintx eval runs/second --against runs/first`
+    - `lintx eval runs/text --length 65536 --by-position --plot positions.png`
+
     Bits/dim is the number of bits that the model needs per value, shown with the standard error over images. Every
     value counts: nats are summed over all values of all images, then divided by ln 2 and by the number of values. The
     second figure leaves out the first value of each image, as the code of Katharopoulos 2020 does. Compare it only with
@@ -85,13 +92,6 @@ def evaluate(asked: EvaluateOptions) -> None:
     of this model's bits/dim minus the second model's, including the cost of the class. Bits/dim usually differ far more
     between images than between two models on one image. The standard error of the difference is then much smaller than
     those of the two figures.
-
-    Examples:
-
-    - `lintx eval runs/first --data mnist --split test --json`
-    - `lintx eval --limit 500`
-    - `lintx eval runs/second --against runs/first`
-    - `lintx eval runs/text --length 65536 --by-position --plot positions.png`
     """
     options.require_plots(asked.plot)
     options.require_output("--per-image", asked.per_image, ".csv")

@@ -35,6 +35,12 @@ def export(
 ) -> None:
     """Copy a model out of its run.
 
+    Examples:
+
+    - `lintx export runs/first digits --dtype bf16`
+    - `lintx export runs/first digits.lintx`
+    - `lintx export runs/first hf:me/digits --license mit`
+
     A folder holds the weights, the configuration and the model card, but no training state. `lintx eval` shows the
     effect of rounding on bits/dim.
 
@@ -44,17 +50,13 @@ def export(
     `hf:USER/NAME` sends the folder to the Hugging Face Hub, where every command finds it under this name. It needs
     `pip install '.[hub]'`, `hf auth login` and --license. A new repository is public; to share with few, create a
     private one first.
-
-    Examples:
-
-    - `lintx export runs/first digits --dtype bf16`
-    - `lintx export runs/first digits.lintx`
-    - `lintx export runs/first hf:me/digits --license mit`
     """
     from linformer_cli.native.program_file import SUFFIX
 
     if license is not None and not re.fullmatch(LICENSE, license):
         raise UsageError(f"--license takes a name of the Hub, such as mit or cc-by-4.0, found '{license}'")
+    if not out:
+        raise UsageError("OUT is empty; give it a path")
     path, shared = Path(out), out.startswith(PREFIX)
     program = not shared and path.suffix == SUFFIX
     if shared and license is None:

@@ -12,6 +12,17 @@ from typer.main import get_group
 
 from linformer_cli.errors import UsageError
 
+# What the help shows as the value of an option, by its type.
+_METAVARS = {
+    "<bool>": "",
+    "<str>": "TEXT",
+    "<int>": "N",
+    "<int range>": "N",
+    "<float>": "X",
+    "<float range>": "X",
+    "<path>": "PATH",
+}
+
 
 class LazyGroup(TyperGroup):
     """A group whose `table` has, for each command, its module and function in `cli/`, and its summary.
@@ -21,11 +32,20 @@ class LazyGroup(TyperGroup):
     """
 
     table: ClassVar[Mapping[str, tuple[str, str]]]
+    # The headings of the help page, each with its commands.
+    panels: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = {name: TyperCommand(name, help=summary) for name, (_, summary) in self.table.items()}
+        panel = {name: panel for panel, names in self.panels.items() for name in names.split()}
+        self.commands = {
+            name: TyperCommand(name, help=summary, rich_help_panel=panel.get(name))
+            for name, (_, summary) in self.table.items()
+        }
         self._loaded: dict[str, Any] = {}
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _shorten_types(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self.table and cmd_name not in self._loaded:
@@ -40,6 +60,9 @@ class LazyGroup(TyperGroup):
 class _Command(TyperCommand):
     """A command that refuses an empty path, which would mean the working folder."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _shorten_types(super().get_params(ctx))
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         empty = {before for before, word in pairwise(["", *args]) if not word}
         empty |= {word.removesuffix("=") for word in args if word.endswith("=")}
@@ -53,6 +76,15 @@ class _Command(TyperCommand):
                 name = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.opts[0].upper()
                 raise UsageError(f"{name} is empty; give it a path")
         return rest
+
+
+def _shorten_types(parameters: list[Any]) -> list[Any]:
+    """Let the help show `N` for a number and nothing for a flag. Bounds are left out: most are far above any use."""
+    for one in parameters:
+        one._get_number_range_help_str = lambda: None
+        if one.metavar is None:
+            one.metavar = _METAVARS.get(one.display_type(None))
+    return parameters
 
 
 def _load(name: str, target: str) -> Any:

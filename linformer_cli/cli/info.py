@@ -7,12 +7,12 @@ from .output import print_facts, print_json
 def info(checkpoint: options.CheckpointArgument = None, json: options.Json = False) -> None:
     """Describe a checkpoint.
 
-    Shows its model, data, training and sizes.
-
     Examples:
 
     - `lintx info runs/first`
     - `lintx info mnist-deep --json`
+
+    Shows its model, data, training and sizes.
     """
     from linformer_cli.checkpoint import load_weights, read_checkpoint
     from linformer_cli.units import WINDOWS, format_bits, format_bytes, format_duration

@@ -1,5 +1,6 @@
 """Options that several commands share, and functions that parse their values."""
 
+import functools
 import math
 import os
 import re
@@ -26,6 +27,10 @@ Number = TypeVar("Number", int, float)
 LARGEST_COUNT = 2**24
 LONGEST_SECONDS = 3_650 * 86_400.0
 
+# Options below the others on a help page.
+_more = functools.partial(typer.Option, rich_help_panel="More options")
+_filter = functools.partial(typer.Option, rich_help_panel="Filters")
+
 
 def _use_plugins(files: list[str] | None) -> None:
     for file in files or []:
@@ -38,7 +43,7 @@ def _use_plugins(files: list[str] | None) -> None:
 
 Plugins = Annotated[
     list[str] | None,
-    typer.Option(
+    _more(
         "--plugin", help="A file of mechanisms; repeatable.", metavar="FILE", callback=_use_plugins, expose_value=False
     ),
 ]
@@ -51,7 +56,7 @@ def _set_quiet(quiet: bool) -> bool:
 
 Engine = Annotated[
     str,
-    typer.Option(
+    _more(
         "--engine",
         help="How to step the model: auto (the fastest engine that supports it), native (compiled kernels, on a "
         "CPU), cuda (CUDA graphs, on a CUDA device) or reference (plain torch, supports every model).",
@@ -83,12 +88,12 @@ Runs = Annotated[
 SpeedPlot = Annotated[
     Path | None, typer.Option("--plot", help="Also plot images/s against batch size to a .png or .svg file.")
 ]
-Style = Annotated[TableStyle, typer.Option("--format", help="Format of the table.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Random seed.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:INDEX or mps.", metavar="DEVICE")]
+Style = Annotated[TableStyle, _more("--format", help="Format of the table.")]
+Seed = Annotated[int, _more("--seed", min=0, max=2**63 - 1, help="Random seed.")]
+Device = Annotated[str, _more("--device", help="auto, cpu, cuda, cuda:INDEX or mps.", metavar="DEVICE")]
 SamplingPrecision = Annotated[
     SamplingPrecisionName,
-    typer.Option(
+    _more(
         "--precision",
         help="Precision of weights and activations; sums are float32. int8 is for the native engine; auto selects it "
         "there unless fp32 is more than 5 % faster. With the native engine, images do not depend on --batch. In int8 "
@@ -96,17 +101,15 @@ SamplingPrecision = Annotated[
         "images, and more of them in bf16.",
     ),
 ]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print only errors and warnings on stderr.", callback=_set_quiet)
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Quiet = Annotated[bool, _more("--quiet", "-q", help="Print only errors and warnings on stderr.", callback=_set_quiet)]
+Json = Annotated[bool, _more("--json", help="Print one JSON document on stdout.")]
 ModelData = Annotated[
     str | None, typer.Option("--data", help="Data set. Default: the model's training data set.", metavar="NAME")
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.")]
 DataDir = Annotated[
     str | None,
-    typer.Option(
+    _more(
         "--data-dir",
         help="Folder for data sets and downloads. Default: $LINTX_DATA, otherwise the user's cache.",
         metavar="DIR",
@@ -138,11 +141,11 @@ ClassGuidance = Annotated[
         "otherwise 1.",
     ),
 ]
-Temperature = Annotated[float, typer.Option("--temperature", help="Divisor of the log probabilities. Applied first.")]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Sample from the K likeliest values. Applied second.")]
+Temperature = Annotated[float, _filter("--temperature", help="Divisor of the log probabilities. Applied first.")]
+TopK = Annotated[int | None, _filter("--top-k", help="Sample from the K likeliest values. Applied second.")]
 TopP = Annotated[
     float | None,
-    typer.Option("--top-p", help="Sample from the likeliest values that together reach probability P. Applied third."),
+    _filter("--top-p", help="Sample from the likeliest values that together reach probability P. Applied third."),
 ]
 
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}

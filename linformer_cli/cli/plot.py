@@ -42,19 +42,19 @@ def plot(
 ) -> None:
     """Plot the curves of runs.
 
-    Plots bits/dim of training, bits/dim of validation with a band for the standard error, and the learning rate. Each
-    is plotted against the training images seen and against time. Each run has its own colour. Runs that are still
-    training can be plotted, too. Runs on bytes are plotted in bits/byte.
-
-    --samples writes the grids that `lintx train` draws every --sample-every steps, with one strip for each run. --json
-    prints the data of the curves.
-
     Examples:
 
     - `lintx plot runs/first -o first.png`
     - `lintx plot runs/linear runs/softmax -o both.svg --samples samples.png`
     - `lintx plot runs/first --json`
     - `lintx plot runs/first --watch`
+
+    Plots bits/dim of training, bits/dim of validation with a band for the standard error, and the learning rate. Each
+    is plotted against the training images seen and against time. Each run has its own colour. Runs that are still
+    training can be plotted, too. Runs on bytes are plotted in bits/byte.
+
+    --samples writes the grids that `lintx train` draws every --sample-every steps, with one strip for each run. --json
+    prints the data of the curves.
     """
     from linformer_cli.report.runs import render_runs, render_strips
 

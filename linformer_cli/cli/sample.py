@@ -86,6 +86,16 @@ class SampleOptions:
 def sample(asked: SampleOptions) -> None:
     """Draw images or text from a model.
 
+    Examples:
+
+    - `lintx sample -n 64 -o grid.png`
+    - `lintx sample runs/first -n 16 --temperature 0.9 --files digits/`
+    - `lintx sample -n 4 -o - | display`
+    - `lintx sample -n 16 --gif drawing.gif`
+    - `torchrun --nproc-per-node 8 -m linformer_cli sample runs/first -n 10000 --files drawn`
+    - `lintx sample --class 7 -n 16`
+    - `lintx sample runs/text --prompt 'import ' -n 500 --temperature 0.8`
+
     A model of bytes prints text on stdout while it draws: safe characters in a terminal, and the bytes themselves in a
     pipe. With --json, it prints one document at the end. It takes no options about images.
 
@@ -96,16 +106,6 @@ def sample(asked: SampleOptions) -> None:
 
     `torchrun --nproc-per-node N -m linformer_cli sample ...` splits the images among N processes. With --files, an
     interrupted command can be repeated: it draws only the missing images.
-
-    Examples:
-
-    - `lintx sample -n 64 -o grid.png`
-    - `lintx sample runs/first -n 16 --temperature 0.9 --files digits/`
-    - `lintx sample -n 4 -o - | display`
-    - `lintx sample -n 16 --gif drawing.gif`
-    - `torchrun --nproc-per-node 8 -m linformer_cli sample runs/first -n 10000 --files drawn`
-    - `lintx sample --class 7 -n 16`
-    - `lintx sample runs/text --prompt 'import ' -n 500 --temperature 0.8`
     """
     if asked.out == STREAM and asked.json:
         raise UsageError("-o - and --json both want stdout; give -o a file")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linformer_cli.errors import DataError, UsageError
-from linformer_cli.presets import CIFAR10_PRESET
 from linformer_cli.report.tables import RecordTable, list_columns
 from linformer_cli.units import WINDOWS
 from . import options
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from linformer_cli.evaluation.scores import FolderScore, Score
 
 _NONE = "none"
+# The second model for colour pictures of 32 x 32 pixels.
+_PHOTOGRAPHS = "cifar10-pixel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class ScoreOptions:
     against: str | None = option(
         None,
         "A second checkpoint. Rank by the difference of bits/dim. Default for colour pictures of 32 x 32: "
-        f"{CIFAR10_PRESET}; '{_NONE}' ranks by bits/dim alone.",
+        f"{_PHOTOGRAPHS}; '{_NONE}' ranks by bits/dim alone.",
         metavar="CHECKPOINT",
     )
     class_name: str | None = option(None, "The class of the pictures, for a model that needs a class.", "--class")
@@ -48,18 +49,18 @@ class ScoreOptions:
 def score(asked: ScoreOptions) -> None:
     """Say how likely a model finds pictures.
 
+    Examples:
+
+    - `lintx score scans/ --checkpoint runs/first -o sheet.png`
+    - `lintx score new/*.png --checkpoint runs/sprites --against none --format csv`
+    - `lintx score normal/ broken/ --checkpoint runs/normal`
+
     The oddest picture comes first. Bits/dim is the number of bits that the model needs per value. Every model finds
     smooth pictures likely, whatever they show. With --against, pictures are therefore ranked by the model's bits/dim
     minus those of a second model that knows pictures in general. Pictures are read as the training images were.
 
     If the pictures are in two or more folders, a second table has the area under the curve of each folder: how often
     one of its pictures ranks above a picture of the others. 0.5 means that the model cannot tell them apart.
-
-    Examples:
-
-    - `lintx score scans/ --checkpoint runs/first -o sheet.png`
-    - `lintx score new/*.png --checkpoint runs/sprites --against none --format csv`
-    - `lintx score normal/ broken/ --checkpoint runs/normal`
     """
     options.require_output("-o", asked.out, ".png")
     session = open_session(asked.checkpoint, asked.device, "fp32")
@@ -104,8 +105,8 @@ def _open_other(asked: ScoreOptions, session: Session) -> Session | None:
     """Open the second model: the one asked for, or the shipped model of colour pictures if these have its size."""
     shape, name = session.model.config.image, asked.against
     fits = (shape.height, shape.width, shape.channels, shape.palette) == (32, 32, 3, ())
-    if name is None and fits and session.checkpoint.name != CIFAR10_PRESET:
-        name = CIFAR10_PRESET
+    if name is None and fits and session.checkpoint.name != _PHOTOGRAPHS:
+        name = _PHOTOGRAPHS
         info(f"ranked against {name}, because every model finds smooth pictures likely; '--against {_NONE}' does not")
     if name is None or name == _NONE:
         return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from linformer_cli.config import LENGTHS, LOOK_SETTINGS, DataConfig, NetworkConfig, TrainConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.files import require_writable
-from linformer_cli.presets import BYTES_PRESET, CIFAR10_PRESET, DEFAULT_PRESET, FEW_PICTURES, PRESETS
+from linformer_cli.presets import BYTES_PRESET, COLOUR_PRESET, DEFAULT_PRESET, FEW_PICTURES, PRESETS
 from linformer_cli.system.distributed import join_team, notice_loss
 from linformer_cli.units import WINDOWS, count_words, format_duration
 from . import options
@@ -79,7 +79,7 @@ class TrainOptions:
     preset: str | None = option(
         None,
         f"Network and training settings: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}, "
-        f"{CIFAR10_PRESET} for cifar10 and photographs in colour, or {BYTES_PRESET} for bytes.",
+        f"{COLOUR_PRESET} for cifar10 and photographs in colour, or {BYTES_PRESET} for bytes.",
         autocompletion=lambda: list(PRESETS),
         rich_help_panel="Model",
     )
@@ -90,6 +90,18 @@ class TrainOptions:
 @with_fields
 def train(asked: TrainOptions) -> None:
     """Train a model, or resume a run.
+
+    Examples:
+
+    - `lintx train pictures/`
+    - `lintx train --data mnist --data-dir DIR --max-time 10m --out runs/first`
+    - `lintx train --data glyphs --preset tiny --steps 200`
+    - `lintx train --attention softmax --dry-run`
+    - `lintx train --data mnist --classes --optimizer muon --shift 1`
+    - `lintx train --data bytes:book.txt --max-time 10m`
+    - `lintx train --resume runs/first --max-time 1h`
+    - `lintx train --init-from runs/first --attention softmax --out runs/moved`
+    - `lintx train --preset mnist-small --distill-from mnist-deep`
 
     `lintx train PICTURES` trains on the pictures in a folder, such as sprites, icons or photographs. It measures how
     they look and chooses the network and the length: 8 epochs, at most 15 minutes, or less if validation stops
@@ -104,18 +116,6 @@ def train(asked: TrainOptions) -> None:
     `torchrun --nproc-per-node N -m linformer_cli train ...` divides every batch among N processes. A run can be resumed
     with any number of processes. On a CPU, with --steps or --epochs and the same numbers of processes and threads, the
     result is bit for bit the same as without the interruption.
-
-    Examples:
-
-    - `lintx train sprites/`
-    - `lintx train --data mnist --data-dir DIR --max-time 10m --out runs/first`
-    - `lintx train --data glyphs --preset tiny --steps 200`
-    - `lintx train --attention softmax --dry-run`
-    - `lintx train --data mnist --classes --optimizer muon --shift 1`
-    - `lintx train --data bytes:book.txt --max-time 10m`
-    - `lintx train --resume runs/first --max-time 1h`
-    - `lintx train --init-from runs/first --attention softmax --out runs/moved`
-    - `lintx train --preset mnist-small --distill-from mnist-deep`
     """
     if asked.run is not None and not asked.resume:
         asked = replace(asked, data=_name_pictures(asked.run, asked.data))

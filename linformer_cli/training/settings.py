@@ -24,11 +24,12 @@ from linformer_cli.documents import parse_config, read_toml
 from linformer_cli.errors import UsageError, shorten, unknown_name
 from linformer_cli.model.mixers import check_parts, parse_options
 from linformer_cli.presets import (
-    CIFAR10_PRESET,
+    COLOUR_PRESET,
     DEFAULT_PRESET,
     FOLDER_HIDE_CLASS,
     FOLDER_RECIPE,
     RECIPES,
+    RENAMED_PRESETS,
     complete_recipe,
     find_default_preset,
     find_preset,
@@ -167,7 +168,7 @@ def merge_settings(
     document = read_tables(file) if file is not None else {}
     recipe: dict[str, Any] = {}
     if pictures is not None:
-        images_preset = images_preset or (CIFAR10_PRESET if pictures.shape.channels > 1 else DEFAULT_PRESET)
+        images_preset = images_preset or (COLOUR_PRESET if pictures.shape.channels > 1 else DEFAULT_PRESET)
         recipe = dict(FOLDER_RECIPE)
         chosen = {**document.get("train", {}), **given.train}
         if not chosen.keys().isdisjoint(("steps", "epochs")):
@@ -175,6 +176,7 @@ def merge_settings(
         if not chosen.keys().isdisjoint(("evaluate_every", "sample_every", "save_every")):
             del recipe["check_every"]
     name = given.preset or document.get("preset")
+    name = RENAMED_PRESETS.get(str(name), name)
     data = {**document.get("data", {}), **given.data}
     if document.get("model", {}).get("classes"):
         data = {"labels": True, **data}
@@ -189,6 +191,7 @@ def merge_settings(
     else:
         network = find_preset(name).model_dump() if name else source.info.model.model_dump(exclude=_DERIVED)
         name = name or source.info.training.preset or DEFAULT_PRESET
+        name = RENAMED_PRESETS.get(name, name)
         labelled = source.info.model.classes > 0 and (pictures is None or pictures.classes > 0)
         data = {"name": source.info.data.name, "labels": labelled, **data}
         image = source.info.model.image

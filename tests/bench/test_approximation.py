@@ -1,4 +1,4 @@
-"""Compares random features with softmax and with each other, to test what docs/notes/approximation.md says."""
+"""Compares random features with softmax and with each other, to test what docs/notes/katharopoulos-2020.md says."""
 
 import itertools
 import math

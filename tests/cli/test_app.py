@@ -75,11 +75,18 @@ def test_commands_on_a_model_take_the_checkpoint_only_as_an_argument(lintx, comm
     assert "CHECKPOINT" in text and "--checkpoint" not in text
 
 
-@pytest.mark.parametrize("arguments", [[], ["bench"]])
-def test_a_group_without_a_command_prints_its_help(lintx, arguments):
-    outcome = lintx(*arguments)
-    assert outcome.code == 2 and outcome.stderr == ""
-    assert outcome.stdout.strip() == lintx(*arguments, "--help").stdout.strip()
+def test_without_a_command_lintx_shows_how_to_start_and_bench_its_help(lintx):
+    start, bench = lintx(), lintx("bench")
+    assert start.code == bench.code == 2 and start.stderr == bench.stderr == ""
+    assert len([line for line in start.stdout.splitlines() if line.startswith("  lintx ")]) == 4
+    assert bench.stdout.strip() == lintx("bench", "--help").stdout.strip()
+
+
+def test_help_has_panels_examples_first_and_no_types_of_python(lintx):
+    assert lintx("--help").stdout.index("Start") < lintx("--help").stdout.index("Measure")
+    page = lintx("train", "--help").stdout
+    assert page.index("lintx train pictures/") < page.index("Without arguments")
+    assert not any(kind in page for kind in ("<bool>", "<int", "<float", "<=x", "x>="))
 
 
 def test_shell_completion_offers_commands_and_values_without_loading_torch():

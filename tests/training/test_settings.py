@@ -92,8 +92,16 @@ def test_the_data_set_is_known_before_its_images_are_loaded(write) -> None:
 
 def test_data_sets_have_default_presets() -> None:
     chosen = {name: merge_settings(Given(data={"name": name})).preset for name in ("mnist", "cifar10", "bytes:x")}
-    assert chosen == {"mnist": "mnist-wide", "cifar10": "cifar10-pixel", "bytes:x": "bytes-small"}
+    assert chosen == {"mnist": "mnist-wide", "cifar10": "colour-pixel", "bytes:x": "bytes-small"}
     assert merge_settings(Given(data={"name": "cifar10"}), images_preset="tiny").preset == "tiny"
+
+
+def test_files_may_have_the_old_name_of_a_preset(write) -> None:
+    file = write('preset = "cifar10-pixel"')
+    shipped = merge_settings(Given(), source=find_source("cifar10-pixel", None))
+    for settings in (merge_settings(Given(), file), shipped):
+        assert (settings.preset, settings.train.batch) == ("colour-pixel", 8)
+    assert shipped.network.width == 256
 
 
 @pytest.mark.parametrize(("preset", "name"), [(None, "mnist"), ("tiny", "mnist"), ("cifar10-paper", "cifar10")])
@@ -302,7 +310,7 @@ def test_images_may_have_another_shape_but_bytes_are_refused(source, raises_one_
 
 def test_a_folder_of_pictures_chooses_its_settings() -> None:
     given = Given(data={"name": "folder:x"})
-    for channels, classes, preset in ((1, 0, "mnist-wide"), (3, 5, "cifar10-pixel"), (4, 0, "cifar10-pixel")):
+    for channels, classes, preset in ((1, 0, "mnist-wide"), (3, 5, "colour-pixel"), (4, 0, "colour-pixel")):
         pictures = Pictures(ImageShape(height=8, width=8, channels=channels), classes)
         chosen = merge_settings(given, pictures=pictures)
         assert (chosen.preset, chosen.data.labels) == (preset, classes > 0)
