@@ -29,6 +29,9 @@ PYTHON = """# Python interface
     options: {heading_level: 3, show_root_heading: true}
 """
 
+# `lintx demo --build` writes the page beside the site, where mkdocs does not look for it.
+DEMO = '\n<p><a href="../../demo/">Open the page with the model mnist-deep</a></p>\n'
+
 
 def on_files(files: Files, config: Any) -> None:
     home = re.sub(r"\]\((?!https?:)", "](../", (ROOT / "README.md").read_text(encoding="utf-8"))
@@ -38,6 +41,8 @@ def on_files(files: Files, config: Any) -> None:
 
 def on_page_markdown(text: str, page: Any, config: Any, files: Files) -> str:
     """Rewrite the links of a page, which are relative to its place in the repository."""
+    if page.file.src_uri == "guide/demo.md":
+        text = text.replace("\n", f"\n{DEMO}\n", 1)
     folder = posixpath.dirname(page.file.src_uri)
 
     def rewrite(link: re.Match[str]) -> str:

@@ -3,10 +3,12 @@ is that of the catalogue.
 """
 
 import itertools
+import json
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from linformer_cli.model.mixers import BASELINES
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "guide"
+NOTEBOOK = GUIDE / "first-steps.ipynb"
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(ROOT.glob("docs/**/*.md"))
 # Pages with commands for readers to copy. `docs/reference/cli.md` is left out, because it is generated.
 COMMAND_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"] + sorted(
@@ -109,6 +112,17 @@ def test_python_examples_step_and_attend() -> None:
     assert (y[:, :, -1] - names["y_t"]).abs().max() < 1e-5
 
 
+@pytest.mark.slow
+def test_the_notebook_runs() -> None:
+    names: dict[str, Any] = {}
+    for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code" and not cell["source"][0].startswith("%"):
+            exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), names)
+    assert names["bits"][-1] < names["bits"][0] / 2
+    assert names["sevens"].shape == (8, 28, 28, 1)
+    assert (names["completed"][:, :4] == names["images"][-1, :4]).all()
+
+
 @pytest.mark.parametrize("name", ["install", "test"])
 def test_commands_of_ci_are_marked_in_the_readme(name: str) -> None:
     marked = re.findall(rf"^<!-- ci: {name} -->\n```bash\n(.+)\n```$", (ROOT / "README.md").read_text(), re.MULTILINE)
@@ -140,3 +154,13 @@ def test_the_site_has_no_broken_link(tmp_path) -> None:
 def test_release_files_have_the_version() -> None:
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_address_of_the_repository_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    place = project["urls"]["Repository"].removeprefix("https://github.com/")
+    assert place == "USER/lintx" or "USER" not in place
+    assert f"\nrepository-code: https://github.com/{place}\n" in (ROOT / "CITATION.cff").read_text()
+    for page in (*PAGES, NOTEBOOK, ROOT / "pyproject.toml", ROOT / "CITATION.cff"):
+        named = re.findall(r"[Gg]it[Hh]ub(?:\.com)?/([\w.-]+/lintx)\b", page.read_text(encoding="utf-8"))
+        assert set(named) <= {place}, page
