@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar, get_original_bases
 
 from linformer_cli.documents import Config
+from linformer_cli.documents import setting as setting
 from linformer_cli.errors import UsageError
-from linformer_cli.native.program import MixInputs, NoProgram
+from linformer_cli.native.program import MixInputs as MixInputs
+from linformer_cli.native.program import NoProgram
 from .kernels.registry import CAUSAL_SUMS, Operation, find_kernel
 from .tensors import accumulator_dtype, check_lengths, fill_padding, may_check
 

@@ -5,8 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linformer_cli.documents import setting
-from .base import AttentionOptions, AttentionShape
+from .base import AttentionOptions, AttentionShape, setting
 from .parts.caches import KeyValueCache
 from .parts.spans import Pattern, Span, SpanAttention
 

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from linformer_cli.documents import setting
-from .base import AttentionShape, Gates
+from .base import AttentionShape, Gates, setting
 from .parts.delta_rule import DeltaState, GatedDeltaAttention, GatedDeltaOptions, delta_sums, finish
 from .parts.sums import sum_both_ways
 from .tensors import accumulator_dtype

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.documents import setting
-from linformer_cli.native.program import MixInputs
-from .base import AttentionShape, Gates, Memory
+from .base import AttentionShape, Gates, Memory, MixInputs, setting
 from .parts.caches import add_cache
 from .parts.gated_attention import GatedAttention, GatedOptions
 from .tensors import accumulator_dtype, host_number

@@ -6,10 +6,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from linformer_cli.documents import setting
 from linformer_cli.errors import UsageError
-from linformer_cli.native.program import MixInputs
-from .base import AttentionShape, Gates
+from .base import AttentionShape, Gates, MixInputs, setting
 from .parts.caches import CachedAttention, FixedCache, KeyValueCache, add_cache, extend_cache
 from .parts.gated_attention import GatedAttention, GatedOptions
 from .tensors import accumulator_dtype

@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from linformer_cli.documents import setting
-from .base import AttentionShape
+from .base import AttentionShape, setting
 from .parts.chunks import PowerOfTwoChunk
 from .parts.delta_rule import DeltaState, GatedDeltaAttention, GatedDeltaOptions
 

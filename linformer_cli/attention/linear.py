@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.documents import setting
 from linformer_cli.native.constants import STEP_MAPS
-from linformer_cli.native.program import MixInputs
-from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, SumAttention, setting
 from .kernels.registry import FOLDED_STEP, LINEAR_ATTENTION, LINEAR_ATTENTION_ALL, find_kernel, kernel_for
 from .parts.feature_maps import FEATURE_MAPS, Learned
 from .parts.folded_sums import FoldedState, build_folded_state, step_folded

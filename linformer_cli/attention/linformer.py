@@ -6,10 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.documents import setting
 from linformer_cli.errors import UsageError
-from linformer_cli.native.program import MixInputs
-from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, setting
 from .parts.caches import KeyValueCache, add_cache, attend_masked, fit_rows, init_cache
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .tensors import accumulator_dtype, find_padding, host_number

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.documents import setting
 from linformer_cli.native.program import NO_BUFFER, MixInputs
-from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, setting
 from .parts.chunks import PowerOfTwoChunk
 from .parts.feature_maps import Elu
 from .parts.level_sums import LevelInputs, count_buckets, read_levels, step_levels

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from linformer_cli.documents import setting
-from .base import AttentionOptions
+from .base import AttentionOptions, setting
 from .parts.caches import KeyValueCache
 from .parts.spans import Pattern, Span, SpanAttention
 from .tensors import Context, accumulator_dtype, constant

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.documents import setting
-from linformer_cli.native.program import MixInputs
-from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, setting
 from .parts.caches import CacheLayout, add_cache, emit_rows, fit_rows, init_cache
 from .parts.key_sets import Lists, join, weigh, weigh_lists
 from .parts.near_and_rows import Pattern, attend_near_and_rows

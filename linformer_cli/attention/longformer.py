@@ -7,10 +7,9 @@ from pydantic import field_validator
 from torch import Tensor
 
 from linformer_cli.config import LARGEST_IMAGE
-from linformer_cli.documents import setting
 from linformer_cli.errors import UsageError
 from linformer_cli.units import parse_count
-from .base import AttentionOptions, AttentionShape, Gates, Memory
+from .base import AttentionOptions, AttentionShape, Gates, Memory, setting
 from .parts.caches import CacheLayout, FixedCache, KeyValueCache, init_cache
 from .parts.spans import FEWEST_QUERIES, Pattern, Span, SpanAttention
 

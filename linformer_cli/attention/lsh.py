@@ -8,9 +8,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.documents import setting
-from linformer_cli.native.program import MixInputs
-from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, setting
 from .parts.bucket_chunks import EMPTY, attend_in_buckets, sort_by_bucket
 from .parts.caches import FixedCache, KeyValueCache, add_cache, extend_cache, fit_rows, init_cache, push_in_place
 from .parts.key_sets import join, weigh

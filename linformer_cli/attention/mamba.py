@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.documents import setting
 from linformer_cli.native.program import NO_BUFFER, MixInputs
-from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention, as_sequence
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention, as_sequence, setting
 from .parts.memory_lengths import inverse_softplus, log_memories
 from .parts.scaling import shrink_huge
 from .parts.sums import decayed_causal_sums, sum_logs, update_and_read

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.documents import setting
-from linformer_cli.native.program import MixInputs
-from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, SumAttention, setting
 from .kernels.registry import MESA_SOLVER, kernel_for
 from .parts.memory_lengths import log_memories
 from .parts.scaling import directions, shrink_huge

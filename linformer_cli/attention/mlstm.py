@@ -6,9 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.documents import setting
-from linformer_cli.native.program import MixInputs
-from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, SumAttention, setting
 from .parts.memory_lengths import log_memories
 from .parts.scaling import OUTPUT_FLOOR
 from .parts.sums import decayed_causal_sums, sum_logs, update_and_read

@@ -8,9 +8,7 @@ from pydantic import field_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.documents import setting
-from linformer_cli.native.program import MixInputs
-from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, Shared
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, Shared, setting
 from .parts.chunks import PowerOfTwoChunk
 from .parts.running_averages import NOTHING, read_running_averages
 from .tensors import accumulator_dtype, fill_padding, find_padding, host_number

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.documents import setting
 from linformer_cli.native.constants import STEP_MAPS
-from linformer_cli.native.program import MixInputs
-from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, SumAttention, setting
 from .kernels.registry import EXPONENTIAL_ATTENTION, kernel_for
 from .parts.random_features import (
     RELU_OFFSET,

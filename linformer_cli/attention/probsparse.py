@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.documents import setting
-from linformer_cli.native.program import MixInputs
-from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, setting
 from .parts.caches import (
     KeyValueCache,
     add_cache,

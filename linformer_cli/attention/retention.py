@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.documents import setting
-from linformer_cli.native.program import MixInputs
-from .base import AttentionShape, Chunk, Gates, SumAttention
+from .base import AttentionShape, Chunk, Gates, MixInputs, SumAttention, setting
 from .kernels.registry import CAUSAL_SUMS, kernel_for
 from .parts.memory_lengths import FadingOptions
 from .parts.scaling import scale_outputs

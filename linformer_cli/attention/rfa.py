@@ -6,9 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.documents import setting
-from linformer_cli.native.program import MixInputs
-from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, SumAttention, setting
 from .parts.random_features import WEIGHT_FLOOR, divide_by_floored_weight, draw_directions, sine_features
 from .parts.sums import causal_sums, decayed_causal_sums, divide_by_weight, read_whole_sums, update_and_read
 from .tensors import accumulator_dtype

@@ -5,9 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from linformer_cli.documents import setting
-from linformer_cli.native.program import MixInputs
-from .base import AttentionOptions, AttentionShape, Gates
+from .base import AttentionOptions, AttentionShape, Gates, MixInputs, setting
 from .parts.chunks import PowerOfTwoChunk
 from .parts.delta_rule import DeltaAttention, DeltaInputs, DeltaState, Updates
 from .parts.memory_lengths import log_memories

@@ -5,8 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from linformer_cli.native.program import MixInputs
-from .base import AttentionOptions, AttentionShape
+from .base import AttentionOptions, AttentionShape, MixInputs
 from .parts.caches import (
     CachedAttention,
     FixedCache,

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.kernels.registry import CACHE_STEP, kernel_for
-from linformer_cli.native.program import MixInputs
-from .base import AttentionOptions, Gates
+from .base import AttentionOptions, Gates, MixInputs
+from .kernels.registry import CACHE_STEP, kernel_for
 from .parts.caches import (
     CachedAttention,
     CacheLayout,

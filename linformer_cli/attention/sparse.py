@@ -4,9 +4,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from linformer_cli.documents import setting
 from linformer_cli.errors import UsageError
-from .base import AttentionOptions, AttentionShape
+from .base import AttentionOptions, AttentionShape, setting
 from .parts.caches import KeyValueCache
 from .parts.spans import FEWEST_QUERIES, MANY, Pattern, Span, SpanAttention
 

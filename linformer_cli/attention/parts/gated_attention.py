@@ -11,8 +11,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape, State
-from linformer_cli.documents import setting
+from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape, State, setting
 
 
 class GatedOptions(AttentionOptions):

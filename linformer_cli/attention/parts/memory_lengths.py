@@ -5,8 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.base import AttentionOptions, AttentionShape
-from linformer_cli.documents import setting
+from linformer_cli.attention.base import AttentionOptions, AttentionShape, setting
 
 
 def log_memories(shape: AttentionShape, count: int, least: int = 1) -> Tensor:

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
-from linformer_cli.attention.base import AttentionShape, Gates, Options
+from linformer_cli.attention.base import AttentionShape, Gates, MixInputs, Options
 from linformer_cli.attention.tensors import accumulator_dtype, find_padding
-from linformer_cli.native.program import MixInputs
 from .caches import CachedAttention, CacheLayout, FixedCache, KeyValueCache, attend_masked, emit_rows, place_spans
 from .key_sets import Lists, attend_lists
 
