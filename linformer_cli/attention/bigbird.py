@@ -6,10 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .base import AttentionOptions, AttentionShape, setting
-from .parts.caches import KeyValueCache
 from .parts.spans import Pattern, Span, SpanAttention
-
-BigbirdState = KeyValueCache
 
 # Nearby blocks: the query's block and the two before it.
 _WINDOW = 3

@@ -4,11 +4,9 @@ import torch
 from torch import Tensor
 
 from .base import AttentionShape, Gates, setting
-from .parts.delta_rule import DeltaState, GatedDeltaAttention, GatedDeltaOptions, delta_sums, finish
+from .parts.delta_rule import GatedDeltaAttention, GatedDeltaOptions, delta_sums, finish
 from .parts.sums import sum_both_ways
 from .tensors import accumulator_dtype
-
-DeltanetState = DeltaState
 
 
 class DeltanetOptions(GatedDeltaOptions):

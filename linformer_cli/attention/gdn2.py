@@ -4,9 +4,7 @@ from typing import Literal
 
 from .base import AttentionShape, setting
 from .parts.chunks import PowerOfTwoChunk
-from .parts.delta_rule import DeltaState, GatedDeltaAttention, GatedDeltaOptions
-
-Gdn2State = DeltaState
+from .parts.delta_rule import GatedDeltaAttention, GatedDeltaOptions
 
 
 class Gdn2Options(GatedDeltaOptions):

@@ -12,8 +12,6 @@ from .parts.caches import KeyValueCache, add_cache, attend_masked, fit_rows, ini
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .tensors import accumulator_dtype, find_padding, host_number
 
-LinformerState = KeyValueCache
-
 _DEFAULT_RANK = 4
 
 
@@ -35,7 +33,7 @@ class LinformerOptions(AttentionOptions):
             raise ValueError(f"'rank' must be at most 'block', found rank {self.rank} and block {self.block}")
 
 
-class LinformerAttention(Attention[LinformerOptions, LinformerState]):
+class LinformerAttention(Attention[LinformerOptions, KeyValueCache]):
     """y_t = softmax(q_t [E k of earlier blocks; k_j of the same block, j <= t]^T / sqrt(K)) [F v of earlier ...; v_j].
 
     One softmax covers the projected rows and the exact keys. E and F [rank, block] are learned for each head, or shared
@@ -81,8 +79,8 @@ class LinformerAttention(Attention[LinformerOptions, LinformerState]):
         return self.key_projection, self.key_projection if self.value_projection is None else self.value_projection
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: LinformerState | None, gates: Gates
-    ) -> tuple[Tensor, LinformerState]:
+        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
+    ) -> tuple[Tensor, KeyValueCache]:
         dtype, length = accumulator_dtype(v.dtype), q.shape[2]
         start = 0 if state is None else int(state.position)
         finished, inside = divmod(start, self.block)
@@ -106,7 +104,7 @@ class LinformerAttention(Attention[LinformerOptions, LinformerState]):
         rest = (inside + length) // self.block * self.block
         stack_k = self._stack(rows_k, near_k[:, :, rest:], capacity, k.dtype if state is None else state.keys.dtype)
         stack_v = self._stack(rows_v, near_v[:, :, rest:], capacity, v.dtype if state is None else state.values.dtype)
-        return y, LinformerState(stack_k, stack_v, host_number(start + length))
+        return y, KeyValueCache(stack_k, stack_v, host_number(start + length))
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, fill = accumulator_dtype(v.dtype), (0, 0, 0, -k.shape[2] % self.block)
@@ -149,12 +147,12 @@ class LinformerAttention(Attention[LinformerOptions, LinformerState]):
         """
         return max(positions - 1, 0) // self.block * self.rank + min(positions, self.block)
 
-    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinformerState:
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
         return init_cache(batch, self.shape, self._capacity(capacity), device, dtype)
 
     def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LinformerState, gates_t: Gates
-    ) -> tuple[Tensor, LinformerState]:
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
+    ) -> tuple[Tensor, KeyValueCache]:
         keys, values, position = state
         finished, inside = divmod(int(position), self.block)
         rows = finished * self.rank
@@ -170,7 +168,7 @@ class LinformerAttention(Attention[LinformerOptions, LinformerState]):
             for stack, projection in zip((keys, values), self._projections, strict=True):
                 exact = stack[:, :, rows:height].to(accumulator_dtype(stack.dtype))
                 stack[:, :, rows : rows + self.rank] = projection.to(exact.dtype) @ exact
-        return y.squeeze(2), LinformerState(keys, values, position + 1)
+        return y.squeeze(2), KeyValueCache(keys, values, position + 1)
 
     def emit(self, inputs: MixInputs) -> None:
         key_projection, value_projection = (inputs.builder.shared(projection) for projection in self._projections)
@@ -186,6 +184,6 @@ class LinformerAttention(Attention[LinformerOptions, LinformerState]):
             projections=len(self.key_projection),
         )
 
-    def list_states(self, state: LinformerState) -> list[Tensor]:
+    def list_states(self, state: KeyValueCache) -> list[Tensor]:
         capacity = self._capacity(self.shape.positions)
         return [fit_rows(state.keys, capacity), fit_rows(state.values, capacity)]

@@ -13,8 +13,6 @@ from .parts.caches import KeyValueCache
 from .parts.spans import Pattern, Span, SpanAttention
 from .tensors import Context, accumulator_dtype, constant
 
-LogsparseState = KeyValueCache
-
 # The largest number of scores per head and image that the parallel form holds at once, except that one grid row of
 # queries is always allowed.
 SCORES_AT_ONCE = 2**18

@@ -13,8 +13,6 @@ from .base import AttentionOptions, AttentionShape, Gates, Memory, setting
 from .parts.caches import CacheLayout, FixedCache, KeyValueCache, init_cache
 from .parts.spans import FEWEST_QUERIES, Pattern, Span, SpanAttention
 
-LongformerState = KeyValueCache
-
 
 class LongformerOptions(AttentionOptions):
     """Options of Longformer attention."""

@@ -7,11 +7,9 @@ from torch import Tensor, nn
 
 from .base import AttentionOptions, AttentionShape, Gates, MixInputs, setting
 from .parts.chunks import PowerOfTwoChunk
-from .parts.delta_rule import DeltaAttention, DeltaInputs, DeltaState, Updates
+from .parts.delta_rule import DeltaAttention, DeltaInputs, Updates
 from .parts.memory_lengths import log_memories
 from .parts.scaling import directions
-
-Rwkv7State = DeltaState
 
 # The fastest decay is exp(-e^-0.5) = 0.545 per position.
 _FASTEST = math.exp(-0.5)

@@ -18,8 +18,6 @@ from .parts.caches import (
 )
 from .tensors import accumulator_dtype
 
-SingleHeadState = KeyValueCache
-
 
 class SingleHeadOptions(AttentionOptions):
     """Single-head attention has no options."""

@@ -19,8 +19,6 @@ from .parts.caches import (
 )
 from .tensors import find_padding
 
-SoftmaxState = KeyValueCache
-
 
 class SoftmaxOptions(AttentionOptions):
     """Softmax attention has no options."""

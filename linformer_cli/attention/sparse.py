@@ -6,10 +6,7 @@ from torch import Tensor
 
 from linformer_cli.errors import UsageError
 from .base import AttentionOptions, AttentionShape, setting
-from .parts.caches import KeyValueCache
 from .parts.spans import FEWEST_QUERIES, MANY, Pattern, Span, SpanAttention
-
-SparseState = KeyValueCache
 
 DEFAULT_SUMMARY = 4
 

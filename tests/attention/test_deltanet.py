@@ -13,8 +13,7 @@ from tolerances import FLOAT32_DRIFT, FLOAT64, all_finite, assert_agree
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.deltanet import DeltanetState
-from linformer_cli.attention.parts.delta_rule import Updates, delta_sums
+from linformer_cli.attention.parts.delta_rule import DeltaState, Updates, delta_sums
 from linformer_cli.native.library import reference_only
 
 CPU = torch.device("cpu")
@@ -49,7 +48,7 @@ def test_initial_memories_range_from_an_image_to_a_row(heads: int, memories: lis
     assert_agree(1 / forgotten, torch.tensor(memories, dtype=torch.float64) + 1, 1e-5)
 
 
-def held_for(state: DeltanetState, k_t: Tensor) -> Tensor:
+def held_for(state: DeltaState, k_t: Tensor) -> Tensor:
     """Return the value [B, H, V] that a state [B, H, K, V] holds for a key [B, H, K]."""
     direction = torch.nn.functional.normalize(torch.nn.functional.silu(k_t), dim=-1)
     return (direction.unsqueeze(-2) @ state.s).squeeze(-2)
