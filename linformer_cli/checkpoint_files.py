@@ -175,8 +175,6 @@ class TrainingSummary(Config):
 
 
 class CheckpointInfo(Config):
-    """The contents of `config.json`. `license` is that of the weights."""
-
     format: Annotated[int, Field(strict=True, ge=1, le=CHECKPOINT_FORMAT)] = CHECKPOINT_FORMAT
     lintx_version: str = __version__
     model: ModelConfig

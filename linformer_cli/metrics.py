@@ -134,7 +134,6 @@ def read_metrics(file: Path) -> list[dict[str, str]]:
 
 
 def has_steps(file: Path) -> bool:
-    """Whether a row after step 0 was logged."""
     return any(row["step"] != "0" for row in _read_own(file))
 
 

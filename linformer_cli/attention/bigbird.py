@@ -15,8 +15,6 @@ _LARGEST_DEFAULT_BLOCK = 64
 
 
 class BigbirdOptions(AttentionOptions):
-    """Options of BigBird attention."""
-
     block: int | None = setting(None, "positions per block (default: one image row, at most 64)", gt=0, le=65_536)
     globals: int = setting(1, "number of blocks at the start that all later positions see", ge=0, le=65_536)
     random: int = setting(2, "number of random earlier blocks that a block sees, drawn per head", ge=0, le=1_024)

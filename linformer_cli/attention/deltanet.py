@@ -10,8 +10,6 @@ from .tensors import accumulator_dtype
 
 
 class DeltanetOptions(GatedDeltaOptions):
-    """Options of gated DeltaNet."""
-
     gate: bool = setting(True, "decay the state by a gate computed from the input")
 
 

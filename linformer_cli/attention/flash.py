@@ -13,8 +13,6 @@ from .tensors import accumulator_dtype, host_number
 
 
 class FlashOptions(GatedOptions):
-    """Options of mixed-chunk attention."""
-
     chunk: int = setting(256, "C, positions per chunk; the first chunk starts at the first position", gt=0, le=65_536)
 
 

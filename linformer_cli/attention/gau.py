@@ -17,8 +17,6 @@ ROWS_AT_ONCE = 200
 
 
 class GauOptions(GatedOptions):
-    """Options of the gated attention unit."""
-
     activation: Literal["relu2", "laplace"] = setting(
         "relu2", "weight of a score x: relu(x)^2, or a bounded Laplace function"
     )

@@ -8,8 +8,6 @@ from .parts.delta_rule import GatedDeltaAttention, GatedDeltaOptions
 
 
 class Gdn2Options(GatedDeltaOptions):
-    """Options of Gated DeltaNet-2."""
-
     decay: Literal["channel", "head", "none"] = setting(
         "channel", "a decay gate for each key dimension, one for each head, or none"
     )

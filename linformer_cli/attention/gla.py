@@ -17,8 +17,6 @@ from .tensors import accumulator_dtype, constant
 
 
 class GlaOptions(FadingOptions):
-    """Options of gated linear attention."""
-
     gate: Literal["vector", "scalar"] = setting(
         "vector", "'vector': one gate per dimension of a key; 'scalar': one gate per head"
     )

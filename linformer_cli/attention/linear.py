@@ -26,8 +26,6 @@ from .tensors import accumulator_dtype, fill_padding
 
 
 class LinearOptions(AttentionOptions):
-    """Options of linear attention."""
-
     feature_map: Literal["elu", "relu", "poly2", "taylor2", "learned"] = setting(
         "elu", "phi, the feature map of queries and keys"
     )

@@ -16,8 +16,6 @@ _DEFAULT_RANK = 4
 
 
 class LinformerOptions(AttentionOptions):
-    """Options of Linformer."""
-
     block: int | None = setting(None, "number of positions that are projected together (default: one image row)", gt=0)
     rank: int = setting(
         _DEFAULT_RANK, "number of rows that a block is projected to (default: 4, at most `block`)", gt=0

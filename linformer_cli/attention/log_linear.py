@@ -23,8 +23,6 @@ _LEAST_LOGIT = -64.0
 
 
 class LogLinearOptions(AttentionOptions):
-    """Options of log-linear attention."""
-
     over: Literal["linear", "mamba2", "deltanet"] = setting(
         "mamba2", "the mechanism whose state is divided into levels"
     )

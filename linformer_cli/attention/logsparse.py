@@ -19,8 +19,6 @@ SCORES_AT_ONCE = 2**18
 
 
 class LogsparseOptions(AttentionOptions):
-    """Options of LogSparse attention."""
-
     window: int = setting(1, "number of nearest positions that a query sees, itself included", gt=0, le=4_096)
     restart: int | None = setting(
         None, "repeat the pattern at every multiple of this distance (default: no repetition)", gt=0

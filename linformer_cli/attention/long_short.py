@@ -21,8 +21,6 @@ _QUERY_BLOCK = 32
 
 
 class LongShortOptions(AttentionOptions):
-    """Options of Transformer-LS."""
-
     chunk: int = setting(16, "number of positions that are compressed together", gt=0)
     rank: int = setting(1, "number of rows that a chunk is compressed to", gt=0)
     window: int | None = setting(

@@ -15,8 +15,6 @@ from .parts.spans import FEWEST_QUERIES, Pattern, Span, SpanAttention
 
 
 class LongformerOptions(AttentionOptions):
-    """Options of Longformer attention."""
-
     window: int = setting(32, "number of positions in a query's window, including its own", gt=0)
     dilation: int | str | None = setting(
         None,

@@ -28,8 +28,6 @@ def _even(buckets: int) -> int:
 
 
 class LshOptions(AttentionOptions):
-    """Options of LSH attention."""
-
     rounds: int = setting(4, "number of hashes; a query sees keys that share its bucket in any of them", gt=0, le=64)
     buckets: Annotated[
         int, Field(gt=1, le=4096, description="number of hash values; must be even"), AfterValidator(_even)

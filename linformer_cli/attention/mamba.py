@@ -19,8 +19,6 @@ _SLOWEST_RATE = 1e-4  # the smallest -A computed from the input
 
 
 class MambaOptions(AttentionOptions):
-    """Options of Mamba."""
-
     trapezoidal: bool = setting(True, "add each input in two parts: at its own position and at the next one")
     rotation: bool = setting(True, "rotate queries and keys by angles that add up from position to position")
     normalise: bool = setting(True, "divide queries and keys by their root mean square, then add a learned bias")

@@ -20,8 +20,6 @@ _LEAST_RIDGE = 0.25  # the smallest Lambda
 
 
 class MesaOptions(AttentionOptions):
-    """Options of the mesa layer."""
-
     iterations: int = setting(
         16, "iterations of conjugate gradients, at most K; each costs as much as linear attention", gt=0, le=1000
     )

@@ -18,8 +18,6 @@ _LARGEST_EXPONENT = 60.0
 
 
 class MlstmOptions(AttentionOptions):
-    """Options of mLSTM."""
-
     forget_gate: Literal["sigmoid", "exponential"] = setting(
         "sigmoid", "the activation of the forget gate; with 'exponential', old positions can gain weight"
     )

@@ -94,8 +94,6 @@ class CausalConvolution(nn.Module):
 
 
 class NystromOptions(AttentionOptions):
-    """Options of Nystrom attention."""
-
     landmarks: int = setting(32, "m, number of learned landmarks per head", gt=0)
     iterations: int = setting(6, "Newton iterations that approximate Z, the inverse of A", gt=0)
     kernel: int = setting(33, "length of the causal convolution of the values, in positions; 0 for none", ge=0)

@@ -29,8 +29,6 @@ from .tensors import accumulator_dtype, fill_padding
 
 
 class PerformerOptions(AttentionOptions):
-    """Options of Performer attention."""
-
     feature_map: FeatureMapName = setting("positive", "phi, the random feature map of queries and keys")
     features: int | None = setting(None, "m, number of features (default: K ln K, rounded up to a multiple of 8)", gt=0)
     orthogonal: bool = setting(

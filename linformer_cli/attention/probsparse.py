@@ -31,8 +31,6 @@ FRACTIONS = 2**20
 
 
 class ProbsparseOptions(AttentionOptions):
-    """Options of ProbSparse attention."""
-
     factor: float = setting(
         5.0,
         "c; about c ln(block) queries of a block attend, and c ln(T) keys are sampled to choose them",

@@ -18,8 +18,6 @@ _DEFAULT_WAVES = 2
 
 
 class RetentionOptions(FadingOptions):
-    """Options of retention."""
-
     distance: Literal["raster", "plane"] = setting(
         "raster", "decay with the distance in positions ('raster'), or in rows and columns ('plane')"
     )

@@ -16,8 +16,6 @@ _LARGEST_LOGIT = 64.0
 
 
 class RfaOptions(AttentionOptions):
-    """Options of random feature attention."""
-
     gate: bool = setting(True, "decay the weight of older positions by a gate computed from the input")
     frequencies: int | None = setting(
         None, "D, number of random directions; each gives a sine and a cosine (default: 2 K)", gt=0

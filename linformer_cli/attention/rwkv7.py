@@ -16,8 +16,6 @@ _FASTEST = math.exp(-0.5)
 
 
 class Rwkv7Options(AttentionOptions):
-    """Options of RWKV-7."""
-
     bonus: bool = setting(True, "add the value of the position itself, with a weight of its own")
     chunk: PowerOfTwoChunk = 16
 

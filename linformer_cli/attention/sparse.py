@@ -12,8 +12,6 @@ DEFAULT_SUMMARY = 4
 
 
 class SparseOptions(AttentionOptions):
-    """Options of sparse attention."""
-
     pattern: Literal["strided", "fixed"] = setting(
         "strided",
         "what a query sees; 'strided': the last l positions and every l-th position before them; "

@@ -45,7 +45,6 @@ class AttentionSettings:
     pass_positions: int = PASS_POSITIONS
 
     def choose_batch(self, positions: int) -> int:
-        """Return the number of sequences in a pass."""
         return self.batch or max(1, self.pass_positions // positions)
 
     def setup(self, variant: Variant, length: int) -> PassSetup:

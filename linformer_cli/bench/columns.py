@@ -216,7 +216,6 @@ def render_costs(
 
 
 def _describe_batches(rows: Sequence[AttentionRow]) -> str:
-    """Describe the number of sequences in a pass for a title."""
     batches = {row.batch for row in rows}
     if len(batches) == 1:
         return f"batch {batches.pop()}"

@@ -105,5 +105,4 @@ def describe_exponents(rows: Sequence[AttentionRow]) -> list[Exponents]:
 
 
 def _points(rows: Sequence[AttentionRow], name: str, key: str) -> list[Point]:
-    """Return the values `key` of the rows `name`."""
     return [(row.positions, y) for row in rows if row.name == name and (y := getattr(row, key)) is not None]

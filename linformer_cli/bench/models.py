@@ -126,7 +126,6 @@ class BenchModel:
 
     @property
     def precision(self) -> str:
-        """The precision of the weights."""
         return "bf16" if self.model.dtype == torch_dtype("bf16") else "fp32"
 
     @property
@@ -177,7 +176,6 @@ def build_models(
 
 
 def load_models(runs: Sequence[TrainedRun], device: str, precision: str) -> list[BenchModel]:
-    """Load the models of `runs`, named after their folders."""
     labels = label_runs([run.folder for run in runs])
     return [
         BenchModel(label, load_weights(read_checkpoint(run.path), device, torch_dtype(precision)), run=run)

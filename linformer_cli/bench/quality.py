@@ -83,7 +83,6 @@ class Judge(nn.Module):
 
     @property
     def sha256(self) -> str:
-        """The digest of the weights."""
         return hashlib.sha256(save(self.state_dict())).hexdigest()
 
     def forward(self, images: Pixels) -> tuple[Tensor, Tensor]:

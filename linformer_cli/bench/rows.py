@@ -87,7 +87,6 @@ class ModelRow(Quality, Row):
 
     @property
     def speed_quartiles(self) -> Annotated[Quartiles | None, QUARTILES]:
-        """Return the quartiles of `speed`."""
         return self.images_per_second_quartiles
 
     @property
@@ -109,7 +108,6 @@ class ModelRow(Quality, Row):
         return self.engine
 
     def describe(self) -> str:
-        """Describe the row in one line."""
         where = f"{self.preset}, " if self.preset else ""
         who = f"{where}{self.name} ({self.method}), batch {self.batch}"
         if self.speed is None:
@@ -191,8 +189,6 @@ class SamplingRow(ModelRow):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingRow(ModelRow):
-    """A row that reports the time of whole training steps."""
-
     seconds_per_step: Annotated[float | None, Shown("step", format_milliseconds)] = None
 
     @property

@@ -60,8 +60,6 @@ class SamplingSettings:
 
 
 class SamplingReport(BenchReport[SamplingRow]):
-    """The rows of the benchmark."""
-
     def show(self, style: TableStyle) -> Output:
         tables = list_speed_tables(self.rows, SAMPLING, style)
         if style == "table" and any("," in (row.preset or "") for row in self.rows):  # several sizes of a network
@@ -93,7 +91,6 @@ def run_sampling_bench(models: Sequence[BenchModel], settings: SamplingSettings,
 
 
 def _describe_network(timed: BenchModel) -> dict[str, object]:
-    """Return the name and the size of a model."""
     model, sizes = timed.model, ("image", "layers", "heads", "width")
     return {
         "name": timed.name,

@@ -185,7 +185,6 @@ def build_learner(setup: StepSetup, batch: Batch) -> Learner[CtcTask]:
 
 
 def draw_batch(setup: StepSetup) -> Batch:
-    """Return random features and symbols."""
     generator = torch.Generator().manual_seed(0)
     count = max(1, setup.frames // _FRAMES_PER_SYMBOL)
     shape = (setup.batch, setup.frames, BANDS)

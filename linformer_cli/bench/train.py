@@ -49,8 +49,6 @@ class TrainingSettings:
 
 
 class TrainingReport(BenchReport[TrainingRow]):
-    """The rows of the benchmark."""
-
     def show(self, style: TableStyle) -> Output:
         plots = {"plot": partial(render_speed, self.rows)}
         return Output(list_speed_tables(self.rows, TRAINING, style), plots, remarks=[str(self.ceilings)])

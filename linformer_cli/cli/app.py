@@ -155,7 +155,6 @@ def _broke_a_library(error: Exception) -> bool:
 
 
 def _has_batch() -> bool:
-    """Whether the command on the command line has the option --batch."""
     command: Any = typer.main.get_command(app)
     for word in sys.argv[1:]:
         command = (isinstance(command, LazyGroup) and command.get_command(None, word)) or command

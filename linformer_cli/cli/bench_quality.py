@@ -23,8 +23,6 @@ _SHOWN = 24
 
 @dataclass(frozen=True, kw_only=True)
 class QualityOptions:
-    """The options of the command."""
-
     checkpoint: options.CheckpointArgument = None
     data: str | None = option(None, "Data set with labels. Default: the model's training data set.", metavar="NAME")
     data_dir: options.DataDir = None

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """The options of the command."""
-
     checkpoint: options.CheckpointOption = None
     names: options.BenchVariants = None
     presets: str | None = several(None, f"Untrained networks, separated by commas: {', '.join(PRESETS)}.", "--preset")

@@ -25,8 +25,6 @@ _FOR_TRANSCRIBING = ("names", "out", "transcribe", "plot", "json")
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechOptions:
-    """The options of the command."""
-
     names: str | None = several(
         None,
         "Encoders, separated by commas: bi-lstm, or a mechanism such as linear, lsh:rounds=1 or "

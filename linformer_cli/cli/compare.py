@@ -31,8 +31,6 @@ _IMAGES = 16_000
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """The options of the command."""
-
     names: options.Variants = None
     runs: Path = option(Path("runs/comparison"), "Folder that holds one run for each mechanism.", metavar="FOLDER")
     images: int | None = option(

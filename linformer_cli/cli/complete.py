@@ -37,8 +37,6 @@ _UNLIKE = 3
 
 @dataclass(frozen=True, kw_only=True)
 class CompleteOptions:
-    """The options of the command."""
-
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files of any size and format.")]
     checkpoint: options.CheckpointOption = None
     keep: str | None = option(

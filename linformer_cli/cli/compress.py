@@ -35,8 +35,6 @@ Batch = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class CompressOptions:
-    """The options of the command."""
-
     images: list[str] | None = argument(
         "[IMAGES]...", "Pictures, or folders of pictures; for a model of bytes, any files. '-' is stdin.", None
     )

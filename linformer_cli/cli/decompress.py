@@ -30,8 +30,6 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True, kw_only=True)
 class DecompressOptions:
-    """The options of the command."""
-
     file: str = argument("FILE", "A file of `lintx compress`; '-' is stdin.")
     out: str = option(
         "", "The folder to write to. '-' writes a single file to stdout.", "-o", "--out", metavar="FOLDER"

@@ -116,8 +116,6 @@ class TrainingDisplay(Reporter):
 
 
 class Bar:
-    """The progress of work on a known number of sequences."""
-
     def __init__(self, title: str, total: int, words: str) -> None:
         self._title, self._total, self._words = title, total, words
         self._next = time.monotonic() + _PLAIN_INTERVAL_SECONDS

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """The options of the command."""
-
     checkpoint: options.CheckpointArgument = None
     data: options.ModelData = None
     split: Split = option("validation", "Split to measure. Choose settings on validation, not on test.")

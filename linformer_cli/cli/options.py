@@ -212,7 +212,6 @@ def choose_variants(names: str | None, baselines: bool = False) -> "list[Variant
 
 
 def without_none(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that were given."""
     return {key: value for key, value in values.items() if value is not None}
 
 

@@ -86,7 +86,6 @@ def warn_smaller_batch(batch: int) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document on stdout."""
     print(to_json(value))
 
 

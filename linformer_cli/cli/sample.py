@@ -36,8 +36,6 @@ _IMAGES, _GRID = 16, "samples.png"
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """The options of the command."""
-
     checkpoint: options.CheckpointArgument = None
     count: int | None = option(
         None,

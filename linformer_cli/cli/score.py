@@ -24,8 +24,6 @@ _PHOTOGRAPHS = "cifar10-pixel"
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions:
-    """The options of the command."""
-
     pictures: list[Path] = argument("PICTURE...", "Image files, or folders with images.")
     checkpoint: options.CheckpointOption = None
     against: str | None = option(

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """The options of the command."""
-
     run: str | None = argument(
         "PICTURES", "A folder of pictures. With --resume: the folder of the run to resume.", None
     )

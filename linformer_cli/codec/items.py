@@ -72,7 +72,6 @@ class Tiling:
         return planes, -(-item.height // shape.height), -(-item.width // shape.width)
 
     def count(self, item: Item) -> int:
-        """The number of tiles of an item."""
         return math.prod(self.grid(item))
 
     def count_values(self, item: Item) -> int:

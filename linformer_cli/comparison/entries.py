@@ -275,6 +275,5 @@ def match_parameters(config: ModelConfig, wanted: int) -> ModelConfig:
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """The number of parameters of a model."""
     with torch.device("meta"):
         return PixelModel(config).parameter_count()

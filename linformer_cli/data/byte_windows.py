@@ -34,7 +34,6 @@ class JoinedFiles:
 
     @property
     def count(self) -> int:
-        """The number of bytes."""
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def read(self, start: int, length: int) -> NDArray[np.uint8]:

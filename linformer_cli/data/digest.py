@@ -67,5 +67,4 @@ def _hash(data: bytes) -> str:
 
 
 def _add(hashes: Iterable[str]) -> str:
-    """The sum modulo 2^64."""
     return f"{sum(int(one, 16) for one in hashes) % 2**64:016x}"

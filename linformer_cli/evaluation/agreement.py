@@ -57,7 +57,6 @@ class Agreement:
         return all(row.passed for row in self.rows) and self.state_bytes == self.predicted_state_bytes
 
     def describe_failure(self) -> str:
-        """Describe the failed comparisons in one line."""
         failed = [str(row) for row in self.rows if not row.passed]
         if self.state_bytes != self.predicted_state_bytes:
             failed.append(f"the state holds {self.state_bytes} bytes, predicted {self.predicted_state_bytes}")

@@ -46,7 +46,6 @@ class PositionBits:
 
     @property
     def place(self) -> str:
-        """Return the positions as text."""
         return f"{self.first:,}" + (f" to {self.last:,}" if self.last > self.first else "")
 
     @property

@@ -121,7 +121,6 @@ class AttentionLayer(nn.Module):
 
     @property
     def has_parts(self) -> bool:
-        """Whether the layer has any optional part."""
         parts = (self.convolution is not None, self.normalise_keys, self.norm_weight is not None, self.widths[3] > 0)
         return any(parts)
 

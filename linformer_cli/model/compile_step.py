@@ -45,7 +45,6 @@ def compile_step(model: PixelModel, window: int = 1, products: torch.dtype | Non
 
 
 def describe_images(model: PixelModel) -> Images:
-    """What the program of `model` draws."""
     head, shape = model.head, model.config.image
     sizes = shape.channels, shape.height, shape.width, shape.levels, model.config.classes
     if isinstance(head, MixtureHead):

@@ -125,7 +125,6 @@ class MixtureHead(Head):
 
 
 def build_head(config: ModelConfig) -> Head:
-    """The head named by `config.head`."""
     return CategoricalHead(config) if config.head == "categorical" else MixtureHead(config)
 
 

@@ -16,8 +16,6 @@ from .dropout import Vectors, exact
 
 
 class LstmOptions(Config):
-    """Options of the LSTM."""
-
     parses_text = True
 
     hidden: int | None = setting(

@@ -213,7 +213,6 @@ def _write(figure: Any, kind: PlotFormat) -> bytes:
 
 
 def _draw_curve(frame: Any, curve: Curve) -> Any:
-    """Draw `curve` and return its line for the legend."""
     colour = PALETTE[curve.colour % len(PALETTE)]
     if len(curve.low) == 1:
         frame.vlines(curve.x, curve.low, curve.high, color=colour, linewidth=1)

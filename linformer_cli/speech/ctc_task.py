@@ -68,7 +68,6 @@ def decode_by_beam(log_probabilities: Tensor, width: int = 8) -> list[int]:
 
 
 def _add(a: float, b: float) -> float:
-    """Return log(exp(a) + exp(b))."""
     if a < b:
         a, b = b, a
     return a if b == -math.inf else a + math.log1p(math.exp(b - a))

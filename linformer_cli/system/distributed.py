@@ -108,7 +108,6 @@ class Team:
         return range(self.rank * count // self.count, (self.rank + 1) * count // self.count)
 
     def total(self, value: float) -> float:
-        """The sum of `value` over all processes."""
         return self._reduce(value, "SUM")
 
     def most(self, value: int) -> int:
@@ -145,7 +144,6 @@ class Team:
         return cast(list[Value], parts)
 
     def wait(self) -> None:
-        """Wait for all processes."""
         self.total(0.0)
 
     @contextlib.contextmanager

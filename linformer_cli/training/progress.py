@@ -92,7 +92,6 @@ class Progress:
 
     @property
     def is_validated(self) -> bool:
-        """Whether the last validation was of the current weights."""
         return self.validation_bits_per_dim is not None and self.evaluated_at == self.step
 
 

@@ -176,8 +176,6 @@ def finish(sums: Tensor, bonus: Tensor | None) -> Tensor:
 
 
 class GatedDeltaOptions(AttentionOptions):
-    """Options of all gated delta rules."""
-
     negative_eigenvalues: bool = setting(
         False, "let erase gates reach 2, not 1, so that an update can reverse the sign of a value"
     )

@@ -15,8 +15,6 @@ from linformer_cli.attention.base import Attention, AttentionOptions, AttentionS
 
 
 class GatedOptions(AttentionOptions):
-    """Options of all gated mechanisms."""
-
     z_width: int = setting(128, "width of Z, the projection that queries and keys share", gt=0, le=65_536)
     value_width: int | None = setting(None, "width of the values; default: twice the model's width", gt=0, le=65_536)
     scale: Literal["length", "width"] = setting(

@@ -23,8 +23,6 @@ def inverse_softplus(y: Tensor) -> Tensor:
 
 
 class FadingOptions(AttentionOptions):
-    """Options of sums with decay."""
-
     shortest_memory: float | None = setting(
         None,
         "shortest memory length: positions until a weight falls to 1/e (default: one row, but at most longest_memory)",

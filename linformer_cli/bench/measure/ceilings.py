@@ -111,7 +111,6 @@ class Ceilings:
         return CopyCeiling(timing.rate(2 * 4 * count / 1e9), 4 * count, timing.samples)
 
     def describe(self) -> CeilingsReport:
-        """Return all measured ceilings."""
         return CeilingsReport(self.copy, list(self._products.values()))
 
     def _measure_product(self, shapes: Sequence[tuple[int, int]], rows: int, precision: str) -> ProductCeiling:
