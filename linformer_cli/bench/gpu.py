@@ -1,13 +1,16 @@
 """`lintx bench gpu`: correctness and speed on a GPU in one run.
 
-The checks come first. They compare kernels with plain torch in float64, the sampling engine with the model's own step,
-and the parallel and step forms of every mechanism on the device. The benchmark then times sampling at several batch
-sizes, sampling of many images at once, training of linear attention and softmax, and attention alone. A part that fails
+The checks come first, those of what has never run on a GPU before the others. They compare the parallel and step forms
+of every mechanism, replayed steps and training steps with plain ones, kernels with plain torch in float64, and the
+sampling engine with the model's own step. The benchmark then times sampling at several batch sizes, training of linear
+attention and softmax, sampling of many images at once, and attention alone. A part that fails, or that is out of time,
 is recorded in the report and does not stop the others.
 """
 
 import contextlib
 import importlib
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,13 +33,21 @@ from linformer_cli.system.memory import measure_peak_memory
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, time_work
 from . import sample, train
-from .gpu_checks import COMPARED, build_linear, check_attention, check_engines, check_mechanisms, draw_inputs
+from .gpu_checks import (
+    COMPARED,
+    build_linear,
+    check_attention,
+    check_engines,
+    check_mechanisms,
+    check_training,
+    draw_inputs,
+)
 from .measure.ceilings import Ceilings, CeilingsReport
 from .models import Network, build_models, preset_network
 from .rounds import Bench, measure_groups
 from .rows import SamplingRow, TrainingRow
 from .sample import SamplingSettings
-from .train import TrainingSettings
+from .train import GRAPH, TrainingSettings
 
 _TINY = ModelConfig(
     layers=1, heads=2, width=32, head_width=16, feed_forward=32, image=ImageShape(height=4, width=4, levels=16)
@@ -50,7 +61,7 @@ class GpuSizes:
     `networks` holds pairs (name of the preset or None, network). `many` is the number of images drawn at once.
     Attention alone is timed at `lengths` and checked at `checked_lengths`. For attention alone, `heads` holds the
     number of images and the number of heads per image. `limit_seconds` is the time limit for one row of training or
-    sampling.
+    sampling, and `seconds` that for everything.
     """
 
     networks: Sequence[Network] = ((None, _TINY),)
@@ -62,6 +73,7 @@ class GpuSizes:
     checked_lengths: Sequence[int] = (1, 20)
     repeats: int = 1
     limit_seconds: float = 5
+    seconds: float = math.inf
 
 
 def full_sizes() -> GpuSizes:
@@ -77,6 +89,7 @@ def full_sizes() -> GpuSizes:
         checked_lengths=(1, 70, 784),
         repeats=3,
         limit_seconds=2,
+        seconds=240,
     )
 
 
@@ -111,7 +124,8 @@ class KernelRow:
 class GpuReport:
     """The results so far.
 
-    `failed` gives the error of each part that failed. `missing` lists software that is not available here.
+    `failed` gives the error of each part that failed, and `cut` lists the parts that were out of time. `missing` lists
+    software that is not available here.
     """
 
     device: str
@@ -121,6 +135,7 @@ class GpuReport:
     training: list[TrainingRow] = field(default_factory=list)
     attention: list[KernelRow] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    cut: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     ceilings: CeilingsReport | None = None
     environment: dict[str, Any] = field(default_factory=dict)
@@ -128,6 +143,10 @@ class GpuReport:
     @property
     def passed(self) -> bool:
         return not self.failed and all(check.passed for check in self.checks)
+
+
+class _OutOfTime(Interrupted):
+    """The time of a part is over."""
 
 
 class GpuBench:
@@ -145,27 +164,36 @@ class GpuBench:
         check: Check = never_stop,
     ) -> None:
         self._device, self._sizes = device, sizes
-        self._save, self._info, self._check = save, info, check
-        self._bench = Bench(Ceilings(device), lambda row: self._info(f"{row.precision}, {row.describe()}"), check)
+        self._save, self._info, self._stop = save, info, check
+        self._until = math.inf
+        self._bench = Bench(Ceilings(device), lambda row: self._info(f"{row.precision}, {row.describe()}"), self._check)
         self.result = GpuReport(device, environment=describe_environment())
 
     def run(self) -> GpuReport:
         """Run all parts. If `check` raises, the error is passed on, and `result` has the measurements so far."""
         if (refusal := triton_refusal(torch.device(self._device))) is not None:
             self.result.missing.append(refusal)
-        parts = {
-            "attention checks": lambda: self.record(check_attention(self._device, self._sizes.checked_lengths)),
-            "engine checks": lambda: self.record(check_engines(self._device, self._sizes.networks)),
-            "mechanism checks": lambda: self.record(check_mechanisms(self._device)),
-            "sampling": self.measure_sampling,
-            "many": self.measure_many,
-            "training": self.measure_training,
-            "attention": self.measure_attention,
+        device, sizes, started = self._device, self._sizes, time.monotonic()
+        # Each part has to end by a share of the time.
+        parts: dict[str, tuple[float, Callable[[], None]]] = {
+            "mechanism checks": (0.25, lambda: self.record(check_mechanisms(device))),
+            "training checks": (0.35, lambda: self.record(check_training(device))),
+            "attention checks": (0.4, lambda: self.record(check_attention(device, sizes.checked_lengths))),
+            "engine checks": (0.5, lambda: self.record(check_engines(device, sizes.networks))),
+            "sampling": (0.75, self.measure_sampling),
+            "training": (0.85, self.measure_training),
+            "many": (0.92, self.measure_many),
+            "attention": (1.0, self.measure_attention),
         }
-        for name, part in parts.items():
-            self._check()
+        for name, (share, part) in parts.items():
+            self._until = started + share * sizes.seconds
+            self._stop()
             try:
                 part()
+                self._stop()
+            except _OutOfTime:
+                self.result.cut.append(name)
+                self._info(f"{name}: out of time")
             except Interrupted:
                 raise
             except Exception as error:  # the other parts still run
@@ -175,10 +203,17 @@ class GpuBench:
             self._save(self.result)
         return self.result
 
+    def _check(self) -> None:
+        """Raise `Interrupted` if the benchmark or its part shall end."""
+        self._stop()
+        if time.monotonic() > self._until:
+            raise _OutOfTime("out of time", 0)
+
     def record(self, rows: Iterable[AgreementRow]) -> None:
         for row in rows:
             self.result.checks.append(row)
             self._info(f"{'ok' if row.passed else 'WRONG'}: {row}")
+            self._check()
 
     def measure_sampling(self) -> None:
         """Time linear attention and softmax, each in the engine for this device and in plain torch."""
@@ -218,11 +253,14 @@ class GpuBench:
         sizes = self._sizes
         models = build_models(parse_variants(COMPARED), sizes.networks, self._device, "fp32")
         settings = TrainingSettings(
-            sizes.training_batches, [(AUTO, "bf16")], sizes.repeats, limit_seconds=sizes.limit_seconds
+            sizes.training_batches, [(AUTO, "bf16"), (GRAPH, "bf16")], sizes.repeats, limit_seconds=sizes.limit_seconds
         )
         bench = replace(self._bench, report=lambda row: self._info(row.describe()))
-        rows, _ = measure_groups(train.prepare(models, settings, bench), bench)
-        self.result.training += rows
+        for group in train.prepare(models, settings, bench):
+            rows, _ = measure_groups([group], bench)
+            self.result.training += rows
+            self._save(self.result)
+            self._check()
 
     def measure_attention(self) -> None:
         """Time linear attention alone, torch's softmax and flash-linear-attention, forward and backward in bfloat16."""

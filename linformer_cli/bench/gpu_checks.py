@@ -21,6 +21,7 @@ from linformer_cli.sampling.engines.cuda import CudaEngine
 from linformer_cli.system.device import torch_dtype
 from .measure.attention_pass import PassSetup, build_checked_model
 from .models import build_models
+from .train import build_trainer
 
 # The mechanisms whose engines are checked, and whose sampling and training are timed.
 COMPARED = ("linear", "softmax")
@@ -88,9 +89,7 @@ def _keep_first_rows(config: ModelConfig) -> ModelConfig:
 def check_mechanisms(device: str) -> Iterator[AgreementRow]:
     """Compare the parallel and the step form of every mechanism in float32, and both with replayed graphs."""
     for name in list_mixers():
-        model = build_checked_model(PassSetup(parse_variant(name, True), heads=2, head_width=16, positions=144)).to(
-            device
-        )
+        model = _build_small(name).to(device)
         values = torch.arange(2 * model.config.image.positions, device=device).view(2, -1) * 7 % 16
         tokens = model.shift_values(values)
         stepped = follow(model, tokens)
@@ -103,6 +102,25 @@ def check_mechanisms(device: str) -> Iterator[AgreementRow]:
         tokens = model.shift_values(torch.arange(2 * _COLOUR.image.positions, device=device).view(2, -1) * 7 % 16)
         error = _replay_error(model, tokens, follow(model, tokens))
         yield build_row(f"linear, {name}: replayed against step", error, MODEL_TOLERANCE)
+
+
+def check_training(device: str) -> Iterator[AgreementRow]:
+    """Compare four training steps of every mechanism, in float32, with and without a graph: losses and gradient norms.
+
+    The first runs, the second records, and the others replay.
+    """
+    for name in list_mixers():
+        config = _build_small(name).config
+        trainers = [build_trainer(config, None, 4, device, "fp32", graph) for graph in (False, True)]
+        expected, found = (
+            torch.tensor([(step.nats, step.gradient_norm) for step in (trainer.train_step() for _ in range(4))])
+            for trainer in trainers
+        )
+        yield build_row(f"{name}: training with --graph", relative_error(found, expected), MODEL_TOLERANCE)
+
+
+def _build_small(name: str) -> PixelModel:
+    return build_checked_model(PassSetup(parse_variant(name, True), heads=2, head_width=16, positions=144))
 
 
 def _replay_error(model: PixelModel, tokens: Tensor, expected: Tensor) -> float:

@@ -38,6 +38,7 @@ def test_every_part_gives_its_checks_and_rows(found) -> None:
         f"{name}: parallel against step" for name in ("linear", "softmax", "lsh")
     ]
     assert sum(name.endswith(": replayed against step") for name in names) == 3 + 3
+    assert sum(name.endswith(": training with --graph") for name in names) == 3
     assert sum("T = 20" in name for name in names) == 2 * 3 * 2
     assert sum(name.startswith("engine ") for name in names) == 4
     assert all(0 <= check.error <= check.tolerance for check in report.checks)
@@ -61,10 +62,10 @@ def test_the_report_lists_what_is_missing(found) -> None:
 
 
 @pytest.mark.slow
-def test_the_report_is_saved_after_every_part_and_every_group_of_sampling_rows(found) -> None:
+def test_the_report_is_saved_after_every_part_and_every_group_of_rows(found) -> None:
     report, saved = found
     documents = [json.loads(text) for text in saved]
-    assert len(documents) == 7 + 2 and documents[-1] == json.loads(to_json(report))
+    assert len(documents) == 8 + 2 + 1 and documents[-1] == json.loads(to_json(report))
     assert documents[0]["checks"] and documents[0]["ceilings"] and not documents[0]["sampling"]
 
 
@@ -90,6 +91,15 @@ def test_a_part_that_fails_does_not_stop_the_others(monkeypatch) -> None:
     report = GpuBench("cpu", GpuSizes()).run()
     assert report.failed == {"sampling": "RuntimeError: no such instruction"} and not report.passed
     assert report.many and report.attention and "flash-linear-attention" in report.missing
+
+
+def test_a_part_that_is_out_of_time_keeps_its_rows_and_leaves_the_others_theirs(monkeypatch) -> None:
+    monkeypatch.setattr(gpu, "Ceilings", FixedCeilings)
+    for name in ("measure_sampling", "measure_training", "measure_many", "measure_attention"):
+        monkeypatch.setattr(GpuBench, name, lambda bench: None)
+    report = GpuBench("cpu", GpuSizes(seconds=0)).run()
+    assert report.cut == [f"{name} checks" for name in ("mechanism", "training", "attention", "engine")]
+    assert len(report.checks) == 4 and report.passed
 
 
 def test_an_interruption_keeps_what_was_measured(monkeypatch) -> None:

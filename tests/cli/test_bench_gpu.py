@@ -25,7 +25,8 @@ def test_the_file_has_the_report_and_a_failed_check_sets_the_exit_code(lintx, tm
     found: list[AgreementRow] = []
     monkeypatch.setattr(gpu, "check_attention", lambda *arguments: found)
     monkeypatch.setattr(gpu, "check_engines", lambda *arguments: [])
-    monkeypatch.setattr(gpu, "check_mechanisms", lambda *arguments: [])
+    for name in ("check_mechanisms", "check_training"):
+        monkeypatch.setattr(gpu, name, lambda *arguments: [])
     for name in ("measure_sampling", "measure_many", "measure_training", "measure_attention"):
         monkeypatch.setattr(GpuBench, name, lambda self: None)
     arguments = ["bench", "gpu", "--tiny", "--device", "cpu", "--out", tmp_path / "deep" / "gpu.json", "--json"]
