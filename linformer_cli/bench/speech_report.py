@@ -83,7 +83,7 @@ class SpeechRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthRow(Row):
-    """Training steps on `batch` utterances of `positions` frames. All lengths have about the same frames in all.
+    """Training steps on `batch` utterances of `positions` frames; about as many frames for all lengths.
 
     `seconds_per_epoch` is the time for an epoch with as many frames as those of the table, in utterances of this
     length. `peak_memory_bytes` is the memory of one training step, without weights and optimizer.

@@ -20,7 +20,7 @@ Pixels = NDArray[np.uint8]
 _LONGEST_PATH, _LONGEST_PART = 1024, 240
 # A file or picture that is lost in part is written under this name, with zeros in place of what is lost.
 DAMAGED = "damaged-{}"
-# The most pixels of a picture. Pillow refuses to open larger ones.
+# A picture can have this many pixels. Pillow refuses to open larger ones.
 LARGEST_PICTURE = 2**27
 # The modes of pictures that are kept as they are, and their bands: in general, and for models with a palette.
 BANDS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}

@@ -242,5 +242,5 @@ def _to_values(images: Pixels, shape: ImageShape, name: str) -> NDArray[np.int64
     """Values int64 [N, T] of images. Raises `DataError` if they have brightnesses that the model's levels lack."""
     values = images_to_values(images, shape)
     if shape.levels < 256 and not np.array_equal(values_to_images(values, shape), images):
-        raise DataError(f"{name} has other brightnesses than the {shape.levels} levels of the model")
+        raise DataError(f"the model has {shape.levels} levels of brightness, and {name} has others")
     return values.numpy()

@@ -26,7 +26,7 @@ _PALETTES, _SMALL_ERROR = (64, 128, 256), 8.5
 _PIXELS_PER_COLOUR, _FEW_COLOURS, _FEW_OPACITIES, _EQUAL = 8, 16, 16, 0.1
 # A picture has colours if more than this share of its pixels differs by more than this between the channels.
 _COLOURED, _SPREAD = 0.002, 8
-# The most pixels to measure in a picture; then the pictures, the pixels of each, and the pixels for making a palette.
+# Limits of what is measured: the pixels of a picture; the pictures, the pixels of each, the pixels for a palette.
 _LOOKED_AT, _SAMPLE_PICTURES, _SAMPLE_PIXELS, _MOST_PIXELS = 2**16, 4096, 1024, 2**18
 # Extreme numbers, such as dead pixels of a camera, are clipped if the others span less than half of the range.
 _EXTREME = 1e-4
