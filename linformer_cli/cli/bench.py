@@ -7,17 +7,17 @@ from .groups import LazyGroup
 
 class _Benchmarks(LazyGroup):
     table = {
-        "sample": ("bench_sample.sample", "Measure images/s of sampling."),
-        "train": ("bench_train.train", "Measure images/s of whole training steps."),
-        "attention": ("bench_attention.attention", "Measure how time and memory grow with T."),
-        "codec": ("bench_codec.codec", "Measure size and speed of compression."),
+        "sample": ("bench_speed.sample", "Measure images/s of sampling."),
+        "train": ("bench_speed.train", "Measure images/s of whole training steps."),
+        "attention": ("bench_speed.attention", "Measure how time and memory grow with T."),
+        "codec": ("bench_quality.codec", "Measure size and speed of compression."),
         "quality": ("bench_quality.quality", "Compare samples with test images."),
         "copy": ("bench_copy.copy", "Measure how fast models learn to copy."),
         "recall": ("bench_copy.recall", "Measure how much models recall."),
         "paper": ("bench_paper.paper", "Repeat the figures of Katharopoulos 2020."),
         "speech": ("bench_speech.speech", "Compare attentions in speech recognition."),
-        "gpu": ("bench_gpu.gpu", "Check and measure a GPU."),
-        "approximation": ("bench_approximation.approximation", "Measure the errors of random features."),
+        "gpu": ("bench_speed.gpu", "Check and measure a GPU."),
+        "approximation": ("bench_quality.approximation", "Measure the errors of random features."),
     }
 
 

@@ -1,24 +1,28 @@
-"""`lintx bench quality`: how close samples are to the images of a data set."""
+"""Benchmarks of quality: of samples (`quality`), of compression (`codec`) and of random features (`approximation`)."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from linformer_cli.config import LARGEST_SIZE
+from linformer_cli.data import Split
 from linformer_cli.errors import DataError, UsageError
 from linformer_cli.system.signals import StopRequest
 from . import options
-from .config_options import option, with_fields
+from .config_options import count, numbers, option, several, sizes, with_fields
 from .display import Bar
 from .output import info, warn_smaller_batch
 from .reports import run_and_show
 from .session import load_images_to_fit, open_session
 
 if TYPE_CHECKING:
+    from linformer_cli.bench.codec import CodecReport
     from linformer_cli.bench.quality import QualityReport
     from linformer_cli.data.images import ImageSet
     from linformer_cli.sampling.decode import Sampler
 
 _SHOWN = 24
+_DRAWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,3 +148,109 @@ def _draw_nearest(samples: Any, training: Any) -> Any:
 
     shown = samples[[index * len(samples) // _SHOWN for index in range(_SHOWN)]]
     return render_nearest(shown, training[find_nearest(shown, training).indices])
+
+
+@with_fields
+def codec(
+    checkpoint: options.CheckpointOption = None,
+    data: options.ModelData = None,
+    split: Split = option("test", "The split of the data set."),
+    data_dir: options.DataDir = None,
+    limit: int = option(1000, "Use only the first N images of the split.", min=1),
+    batch: int = option(256, "Images coded at once, and images of a block.", min=1, max=2**16),
+    repeats: options.Repeats = 3,
+    picture: Path | None = option(None, "Also draw where the bits go, to a .png file."),
+    style: options.Style = "table",
+    json: options.Json = False,
+) -> None:
+    """Measure size and speed of compression.
+
+    Examples:
+
+    - `lintx bench codec`
+    - `lintx bench codec --checkpoint fashion-wide --limit 256 --picture bits.png`
+
+    The same images are stored as by `lintx compress`, as optimised PNGs, as lossless WebP and JPEG XL (if its plugin is
+    installed), and all together with gzip, xz and zstd. Every format must give the same pixels back. Speeds are medians
+    over interleaved rounds; those of lintx are also shown relative to drawing images. Published figures for the same
+    data set follow. Needs the packages of `pip install '.[compress]'`.
+    """
+    options.require_output("--picture", picture, ".png")
+    session = open_session(checkpoint, "cpu", "int8", "native")
+    session.require_images(
+        "bench codec is for models of images; 'lintx compress' compares a model of bytes with others"
+    )
+
+    from linformer_cli.bench.codec import CodecSettings, draw_bits, run_codec_bench
+    from linformer_cli.report.grids import encode_png
+
+    name, model = data or session.checkpoint.info.data.name, session.model
+    found = load_images_to_fit(name, split, data_dir, session.look)
+    classes = model.config.required_classes
+    labels = found.require_labels(classes)[:limit] if classes else None
+    images = found.images[:limit]
+    info(f"{len(images):,} of {len(found):,} {split} images of {name}")
+    at_once = min(batch, len(images))
+    settings = CodecSettings(len(images), at_once, repeats, at_once)
+    shown = images[:_DRAWN], None if labels is None else labels[:_SHOWN]
+    pictures: dict[str, Any] = {}
+
+    def run(stop: StopRequest) -> "CodecReport":
+        report = run_codec_bench(model, name, images, labels, settings, stop.raise_if_set)
+        if report.ended == "finished":
+            pictures["picture"] = lambda kind: encode_png(draw_bits(model, *shown), session.record)
+        return report
+
+    document = {**session.record, "data": name, "split": split}
+    run_and_show(style, json, run, {"picture": picture}, document, pictures)
+
+
+@with_fields
+def approximation(
+    features: list[int] = sizes("16,32,64,128,256", "Numbers of features m, separated by commas."),
+    norms: list[float] = numbers(
+        "0.25,0.5,1,2", "Lengths of queries and keys in units of sqrt(K), separated by commas."
+    ),
+    maps: str = several("positive,hyperbolic,trig", "Feature maps, separated by commas: positive, hyperbolic, trig."),
+    draws: int = count(20, "Number of draws of random inputs and directions."),
+    positions: int = option(128, "Sequence length T.", min=2, max=LARGEST_SIZE),
+    head_width: int = option(32, "Width K of a head.", min=2, max=LARGEST_SIZE),
+    seed: options.Seed = 0,
+    plot: Path | None = option(None, "Also plot medians and quartiles to a .png or .svg file."),
+    error: Literal["output", "bounded-output", "kernel", "small-kernel"] = option(
+        "output", "The error that the table and the plot show."
+    ),
+    style: options.Style = "table",
+    json: options.Json = False,
+) -> None:
+    """Measure the errors of random features.
+
+    Examples:
+
+    - `lintx bench approximation --features 32,64,128 --norms 1,2 --plot errors.svg`
+    - `lintx bench approximation --maps positive --draws 100 --format csv`
+
+    Reports mean squared errors of performer attention relative to causal softmax attention in float64, with orthogonal
+    or independent random directions. Each figure is the mean over draws of inputs and directions, with quartiles. CSV
+    and JSON contain all errors. Ctrl-C shows the results of the finished draws.
+
+    - output: of the attention outputs, for values drawn from N(0, 1).
+    - bounded-output: the same, with the mechanism's lower bound on the denominator of `trig`.
+    - kernel: of the estimate of exp(x . y) over all pairs of a query q and a key k at an earlier or the same position,
+      where x = q K^(-1/4) and y = k K^(-1/4).
+    - small-kernel: the same over the quarter of pairs with the smallest exp(x . y).
+    """
+    options.require_plots(plot)
+
+    from linformer_cli.bench.approximation import Draws, measure_approximation
+
+    names = [name.strip() for name in maps.split(",")]
+    settings = Draws(positions, head_width, draws, seed)
+    run_and_show(
+        style,
+        json,
+        lambda stop: measure_approximation(
+            features, norms, names, draws=settings, error=error, check=stop.raise_if_set
+        ),
+        {"plot": plot},
+    )
