@@ -4,13 +4,14 @@ The digits of MNIST, for example, are scaled to a box of 20 pixels, and their ce
 image. A model trained on such images draws poorly if it has to continue a drawing with another frame.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFilter
+from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from linformer_cli.checkpoint_files import Frame
 from linformer_cli.config import ImageShape
@@ -33,6 +34,11 @@ _SPANS, _FILLED, _SHEET = 0.8, 0.55, 0.25
 # Such a picture is searched for lines that are narrower than the share `_PEN` of its longer side, in a copy of `_SMALL`
 # pixels, and, if that helps, thicker than the share `_THIN`.
 _PEN, _SMALL, _THIN = 0.06, 256, 0.007
+# In a sheet, neighbouring pixels of the small copy differ by less than `_EDGE`. A sheet covers this share of the
+# picture, and this share of a quadrilateral with corners that are outermost in some of so many directions.
+_EDGE, _LEAST_SHEET, _QUADRILATERAL, _DIRECTIONS = 16, 0.12, 0.9, 24
+# The focal length of a usual phone, as a share of the longer side of a photograph.
+_FOCUS = 0.75
 # A box of this many times its height may contain several drawings.
 _ROW = 1.5
 _LARGE = 200  # smaller pictures are no photographs of a sheet
@@ -42,12 +48,13 @@ _LEAST_CONTRAST = 24.0
 
 @dataclass(frozen=True)
 class _Found:
-    """The ink [h, w] in the box around a drawing (0: ground), whether it is darker than the ground, and the `sides` of
-    the whole picture."""
+    """The ink [h, w] in the box around a drawing (0: ground), whether it is darker than the ground, the `sides` of the
+    whole picture, and whether the box touches one of them."""
 
     ink: Floats
     is_dark: bool
     sides: tuple[int, ...]
+    is_cut: bool
 
 
 def measure_frame(images: NDArray[np.uint8]) -> Frame | None:
@@ -82,15 +89,79 @@ def frame_picture(picture: Image.Image, frame: Frame, shape: ImageShape) -> list
     """
     picture = picture.copy()
     picture.thumbnail((_LONGEST, _LONGEST))
-    pixels = np.asarray(picture, dtype=np.float64)
-    found = _find_ink(pixels)
-    if _is_doubtful(found) and max(pixels.shape) > _LARGE:
-        thin, ground = 2 * round(max(pixels.shape) * _THIN / 2) + 1, _close_lines(picture)
-        tried = (_find_ink(pixels, *way) for way in ((ground, thin), (ground, 1), (None, thin)))
-        found = next((ink for ink in tried if not _is_doubtful(ink)), found)
+    sheet = _straighten(picture) if max(picture.size) > _LARGE else None
+    found, done = None if sheet is None else _find_drawing(sheet, True), "sheet straightened, "
+    if found is None or found.is_cut or _is_doubtful(found):  # the edge of a shadow may look like that of a sheet
+        found, done = _find_drawing(picture), ""
     if found is None:
         return []
-    return [_frame_drawing(ink, found.is_dark, frame, shape) for ink in _part_drawings(found.ink)]
+    framed = (_frame_drawing(ink, found.is_dark, frame, shape) for ink in _part_drawings(found.ink))
+    return [(image, done + note) for image, note in framed]
+
+
+def _find_drawing(picture: Image.Image, is_sheet: bool = False) -> _Found | None:
+    """The ink of a grey picture. Ruled lines are left out of a sheet, and the desk too if the ink is doubtful."""
+    pixels = np.asarray(picture, dtype=np.float64)
+    found = None if is_sheet else _find_ink(pixels)
+    if _is_doubtful(found) and max(pixels.shape) > _LARGE:
+        ground = np.asarray(_close_lines(picture).resize(picture.size, Image.Resampling.BILINEAR), dtype=np.float64)
+        thin = 2 * round(max(pixels.shape) * _THIN / 2) + 1
+        tried = (_find_ink(pixels, *way) for way in ((ground, thin), (ground, 1), (None, thin)))
+        found = next((ink for ink in tried if not _is_doubtful(ink)), found)
+    return found
+
+
+def _straighten(picture: Image.Image) -> Image.Image | None:
+    """The sheet in a photograph as it is from above, or None: the largest smooth region that is whole, if it is bright
+    and a quadrilateral."""
+    small = _close_lines(picture)
+    smooth = ImageChops.difference(small.filter(ImageFilter.MaxFilter(3)), small.filter(ImageFilter.MinFilter(3)))
+    regions = smooth.point([255 * (value < _EDGE) for value in range(256)])
+    for number in range(1, 255):
+        if len(rest := np.argwhere(np.asarray(regions) == 255)):
+            ImageDraw.floodfill(regions, (int(rest[0, 1]), int(rest[0, 0])), number)
+    numbers = np.asarray(regions)
+    counts = np.bincount(numbers.ravel(), minlength=256)
+    counts[[0, 255, *numbers[_border(numbers.shape, 1)]]] = 0
+    inside, values = numbers == counts.argmax(), np.asarray(small)
+    if counts.max() < _LEAST_SHEET * inside.size or values[inside].mean() < values.mean():
+        return None
+    # The corners are those of the largest quadrilateral among the outermost points in some directions.
+    angles = np.arange(_DIRECTIONS) * 2 * math.pi / _DIRECTIONS
+    places = np.argwhere(inside)[:, ::-1]
+    outer = places[(places @ [np.cos(angles), np.sin(angles)]).argmax(axis=0)]
+    four = outer[list(itertools.combinations(range(_DIRECTIONS), 4))].astype(float)
+    across, down = four[:, 2] - four[:, 0], four[:, 3] - four[:, 1]
+    areas = (across[:, 0] * down[:, 1] - across[:, 1] * down[:, 0]) / 2
+    corners = four[areas.argmax()]
+    if counts.max() < _QUADRILATERAL * areas.max():
+        return None
+    turned = [np.roll(corners, turn, axis=0) for turn in range(4)]
+    factor, focus = picture.width / small.width, _FOCUS * max(picture.size)
+    corners = (max(turned, key=_measure_uprightness) + 0.5) * factor
+    # From the sheet, a square of side 1, to directions from the camera: the lengths are those of its sides.
+    sides = _map_square(corners - np.array(picture.size) / 2)[:, :2] / [[focus], [focus], [1]]
+    across, down = np.linalg.norm(sides, axis=0).tolist()
+    area = float(areas.max())
+    size = round(factor * math.sqrt(area * across / down)), round(factor * math.sqrt(area * down / across))
+    back = _map_square(corners) / [size[0], size[1], 1]
+    return picture.transform(size, Image.Transform.PERSPECTIVE, back.ravel()[:8].tolist(), Image.Resampling.BICUBIC)
+
+
+def _measure_uprightness(corners: Floats) -> float:
+    """How far the sides of a sheet from its top left corner go to the right and down, at most 2."""
+    right, down = corners[1] + corners[2] - corners[0] - corners[3], corners[2] + corners[3] - corners[0] - corners[1]
+    return float(right[0] / np.linalg.norm(right) + down[1] / np.linalg.norm(down))
+
+
+def _map_square(corners: Floats) -> Floats:
+    """The projective map [3, 3] of the corners (0, 0), (1, 0), (1, 1) and (0, 1) to these."""
+    rows = [
+        row
+        for (x, y), (u, v) in zip(((0, 0), (1, 0), (1, 1), (0, 1)), corners.tolist(), strict=True)
+        for row in ([x, y, 1, 0, 0, 0, -x * u, -y * u], [0, 0, 0, x, y, 1, -x * v, -y * v])
+    ]
+    return np.append(np.linalg.solve(rows, corners.ravel()), 1).reshape(3, 3)
 
 
 def _part_drawings(ink: Floats) -> list[Floats]:
@@ -153,8 +224,8 @@ def _is_doubtful(found: _Found | None) -> bool:
     return not found.is_dark and is_large and bool((found.ink > 0).mean() > _FILLED)
 
 
-def _close_lines(picture: Image.Image) -> Floats:
-    """The picture [H, W] without what is darker than its surroundings and narrower than `_PEN` of its longer side.
+def _close_lines(picture: Image.Image) -> Image.Image:
+    """A copy of `_SMALL` pixels without what is darker than its surroundings and narrower than `_PEN` of that.
 
     What is left is the paper in its own light, and the desk around it.
     """
@@ -166,8 +237,7 @@ def _close_lines(picture: Image.Image) -> Floats:
     for kind in (ImageFilter.MaxFilter, ImageFilter.MinFilter):
         for _ in range(turns):
             closed = closed.filter(kind(5))
-    closed = closed.crop((margin, margin, margin + small.width, margin + small.height))
-    return np.asarray(closed.resize(picture.size, Image.Resampling.BILINEAR), dtype=np.float64)
+    return closed.crop((margin, margin, margin + small.width, margin + small.height))
 
 
 def _find_ink(pixels: Floats, ground: Floats | None = None, thin: int = 1) -> _Found | None:
@@ -198,7 +268,8 @@ def _find_ink(pixels: Floats, ground: Floats | None = None, thin: int = 1) -> _F
     # Half of the threshold still belongs to the soft edge of a line. Less is paper.
     soft = np.where(ink > threshold / 2, ink - threshold / 2, 0)
     box = _span_without_specks(soft.sum(axis=1)), _span_without_specks(soft.sum(axis=0))
-    return _Found(soft[box], is_dark, pixels.shape)
+    is_cut = any(part.start == 0 or part.stop == side for part, side in zip(box, pixels.shape, strict=True))
+    return _Found(soft[box], is_dark, pixels.shape, is_cut)
 
 
 def _border(shape: tuple[int, ...], width: int) -> NDArray[np.bool_]:

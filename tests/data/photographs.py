@@ -18,8 +18,27 @@ DIGITS = (
 )
 
 
-def photograph(seed: int, paper: str, desk: bool, shadow: bool, ink: int) -> tuple[Image.Image, tuple[int, int]]:
-    """A grey photograph of 1600 x 1200 pixels, and the width and height of the digit in it."""
+def see_corners(pitch: float, roll: float) -> list[tuple[float, float]]:
+    """Where a camera sees the corners of a sheet that leans back by `pitch` and is turned by `roll` degrees."""
+    lean, turn = np.radians([pitch, roll])
+    corners = np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)]) * SHEET / 2
+    x, y = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]) @ corners.T
+    far = 1000
+    while True:
+        depth = far + y * np.sin(lean)
+        seen = 0.75 * WIDTH * np.stack([x, y * np.cos(lean)]) / depth  # the focal length of a phone
+        if (abs(seen) < [[0.46 * WIDTH], [0.46 * HEIGHT]]).all():
+            return [(WIDTH / 2 + across, HEIGHT / 2 + down) for across, down in seen.T.tolist()]
+        far *= 1.02
+
+
+def photograph(
+    seed: int, paper: str, desk: bool, shadow: bool, ink: int, turned: tuple[float, float] | None = None
+) -> tuple[Image.Image, tuple[int, int]]:
+    """A grey photograph of 1600 x 1200 pixels, and the width and height of the digit in it.
+
+    A sheet that is `turned` (pitch and roll in degrees) is seen by a camera, and the sizes are those on the sheet.
+    """
     random = np.random.default_rng(seed)
     tone, around = PAPERS[paper], random.uniform
     sheet = Image.new("L", SHEET, tone)
@@ -43,6 +62,7 @@ def photograph(seed: int, paper: str, desk: bool, shadow: bool, ink: int) -> tup
         (x, y) for x, y in ((margin, margin), (1 - margin, margin), (1 - margin, 1 - margin), (margin, 1 - margin))
     ]
     seen = [((x + around(-0.03, 0.03)) * WIDTH, (y + around(-0.03, 0.03)) * HEIGHT) for x, y in corners]
+    seen = seen if turned is None else see_corners(*turned)
     own = [(0, 0), (SHEET[0], 0), SHEET, (0, SHEET[1])]
     equations = [
         row
@@ -61,5 +81,5 @@ def photograph(seed: int, paper: str, desk: bool, shadow: bool, ink: int) -> tup
         light *= 1 - 0.38 / (1 + np.exp(-30 * (columns - around(0.3, 0.7) + (rows - 0.5) * around(-0.8, 0.8))))
     values = np.where(on_sheet > 127, seen_sheet, table) * light + random.normal(0, 3, rows.shape)
     picture = Image.fromarray(values.clip(0, 255).astype(np.uint8)).filter(ImageFilter.GaussianBlur(1))
-    down, across = np.nonzero(seen_ink > 127)
+    down, across = np.nonzero((seen_ink if turned is None else np.asarray(drawn)) > 127)
     return picture, (int(np.ptp(across)) + 1, int(np.ptp(down)) + 1)

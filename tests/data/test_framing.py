@@ -207,3 +207,18 @@ def test_most_photographs_give_the_box_of_the_digit() -> None:
     """Five papers, on a desk or not, with a shadow or not, two inks, all tilted: 38 of 40 are right."""
     wrong = find_wrong_boxes(range(len(CASES)))
     assert len(wrong) <= 2, wrong
+
+
+TURNS = [(0, 30), (-45, 0), (50, 15), (30, -25)]
+
+
+@pytest.mark.parametrize("numbers", [[2], pytest.param(range(len(CASES)), marks=pytest.mark.slow)])
+def test_a_turned_sheet_is_straightened(numbers) -> None:
+    """Turned by up to 30 degrees and leaning up to 50 degrees: the digit is as wide for its height as on the sheet."""
+    for number in numbers:
+        paper, _, shadow, ink = CASES[number]
+        picture, (width, height) = photograph(number, paper, True, shadow, ink, TURNS[number % 4])
+        ((_, note),) = frame_picture(picture, DARK, SHAPE)
+        assert note.startswith("sheet straightened"), number
+        across, down = map(int, re.findall(r"drawing of (\d+) x (\d+) pixels", note)[0])
+        assert across / down == pytest.approx(width / height, rel=0.1), number
