@@ -12,16 +12,17 @@ from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.gated_block import GatedBlock
 from linformer_cli.model.lstm import LstmBlock, LstmOptions
 from linformer_cli.model.mixers import BASELINES, build_blocks, describe_mixing, parse_options
+from linformer_cli.model.none import NoneBlock
 
 BuildConfig = Callable[..., ModelConfig]
 
 
 def test_every_name_builds_its_block(build_config: BuildConfig) -> None:
     assert not CATALOGUE.keys() & BASELINES.keys()
+    others = {"gau": GatedBlock, "flash": GatedBlock, "lstm": LstmBlock, "none": NoneBlock}
     for name in [*CATALOGUE, *BASELINES]:
         (block, *_) = build_blocks(build_config(name))
-        expected = LstmBlock if name == "lstm" else GatedBlock if name in ("gau", "flash") else TransformerBlock
-        assert type(block) is expected
+        assert type(block) is others.get(name, TransformerBlock)
         if name in CATALOGUE:
             assert CATALOGUE[name].gated == isinstance(block, GatedBlock)
 
