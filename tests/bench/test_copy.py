@@ -264,7 +264,7 @@ def test_every_key_is_asked_for_once_and_its_value_follows() -> None:
 
 @pytest.mark.slow
 def test_attention_learns_to_recall_and_a_model_without_does_not() -> None:
-    settings = RecallSettings(16, 32, updates=300, learning_rate=0.01, pairs=2)
+    settings = RecallSettings(16, 32, updates=800, learning_rate=0.01, pairs=2)
     report = run_copy_task(parse_variants(["linear", "none"], baselines=True), settings)
     found = {row.name: row.accuracy for row in report.rows}
     assert found["linear"] > 0.9 and found["none"] < 0.1

@@ -210,7 +210,7 @@ def test_drawing_an_image_never_waits_for_the_host(build_tiny_model, head, filte
 
 # How many graphs 64 values need: one at the start, and then one for each set of numbers that decide what a step does.
 # `flash` has chunks of 16 positions, and the kernel of `nystrom` covers 5.
-GRAPHS = {"flash": ({"chunk": 16}, 32), "nystrom": ({"kernel": 5}, 5), "retention": ({}, 2)}
+GRAPHS = {"flash": ({"chunk": 16}, 32), "nystrom": ({"kernel": 5}, 5), "retention": ({}, 2), "none": ({}, 2)}
 FEW = ("linear", "softmax", "performer", "rfa", "gla", "deltanet", "mlstm", "rwkv7", "mesa", "mamba", "gdn2", "lstm")
 ROWS = (
     "sparse",
