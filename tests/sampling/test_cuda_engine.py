@@ -371,7 +371,7 @@ def test_steps_run_as_they_are_if_recording_fails(monkeypatch, caplog) -> None:
 def test_auto_leaves_models_that_never_ran_on_a_gpu_to_the_reference_engine(build_tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(CudaEngine, "refusal", lambda model, products=None: None)
     monkeypatch.setattr(NativeEngine, "refusal", lambda model, products=None: "not here")
-    others = ({"attention": "flash"}, {"output_gate": True}, {"attention_options": {"feature_map": "poly2"}})
+    others = (SOFTMAX, {"attention": "flash"}, {"output_gate": True}, {"attention_options": {"feature_map": "poly2"}})
     for changes in (*others, CHANGES["pixels"]):
         choice = choose_engine("auto", build_tiny_model(**changes))
         assert choice.value == "reference" and "have not run on a GPU yet; --engine cuda" in choice.reason

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import Shared, fork_into, map_states, select_images, state_tensors
+from linformer_cli.attention.kernels.registry import TRITON_WIDTHS
 from linformer_cli.attention.parts.caches import FixedCache
 from linformer_cli.attention.parts.folded_sums import FoldedState, refill
 from linformer_cli.attention.tensors import host_number
@@ -88,6 +89,8 @@ class CudaEngine(Engine):
         config = model.config
         tried = config.attention in ("linear", "softmax") and model.channels is None and config.embedding != "none"
         parts = (config.short_convolution, config.normalise_keys, config.norm_heads, config.output_gate)
+        # Without its kernel, softmax reads a cache of 128 rows at a time in plain torch.
+        tried &= config.attention == "linear" or config.head_width in TRITON_WIDTHS
         # Other feature maps are plain torch.
         if tried and not any(parts) and config.attention_options.get("feature_map", "elu") in COMPILED_MAPS:
             return None
