@@ -56,11 +56,9 @@ def _explaining(name: str) -> Iterator[Any]:
         raise CheckpointError(f"'{name}' is not on the Hub, or you may not read it; {hint}") from None
     except hub.errors.LocalEntryNotFoundError:
         raise CheckpointError(f"'{name}' was not fetched before, and the Hub cannot be reached") from None
-    except (
-        OSError,
-        ValueError,
-        hub.errors.HTTPError,
-    ) as error:
+    except (OSError, ValueError, hub.errors.HTTPError) as error:
         reason = next(iter(describe_reason(error).splitlines()), type(error).__name__)
+        if isinstance(error, hub.errors.HTTPError) and getattr(error, "response", None) is None:
+            reason = f"the Hub cannot be reached ({reason})"
         hint = "; log in with 'hf auth login'" if "401" in reason or "403" in reason else ""
         raise CheckpointError(f"'{name}': {reason}{hint}") from None

@@ -72,7 +72,9 @@ def test_mistakes_give_one_line(lintx, hub, tmp_path, monkeypatch, arguments, co
 def test_without_the_hub_or_its_package_one_line_says_so(lintx, hub, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     unreachable = lintx("info", "hf:me/other")
+    unsent = lintx("export", "sprites", "hf:me/other", "--license", "mit")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     missing = lintx("info", "hf:me/other")
-    for outcome, said in ((unreachable, "the Hub cannot be reached"), (missing, "pip install '.[hub]'")):
+    unreached = "the Hub cannot be reached"
+    for outcome, said in ((unreachable, unreached), (unsent, unreached), (missing, "pip install '.[hub]'")):
         assert outcome.code == 1 and said in outcome.stderr and len(outcome.stderr.splitlines()) == 1
