@@ -248,6 +248,9 @@ def _build_trainer(
     precision = team.from_leader(lambda: choose_precision(settings.train.precision, device.value, *sizes))
     info(f"device {device.value} ({device.reason}), precision {precision.value} ({precision.reason})")
     task = PixelTask(settings, images, device.value, precision.value)
+    if settings.train.graph and (team.count > 1 or not device.value.startswith("cuda")):
+        where = f"{team.count} processes" if team.count > 1 else f"device {device.value}"
+        warn(f"--graph is for one process with a CUDA device, found {where}; training without a graph")
     if team.count > 1:
         info(f"{team.count} processes, each with its share of every {settings.train.batch} {settings.data.words.items}")
     if task.model.is_compiled(torch_dtype(precision.value)):
