@@ -135,33 +135,29 @@ class NetworkConfig(Config):
     feed_forward: Size = setting(512, "Hidden width of the feed-forward layers.")
     feed_forward_kind: Literal["dense", "boom"] = setting(
         "dense",
-        "dense: a second layer narrows the hidden vector. boom: its chunks of the model's width are summed "
-        "(Merity 2019).",
+        "boom sums chunks of the hidden vector, without a second matrix (Merity 2019).",
     )
     short_convolution: Annotated[int, Field(ge=0, le=1_024)] = setting(
-        0, "Width of a causal convolution of queries, keys and values, such as 4; 0 turns it off."
+        0, "Width of a causal convolution of queries, keys and values, such as 4; 0: none."
     )
     normalise_keys: bool = setting(False, "Scale the queries and keys of each head to length 1.")
     norm_heads: bool = setting(False, "RMSNorm, with weights, of each head's output.")
-    output_gate: bool = setting(False, "Multiply the heads' outputs by a gate computed from the input.")
+    output_gate: bool = setting(False, "Multiply the heads' outputs by a gate.")
     activation: Literal["gelu", "relu"] = setting("gelu", "Activation of the feed-forward layers.")
     norm: Literal["pre", "post"] = setting("pre", "pre: LayerNorm before each branch. post: after the sum.")
     dropout: Fraction = setting(0.0, "Share of a branch's outputs that training sets to 0.")
     context: Literal["previous", "recent", "neighbours", "wide", "hashed", "residual"] = setting(
         "neighbours",
-        "Known values that a position sees directly. previous: only the previous value. recent: the last "
-        "four values. neighbours: the neighbouring values. wide: neighbours, and as numbers three rows above and four "
-        "columns to either side. hashed: wide, and hashed groups of neighbours. residual, for colour images: the "
-        "numbers of wide, as differences from the nearest neighbours; the blocks step over whole pixels, and a small "
-        "network predicts the channels of a pixel.",
+        "Known values that a position sees directly. recent: the last four. neighbours: six nearby ones. wide: also "
+        "three rows above, as numbers. hashed: also groups of neighbours. residual, for colour: differences from "
+        "neighbours, with blocks that step over whole pixels.",
     )
     embedding: Literal["grid", "paper", "none"] = setting(
         "grid",
-        "Positions. grid: learned tables of rows, columns and channels. paper: sinusoids (Katharopoulos "
-        "2020). none: no positions, for sequences of any length.",
+        "Positions. grid: learned tables. paper: sinusoids (Katharopoulos 2020). none: no positions, for any length.",
     )
     head: Literal["categorical", "mixture"] = setting(
-        "categorical", "Distribution of a value. categorical: one logit per level. mixture: a mixture of logistics."
+        "categorical", "Distribution of a value: one logit per level, or a mixture of logistics."
     )
     mixtures: Size = setting(10, "Number of logistics of a mixture head.")
 
@@ -284,19 +280,18 @@ class DataConfig(Config):
     data_dir: str | None = None
     image_size: Annotated[tuple[Size, Size], BeforeValidator(_parse_sides)] | None = setting(
         None,
-        "Height and width of the images in pixels, such as 48x64, or the side of a square. For glyphs (8 "
-        "to 512; default: 28) and folders (default: the size of most pictures, if it is at most 64).",
+        "Pixels, such as 48x64, or the side of a square, for folders (default: the size of "
+        "most pictures, if it is at most 64) and glyphs (8 to 512; default: 28).",
     )
     fit: Fit | None = setting(
         None,
-        "For pictures of another size. crop: keep the middle. pad: add the ground. stretch: distort. "
-        "Pixel art is cropped and padded without resizing. Default: crop.",
+        "How to fit pictures of another size. Pixel art is cropped and padded without resizing. Default: crop.",
     )
     ground: Annotated[Colour, BeforeValidator(_parse_colour)] | None = setting(
-        None, "Colour behind transparent parts and around padded pictures, such as white or #204060."
+        None, "Colour behind transparent parts and padded pictures, such as white or #204060."
     )
     range: Annotated[tuple[float, float], BeforeValidator(_parse_range), AfterValidator(_check_range)] | None = setting(
-        None, "The numbers that become black and white, such as 900,1330, in pictures of 16 bits or floats."
+        None, "Numbers that become black and white, such as 900,1330, for 16 bits or floats."
     )
     colours: Annotated[int, Field(ge=2, le=256)] | None = setting(
         None, "Use one palette of up to N colours. Default: 256 if they suffice or for pixel art."
@@ -304,7 +299,7 @@ class DataConfig(Config):
     channels: Annotated[Literal[1, 3, 4], BeforeValidator(_parse_number)] | None = setting(
         None, "1 (grey), 3 (RGB) or 4 (RGB with opacity) instead of a palette. Default: as in the pictures."
     )
-    tile: Size | None = setting(None, "Cut each picture, such as a sheet of sprites, into squares of this side.")
+    tile: Size | None = setting(None, "Cut each picture into squares of this side.")
     length: Size | None = None
     labels: bool = False
 
@@ -325,61 +320,51 @@ class TrainConfig(Config):
 
     steps: Count | None = setting(None, "Optimizer steps.")
     epochs: Positive | None = setting(
-        None, f"Passes over the training images; {DEFAULT_EPOCHS:g} unless another length is given."
+        None, f"Passes over the images; {DEFAULT_EPOCHS:g} unless another length is given."
     )
     max_time: Seconds | None = setting(
         None,
-        "Training time, such as 10m or 1h30m; includes the time before an interruption. Also limits a "
-        "number of steps or epochs.",
+        "Training time, such as 10m or 1h30m, also as a limit of steps or epochs.",
     )
     batch: Images = setting(16, "Images in a batch.")
     accumulation: Images = setting(1, "Batches whose gradients are summed for one step.")
-    shift: CountOrZero = setting(0, "Randomly shift each training image by up to N pixels along each axis.")
-    flip: bool = setting(False, "Mirror half of the training images left to right, chosen at random.")
-    hide_class: Fraction = setting(0.0, "With --classes: share of images trained on without their class.")
-    distill_share: Share = setting(
-        0.5, "With --distill-from: weight of the teachers' predictions in the loss; the images have the rest."
-    )
-    optimizer: Literal["adamw", "radam", "muon"] = setting(
-        "adamw", "muon trains the matrices of hidden layers and leaves the rest to AdamW."
-    )
+    shift: CountOrZero = setting(0, "Shift each image at random by up to N pixels.")
+    flip: bool = setting(False, "Mirror half of the images, at random.")
+    hide_class: Fraction = setting(0.0, "With --classes: share of images whose class is hidden.")
+    distill_share: Share = setting(0.5, "With --distill-from: share of the teachers in the loss.")
+    optimizer: Literal["adamw", "radam", "muon"] = setting("adamw", "muon trains hidden matrices, and AdamW the rest.")
     learning_rate: Positive = setting(2e-3, "Peak learning rate.")
-    final_learning_rate_fraction: Share = setting(0.02, "Final learning rate of the schedule, as a share of the peak.")
+    final_learning_rate_fraction: Share = setting(0.02, "Final learning rate, as a share of the peak.")
     schedule: Literal["cosine", "trapezoid", "constant"] = setting(
-        "cosine", "Learning rate after warm-up. trapezoid is constant, then falls in the last quarter."
+        "cosine", "Learning rate after warm-up. trapezoid falls in the last quarter."
     )
     warmup_steps: CountOrZero = setting(100, "Steps of linear warm-up.")
-    warmup_share: Share = setting(0.0, "The warm-up also ends after this share of the run; 0: it does not.")
+    warmup_share: Share = setting(0.0, "End the warm-up after this share of the run; 0: only after its steps.")
     weight_decay: PositiveOrZero = setting(0.05, "Decoupled weight decay of matrices.")
     beta1: Fraction = setting(0.9, "Adam's decay rate for the mean of gradients.")
     beta2: Fraction = setting(0.98, "Adam's decay rate for the mean of squared gradients.")
     clip: PositiveOrZero = setting(1.0, "Largest gradient norm; 0 turns clipping off.")
     ema: Fraction = setting(
         0.0,
-        "Decay of an exponential moving average of the weights, such as 0.999; the average is "
-        "validated, sampled from and saved. 0 turns it off.",
+        "Decay of a moving average of the weights, such as 0.999, which is then validated, "
+        "sampled from and saved; 0: none.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = setting(0, "Seed of initial weights, image order and dropout.")
     device: str = setting("auto", "auto, cpu, cuda, cuda:INDEX or mps.")
-    precision: Literal["auto", "fp32", "bf16"] = setting(
-        "auto", "bf16 uses autocast; auto selects the faster of fp32 and bf16."
-    )
+    precision: Literal["auto", "fp32", "bf16"] = setting("auto", "auto is the faster of fp32 and bf16.")
     graph: bool = setting(
         False,
-        "On a CUDA device, replay the forward and backward pass as a CUDA graph, which saves the time of launches. "
-        "Checked on CPUs only.",
+        "On a CUDA device, replay forward and backward pass as a CUDA graph. Checked on CPUs only.",
     )
     log_every: Count = setting(20, "Steps between rows of metrics.csv.")
     evaluate_every: Count = setting(500, "Steps between validations.")
-    evaluate_images: Count = setting(512, "Number of validation images, from the start of the split.")
+    evaluate_images: Count = setting(512, "Number of validation images.")
     check_every: Seconds | None = setting(
         None,
-        "Validate, draw samples and save at this interval of time, and first after half of it, instead of "
-        "after a number of steps. For folders: 2m.",
+        "Validate, draw samples and save at this interval, and first after half of it, instead "
+        "of after steps. For folders: 2m.",
     )
-    patience: CountOrZero = setting(
-        0, "Stop after this many validations in a row without a better one; 0: never. For folders: 3."
-    )
+    patience: CountOrZero = setting(0, "Stop after so many validations without a better one; 0: never. For folders: 3.")
     sample_every: CountOrZero = setting(500, "Steps between sample grids; 0 turns them off.")
     sample_images: Images = setting(16, "Images in a sample grid.")
     save_every: Count = setting(200, "Steps between saves.")

@@ -53,10 +53,8 @@ def attentions(
     - `lintx attentions linear`
     - `lintx attentions --positions 3072 --json`
 
-    The list shows the source, method, state growth and options of each mechanism. State bytes are for one layer and one
-    image in float32, with default options. Mechanisms with a gated head have a single head with its own width. The last
-    rows are the baselines that `train --attention` also accepts: `lstm`, and `none`, a block that mixes no positions.
-    With NAME, the command shows the definition of that mechanism, and the values, default and meaning of each option.
+    State bytes are for one layer and one image in float32, with default options. The last rows are baselines: `lstm`,
+    and `none`, a block that mixes no positions. With NAME, shows the definition of that mechanism and its options.
     """
     from linformer_cli.attention.base import AttentionShape
     from linformer_cli.checkpoint import read_checkpoint

@@ -24,7 +24,7 @@ _TALK_SECONDS = 10.0
 def copy(
     names: str = several(
         "softmax,linear,lsh:rounds=4",
-        "Mechanisms, separated by commas, such as lsh, lsh:rounds=4, NAME=lsh:rounds=4 (tables show NAME) or lstm.",
+        "Mechanisms, such as linear,lsh:rounds=4 or NAME=lsh:rounds=4 (tables show NAME), or lstm.",
         "--attention",
     ),
     budget: float = duration("10m", "Total time. If it is below 1h, the default length and width are smaller."),
@@ -49,11 +49,9 @@ def copy(
     - `lintx bench copy --plot copy.png`
     - `lintx bench copy --attention softmax,linear,lstm --budget 30m --json`
 
-    Runs the copy task of Katharopoulos 2020, section 4.1: a string of random symbols from an alphabet of 10, a
-    separator, and the string again. Loss and accuracy cover only the copied symbols. All models see the same sequences
-    and make one update each in turn, so their curves are comparable wherever they end: after --updates, after --budget,
-    or at Ctrl-C, which prints the results so far. A task smaller than the paper's is marked as reduced. A mechanism
-    whose parallel and step forms disagree is not trained.
+    Runs the copy task of Katharopoulos 2020, section 4.1: random symbols, a separator, and the same symbols again. All
+    models see the same sequences and make one update each in turn. A task smaller than the paper's is marked as
+    reduced. Ctrl-C prints the results so far.
     """
     options.require_plots(plot)
 
@@ -88,9 +86,8 @@ def recall(
     - `lintx bench recall --pairs 16 --width 64 --plot recall.png`
 
     Runs multi-query associative recall (Arora 2023, Zoology): a sequence names values by keys, and later asks for the
-    value of every key. The table shows the share of values that a model recalls beside the bytes of its state, which
-    must hold the pairs. All models see the same new sequences in each update, one update each in turn. Ctrl-C prints
-    the results so far.
+    value of every key. The table shows the share of values that a model recalls beside the bytes of its state. Ctrl-C
+    prints the results so far.
     """
     options.require_plots(plot)
 

@@ -31,10 +31,9 @@ def paper(
     - `lintx bench paper --budget 1h --runs runs/comparison --json`
 
     Measures softmax (re-run and with a cache), LSH with 1 and 4 rounds, and linear attention in the paper's two
-    networks: speed of sampling and training, time and memory of attention against T, and the copy task. The output also
-    shows the published figures and this machine's highest rates. The budget determines batch sizes, repeats and
-    lengths; the output lists all that is smaller than in the paper. Models of --runs with other networks are also
-    sampled. JSON, tables and figures are written about every two minutes, at the end, and after Ctrl-C.
+    networks: sampling, training, time and memory against T, and the copy task, beside the published figures. The output
+    lists all that is smaller than in the paper. Results are written about every two minutes, at the end, and after
+    Ctrl-C.
     """
     require_writable(out / "paper.json")
 

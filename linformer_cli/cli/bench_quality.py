@@ -55,16 +55,10 @@ def quality(asked: QualityOptions) -> None:
     - `lintx bench quality fashion-wide --temperature 0.9 --image nearest.png`
     - `lintx bench quality runs/first --data mnist -n 5000 --json`
 
-    Samples, test images and training images are compared in the same way. A judge, which is a small classifier of the
-    data set's images, is trained first (a minute or two for MNIST) and cached. Samples depend on --seed as in `lintx
-    sample`; a model with classes draws the same number of images of each class, as with `--class all`.
-
-    - Frechet distance: to all test images, between Gaussians in the features of the judge's hidden layer. It is not the
-      published FID. The distance of the training images is about the lowest that a model can reach.
-    - sure: share of images to which the judge gives one class with probability 0.9 or more.
-    - right class: share of images that the judge assigns to the requested class, or to the label.
-    - nearest training image: mean Euclidean distance to it, over all values from 0 to 255. A model that copies training
-      images is far below the test images.
+    A judge, which is a small classifier of the data set's images, compares samples, test images and training images. It
+    is trained first (a minute or two for MNIST) and cached. The table shows the Frechet distance to all test images in
+    the judge's features (not the published FID), how many images the judge is sure of and recognises, and the distance
+    to the nearest training image.
     """
     options.require_output("--image", asked.image, ".png")
     session = open_session(asked.checkpoint, "cpu", asked.precision, asked.engine)
@@ -170,10 +164,8 @@ def codec(
     - `lintx bench codec`
     - `lintx bench codec --checkpoint fashion-wide --limit 256 --picture bits.png`
 
-    The same images are stored as by `lintx compress`, as optimised PNGs, as lossless WebP and JPEG XL (if its plugin is
-    installed), and all together with gzip, xz and zstd. Every format must give the same pixels back. Speeds are medians
-    over interleaved rounds; those of lintx are also shown relative to drawing images. Published figures for the same
-    data set follow. Needs the packages of `pip install '.[compress]'`.
+    Stores the same images as `lintx compress`, as PNG, lossless WebP and JPEG XL (if its plugin is installed), and all
+    together with gzip, xz and zstd. Every format must give the same pixels back. Needs `pip install '.[compress]'`.
     """
     options.require_output("--picture", picture, ".png")
     session = open_session(checkpoint, "cpu", "int8", "native")
@@ -231,14 +223,10 @@ def approximation(
     - `lintx bench approximation --maps positive --draws 100 --format csv`
 
     Reports mean squared errors of performer attention relative to causal softmax attention in float64, with orthogonal
-    or independent random directions. Each figure is the mean over draws of inputs and directions, with quartiles. CSV
-    and JSON contain all errors. Ctrl-C shows the results of the finished draws.
-
-    - output: of the attention outputs, for values drawn from N(0, 1).
-    - bounded-output: the same, with the mechanism's lower bound on the denominator of `trig`.
-    - kernel: of the estimate of exp(x . y) over all pairs of a query q and a key k at an earlier or the same position,
-      where x = q K^(-1/4) and y = k K^(-1/4).
-    - small-kernel: the same over the quarter of pairs with the smallest exp(x . y).
+    or independent random directions, as means over draws with quartiles. `output` and `bounded-output` are errors of
+    the outputs, without and with the mechanism's bound on the denominator of `trig`; `kernel` and `small-kernel` are
+    errors of the estimates of exp(q . k / sqrt(K)), over all pairs and over the smallest quarter. Ctrl-C shows the
+    results of the finished draws.
     """
     options.require_plots(plot)
 

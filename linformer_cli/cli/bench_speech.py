@@ -27,15 +27,14 @@ _FOR_TRANSCRIBING = ("names", "out", "transcribe", "plot", "json")
 class SpeechOptions:
     names: str | None = several(
         None,
-        "Encoders, separated by commas: bi-lstm, or a mechanism such as linear, lsh:rounds=1 or "
-        "NAME=lsh:rounds=1 (tables show NAME). Default: those of the paper. With --transcribe: the encoder to use; "
-        "default: the one with the lowest error rate.",
+        "Encoders: bi-lstm, or mechanisms such as linear,lsh:rounds=1. Default: those of the "
+        "paper. With --transcribe: the encoder to use, by default the one with the lowest "
+        "error rate.",
         "--attention",
     )
     data: str = option(
         "fsdd",
-        "fsdd (spoken digits, in the data folder) or speech:DIR, a folder with WAV files and transcripts.tsv "
-        "(file, speaker, symbols).",
+        "fsdd (spoken digits), or speech:DIR, a folder with WAV files and transcripts.tsv.",
     )
     data_dir: options.DataDir = None
     budget: float = duration("20m", "Time for the whole benchmark.")
@@ -45,18 +44,18 @@ class SpeechOptions:
     strings: int = count(128, "Strings of digits in an epoch.")
     lengths: str = several(
         "400,800,1600,3200,6400",
-        "Lengths, in frames of 10 ms, at which training steps are timed, separated by commas; or none.",
+        "Frames of 10 ms at which training steps are timed, or none.",
     )
     out: Path = option(Path("bench-speech"), "Folder for speech.json, speech.md, the figures and the trained encoders.")
     transcribe: Path | None = option(
         None,
-        "Measure nothing. Print the symbols of this WAV file with their times, using an encoder in --out.",
+        "Only print the symbols of this WAV file with their times, by an encoder in --out.",
         metavar="FILE",
     )
     plot: Path | None = option(
         None,
-        "Write the curves to a .png or .svg file. With --transcribe: the spectrogram with the symbols; "
-        "default: FILE.png in --out.",
+        "Write the curves to a .png or .svg file; with --transcribe, the spectrogram with the "
+        "symbols (default: FILE.png in --out).",
     )
     device: options.Device = "auto"
     style: options.Style = "table"
@@ -73,13 +72,10 @@ def speech(context: typer.Context, asked: SpeechOptions) -> None:
     - `lintx bench speech --data speech:recordings --epochs 30`
     - `lintx bench speech --transcribe call.wav`
 
-    Repeats table 3 of Katharopoulos 2020: the phoneme error rate (PER) and the time of an epoch of a bidirectional
-    LSTM, softmax, LSH with 4 rounds and linear attention, each as the encoder of a CTC model. The data are not the
-    paper's: instead of WSJ, spoken digits (8 kHz, six speakers) are joined to strings of 1 to 8 seconds, so error rates
-    cannot be compared with the published ones, which the table also shows. Each seed holds out other speakers, and PER
-    is theirs. Training steps are also timed at several lengths. All encoders train on the same strings, one epoch each
-    in turn. Results are written about every two minutes, at the end, and after Ctrl-C. Needs the packages of `pip
-    install '.[speech]'`.
+    Repeats table 3 of Katharopoulos 2020 with other data: the phoneme error rate (PER) and the time of an epoch of a
+    bidirectional LSTM, softmax, LSH with 4 rounds and linear attention, on strings of spoken digits instead of WSJ. So
+    error rates cannot be compared with the published ones. Results are written about every two minutes, at the end, and
+    after Ctrl-C. Needs `pip install '.[speech]'`.
     """
     if asked.transcribe is not None:
         _refuse_unused(context)

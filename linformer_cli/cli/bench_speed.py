@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast, get_args
 from linformer_cli.config import LARGEST_SIZE
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
 from linformer_cli.files import require_writable
-from linformer_cli.presets import PRESETS
 from linformer_cli.system.device import Precision
 from . import options
 from .config_options import duration, option, several, sizes, with_fields
@@ -25,22 +24,18 @@ _SCALED = "scaled"  # the batch of bench attention
 class SampleOptions:
     checkpoint: options.CheckpointOption = None
     names: options.BenchVariants = None
-    presets: str | None = several(None, f"Untrained networks, separated by commas: {', '.join(PRESETS)}.", "--preset")
-    sides: list[int] | None = sizes(
-        None, "Side lengths of square images, separated by commas, at which to time --preset networks.", "--image-size"
-    )
+    presets: str | None = several(None, "Untrained networks of presets, such as mnist-paper,mnist-small.", "--preset")
+    sides: list[int] | None = sizes(None, "Sides of square images for --preset networks.", "--image-size")
     batch: list[int] = sizes("1,64", options.BATCHES)
-    engine: str = several("auto", "Engines, separated by commas: auto, native, cuda, reference.")
-    look_ahead: bool = option(
-        True, "Let the native engine compute several values of a single image at once (trained models only)."
-    )
+    engine: str = several("auto", "auto, native, cuda, reference.")
+    look_ahead: bool = option(True, "Use look-ahead for single images of trained models.")
     repeats: options.Repeats = 3
     rerun: bool = option(True, "Also time softmax without a cache, extrapolated from 4 positions.")
     limit: float = duration("60s", options.ROW_LIMIT)
     memory: bool = option(True, "Also measure the peak memory of each row, in a fresh process.")
     runs: options.Runs = None
     plot: options.SpeedPlot = None
-    bits_plot: Path | None = option(None, "Also plot bits/dim of --runs against images/s to a .png or .svg file.")
+    bits_plot: Path | None = option(None, "Also plot bits/dim of --runs against images/s (.png or .svg).")
     device: options.Device = "auto"
     precision: options.SamplingPrecision = "auto"
     style: options.Style = "table"
@@ -58,15 +53,11 @@ def sample(asked: SampleOptions) -> None:
     - `lintx bench sample --runs runs/comparison --no-rerun --bits-plot bits-per-dim.png`
     - `lintx bench sample --preset mnist-small --image-size 16,32,64,128 --batch 1 --engine reference,auto`
 
-    By default, times the checkpoint's model and a softmax model of the same size. With --runs alone, times the models
-    of the runs. With --attention or --preset, times untrained models of the checkpoint's or the preset's size. Softmax
-    is timed in two ways: with a key-value cache, and with the whole prefix read again for every value.
-
-    Repeats of all rows are interleaved. The table shows the median and quartiles of images/s, seconds per image at
-    batch 1, state and peak memory, and the rates of matrix products and memory traffic as shares of this machine's
-    highest rates. If an image would take longer than --limit, only some steps around its middle are timed, and the
-    extrapolated figures are marked. Mechanisms whose parallel and step forms disagree are not timed. Ctrl-C shows the
-    results so far.
+    Times the checkpoint's model beside a softmax model of the same size, or the models of --runs, or untrained models
+    (--attention, --preset). Softmax is timed with a key-value cache, and with the whole prefix read again for every
+    value. The table shows images/s, seconds per image at batch 1, state, peak memory, and shares of this machine's
+    highest rates. If an image would take longer than --limit, only some steps are timed, and extrapolated figures are
+    marked. Ctrl-C shows the results so far.
     """
     _check_options(asked)
 
@@ -143,13 +134,12 @@ def _choose_models(asked: SampleOptions, trained: "list[TrainedRun]") -> "tuple[
 @with_fields
 def train(
     names: options.BenchVariants = None,
-    presets: str = several("mnist-small", "Networks, separated by commas: mnist-paper, cifar10-paper, ...", "--preset"),
+    presets: str = several("mnist-small", "Networks of presets, such as mnist-paper,cifar10-paper.", "--preset"),
     batch: list[int] = sizes("16", options.BATCHES),
     repeats: options.Repeats = 3,
     engine: str = several(
         "auto",
-        "Engines, separated by commas. 'auto' computes as lintx train does, with compiled kernels where the "
-        "attention has them, and 'graph' as with --graph. 'reference' is plain torch.",
+        "auto (as lintx train), graph (as with --graph), reference (plain torch).",
     ),
     limit: float = duration("60s", options.ROW_LIMIT),
     runs: options.Runs = None,
@@ -157,8 +147,7 @@ def train(
     device: options.Device = "auto",
     precision: str = several(
         "auto",
-        "Precisions of matrix products, separated by commas: auto, fp32, bf16. 'auto' means the faster one "
-        "with engine auto, and fp32 with engine reference.",
+        "auto (the faster one, or fp32 with engine reference), fp32, bf16.",
     ),
     style: options.Style = "table",
     json: options.Json = False,
@@ -171,11 +160,9 @@ def train(
     - `lintx bench train --attention linear --engine reference,auto --precision fp32,bf16`
     - `lintx bench train --preset mnist-paper,cifar10-paper --batch 1 --format md`
 
-    A step is the same as in `lintx train`: forward pass, backward pass, clipping and optimizer, with the training
-    settings of the preset. The images are random. Repeats of all rows are interleaved, after one warm-up step. The
-    table shows the median and quartiles of images/s, and the rate of matrix products as a share of this machine's
-    highest rate. A row that would take longer than --limit has fewer repeats and says so. Mechanisms whose parallel and
-    step forms disagree are not timed. Ctrl-C shows the results so far.
+    A step is that of `lintx train`, with the training settings of the preset and random images. The table shows
+    images/s, and the rate of matrix products as a share of this machine's highest rate. A row that would take longer
+    than --limit has fewer repeats. Ctrl-C shows the results so far.
     """
     options.require_plots(plot)
     variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
@@ -220,7 +207,7 @@ def attention(
     repeats: options.Repeats = 5,
     limit: float = duration("60s", "Time limit for all passes of one mechanism at one T."),
     device: options.Device = "auto",
-    plot: Path | None = option(None, "Also plot time and memory against T to a .png or .svg file."),
+    plot: Path | None = option(None, "Also plot time and memory against T (.png or .svg)."),
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
@@ -232,15 +219,9 @@ def attention(
     - `lintx bench attention --attention linear,linear:chunk=256 --limit 10s --json`
     - `lintx bench attention --attention linear,softmax,lsh --plot scaling.png`
 
-    Times forward and backward passes of each mechanism alone, in float32. The first table shows time and memory per
-    sequence: the median and quartiles of the time over interleaved repeats, and the peak memory (on a CPU, of a fresh
-    process). `copying` is the rate of the least possible memory traffic, as a share of this machine's rate of memory
-    copies. A length that needs too much memory or time is left out, and its row says why. Mechanisms whose parallel and
-    step forms disagree are not timed.
-
-    Another table shows the exponents p of the growth T^p, between the last two lengths and over all lengths, the
-    longest T that each mechanism can handle, and the T above which it is faster than softmax. Ctrl-C shows the results
-    so far.
+    Times forward and backward passes of each mechanism alone, in float32. The first table shows time and peak memory
+    per sequence. A second one shows the exponents p of the growth T^p, the longest T that each mechanism can handle,
+    and the T above which it is faster than softmax. Ctrl-C shows the results so far.
     """
     options.require_plots(plot)
     size = None if batch == _SCALED else options.parse_size(batch, "--batch", f"16, or {_SCALED}")
@@ -261,7 +242,7 @@ def attention(
 @with_fields
 def gpu(
     out: Path = option(Path("gpu.json"), "JSON file for the report, rewritten during the benchmark."),
-    tiny: bool = option(False, "Trial run with tiny sizes, on any device. Its figures mean nothing.", "--tiny"),
+    tiny: bool = option(False, "Try it with tiny sizes, on any device. The figures mean nothing.", "--tiny"),
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
@@ -272,12 +253,9 @@ def gpu(
     - `lintx bench gpu --out gpu.json`
     - `lintx bench gpu --tiny --device cpu`
 
-    First compares, on the device, the parallel and step forms of every mechanism, replayed steps and training steps
-    with plain ones, kernels with plain torch in float64, and the sampling engine with the model's own step. Then
-    measures sampling and training with the networks of Katharopoulos 2020, sampling of 10,000 images of MNIST's size at
-    once, and attention alone, beside torch's softmax and, if installed, flash-linear-attention. All of it ends within
-    some four minutes: parts that are out of time keep their rows. A part that fails does not stop the others. The exit
-    code is 1 if a check or a part failed.
+    Compares kernels, steps and graphs on the device with plain torch. Then measures sampling, training and attention
+    alone. All of it takes some four minutes; a part that fails does not stop the others. The exit code is 1 if a check
+    or a part failed.
     """
     require_writable(out)
 

@@ -24,8 +24,7 @@ def check(
     positions: int | None = option(None, "Number of positions. Default: all.", min=2),
     mechanism: str | None = option(
         None,
-        "Check a mechanism instead of a model: its name, perhaps with options as in lsh:rounds=1, or its class as "
-        "FILE.py:CLASS or MODULE:CLASS.",
+        "Check a mechanism instead: its name, as in lsh:rounds=1, or its class as FILE.py:CLASS or MODULE:CLASS.",
         metavar="NAME",
     ),
     seed: options.Seed = 0,
@@ -40,14 +39,13 @@ def check(
     - `lintx check runs/first --json`
     - `lintx check --mechanism mine.py:MyAttention`
 
-    Samples images from the model step by step, then compares the predictions of the steps with those of the parallel
-    form, which predicts all positions at once, in float64 and in float32. Also checks in float64 that the parallel form
-    gives the same predictions when it reads an image in blocks, and that later values do not change earlier
-    predictions. The exit code is 1 if an error exceeds its tolerance.
+    Compares the predictions of the step form, on images that the model draws, with those of the parallel form, in
+    float64 and in float32. Also checks that the parallel form gives the same predictions when it reads an image in
+    blocks, and that later values do not change earlier predictions. The exit code is 1 if an error exceeds its
+    tolerance.
 
-    With --mechanism, the contract of one mechanism is checked with random inputs: steps and blocks equal one pass, also
-    in their gradients; later inputs, NaN and other images change nothing that they must not change; the state has the
-    size that it claims. If the class has a method `oracle(q, k, v, extra)`, it is compared with that, too.
+    With --mechanism, checks the contract of one mechanism with random inputs, and compares it with its method
+    `oracle(q, k, v, extra)` if it has one.
     """
     if mechanism is not None:
         if checkpoint is not None:

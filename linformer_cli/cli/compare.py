@@ -38,7 +38,7 @@ class CompareOptions:
     )
     match_parameters: bool = option(
         False,
-        "Change feed-forward widths so that all models have as many parameters as the first.",
+        "Give all models as many parameters as the first, by their feed-forward width.",
         "--match-parameters",
     )
     data: str | None = option(None, "Data set, as for lintx train.", metavar="NAME")
@@ -55,7 +55,7 @@ class CompareOptions:
     style: options.Style = "table"
     json: options.Json = False
     plot: Path | None = option(
-        None, "Also plot bits/dim against images/s and state bytes in FILE (PNG or SVG).", metavar="FILE"
+        None, "Also plot bits/dim against images/s and state bytes (.png or .svg).", metavar="FILE"
     )
     training: Annotated[
         dict[str, Any], Fields(TrainConfig, "Training", only=("max_time", "seed", "device", "precision"))
@@ -72,15 +72,9 @@ def compare(asked: CompareOptions) -> None:
     - `lintx compare --attention softmax,linear,linear:feature_map=relu --max-time 20m --match-parameters`
     - `lintx compare --runs runs/comparison --no-train --format md --plot comparison.png`
 
-    All runs have the same network except for the attention, the same images in the same order, and the same settings.
-    Each run has its own folder. Run the command again to continue: finished work is not repeated. The table shows final
-    validation bits/dim with the standard error, parameters, bytes of state, and images/s of whole training steps and of
-    sampling. Speeds are medians of --repeats measurements, which alternate between the finished mechanisms and are
-    saved in the run folders. Samples are written next to each run. Ctrl-C saves the current run and shows the table
-    with a note of the missing figures.
-
-    With --max-time, all runs take the same time instead of the same images. With --match-parameters, the parameters of
-    all models are within 3 % of those of the first.
+    All runs have the same network except for the attention, the same settings, and the same images in the same order.
+    The table shows final validation bits/dim, parameters, state, and images/s of training and sampling. Repeating the
+    command continues: finished work is not done again. Ctrl-C saves the current run and shows the table.
     """
     _check_options(asked)
 

@@ -41,19 +41,18 @@ class CompleteOptions:
     checkpoint: options.CheckpointOption = None
     keep: str | None = option(
         None,
-        "The part to keep: top:0.5 (fraction), top:50%, top:14rows (or top:14), top:392px, the same with left, right "
-        "and bottom, or box:ROW,COLUMN,HEIGHT,WIDTH. Default: all that is not erased, masked or transparent, or else "
-        f"{DEFAULT_PART}.",
+        "The part to keep: top:0.5, top:50%, top:14rows, top:392px, the same with left, right "
+        f"and bottom, or box:ROW,COLUMN,HEIGHT,WIDTH. Default: all that is not erased, masked "
+        f"or transparent, or else {DEFAULT_PART}.",
         metavar="PART",
     )
     erase: str | None = option(None, "A part to draw anew, such as box:8,8,12,12.", metavar="PART")
     mask: Path | None = option(
-        None, "A picture of the size of the images, or of the model's: what is white is kept.", metavar="FILE"
+        None, "A picture in which white is kept, of the images' or the model's size.", metavar="FILE"
     )
     particles: int = option(
         PARTICLES,
-        "Images that are drawn for each completion, unless the first rows are kept. More take longer and follow the "
-        "kept part better.",
+        "Images drawn for each completion of a part other than the top. More follow the kept part better.",
         min=1,
         max=_MOST_PARTICLES,
     )
@@ -62,15 +61,13 @@ class CompleteOptions:
     out: Path = option(Path("completed.png"), "PNG file for the result.", "-o", "--out")
     frame: Framing = option(
         "auto",
-        "'auto' matches the position, size, contrast and background of a drawing to those of the training images, "
-        "unless the file already has the model's size. 'none' only resizes. --fit and --invert imply none.",
+        "'auto' gives a drawing the position, size and contrast of the training images, unless "
+        "it has the model's size. 'none' only resizes, as --fit and --invert do.",
     )
-    fit: Fit | None = option(
-        None, "How to fit an image whose aspect ratio is not the model's. Default: as in training."
-    )
-    invert: bool = option(False, "Invert the brightness of the images before they are completed.", "--invert")
+    fit: Fit | None = option(None, "How to fit an image of another shape. Default: as in training.")
+    invert: bool = option(False, "Invert the images first.", "--invert")
     scale: options.Scale = None
-    gif: Path | None = option(None, "Also write an animation of the images being drawn.", metavar="FILE")
+    gif: Path | None = option(None, "Also animate the drawing.", metavar="FILE")
     drawing: DrawingOptions
     quiet: options.Quiet = False
     json: options.Json = False
@@ -87,10 +84,8 @@ def complete(asked: CompleteOptions) -> None:
     - `lintx complete scans/*.jpg --invert --fit pad --keep top:10rows`
     - `lintx complete digit.png --erase box:9,9,10,10 --particles 256`
 
-    Keeps a part of each image, by default the top, and draws the rest with the model, several times. The result has a
-    row for each image: given | completions | original. Bits/dim tell how likely the model finds the kept part, each
-    completion, and the rest of the original; a lower figure means more likely. Images are rotated according to their
-    EXIF data, and read as the training images were. Drawings are matched to the training images (see --frame).
+    Keeps a part of each image, by default the top, and draws the rest several times. Each image gives a row: given |
+    completions | original. Lower bits/dim mean that the model finds a part more likely.
     """
     options.require_output("-o", asked.out, ".png")
     options.require_output("--gif", asked.gif, ".gif")

@@ -44,18 +44,18 @@ class CompressOptions:
     split: Split | None = option(None, "The split of the data set. Default: test.")
     data_dir: options.DataDir = None
     limit: options.Limit = None
-    tile: bool = option(False, "Cut pictures of any size into tiles of the model's size. Edges are padded.", "--tile")
+    tile: bool = option(False, "Cut pictures of any size into tiles of the model's size.", "--tile")
     class_name: str | None = option(None, "The class of all pictures, for a model that needs a class.", "--class")
     length: int | None = option(
         None,
-        "Bytes in a window, for a model of bytes that needs no positions. Default: as in training.",
+        "Bytes in a window, for a model that needs no positions. Default: as in training.",
         min=2,
         max=65_536,
     )
     block: int | None = option(
         None,
-        "Images or windows in a block. Damage destroys whole blocks; smaller blocks need a few bytes more. "
-        "Default: 500, or fewer if their states need more than 512 MiB.",
+        "Images or windows in a block, which damage destroys as a whole. Default: 500, or "
+        "fewer if their states need more than 512 MiB.",
         min=1,
         max=2**16,
     )
@@ -79,15 +79,10 @@ def compress(asked: CompressOptions) -> None:
     - `tar c src | lintx compress --checkpoint runs/text - -o src.tar.lintz`
 
     The model predicts every value, and an entropy coder stores it in about as many bits as the model's bits/dim say.
-    `lintx decompress` returns the same pixels, names and order on every processor, with the same model. Only pixels are
-    kept: a picture comes back as a PNG without metadata. Pictures must have the size and the channels of the model's
-    images, in 8 bits; others are refused by name, unless --tile is given. If the model has a palette, pictures may be
-    indexed, RGB or RGBA with colours of this palette, and an indexed picture comes back with its own palette.
-
-    A model of bytes compresses any files.
-
-    Files become small if the images are like those that the model was trained on. Other images may take more bytes
-    than as PNGs. The command needs the packages of `pip install '.[compress]'`.
+    `lintx decompress` returns the same pixels, names and order on every processor, with the same model; a picture comes
+    back as a PNG without metadata. Pictures must have the size, the channels and the palette of the model's images,
+    unless --tile is given. Files become small if the images are like those that the model was trained on. Needs `pip
+    install '.[compress]'`.
     """
     _check_options(asked)
     session = open_session(asked.checkpoint, "cpu", "int8", "native")

@@ -53,10 +53,9 @@ def decompress(asked: DecompressOptions) -> None:
     - `lintx decompress book.lintz --checkpoint runs/text -o books`
     - `lintx decompress src.tar.lintz --checkpoint runs/text -o - | tar x`
 
-    Writes its pictures or files to a folder. Needs the model that the file was compressed with, and the packages of
-    `pip install '.[compress]'`. A damaged block is lost alone: everything else is written, what is lost is named, and
-    the exit code is 1. If only a part of an item is lost, the item gets the name damaged-NAME and has zeros in place of
-    the lost part.
+    Writes its pictures or files to a folder. Needs the model that the file was compressed with, and `pip install
+    '.[compress]'`. A damaged block is lost alone: everything else is written, what is lost is named, and the exit code
+    is 1. What is left of a damaged item is written as damaged-NAME.
     """
     if not asked.out:
         raise UsageError("name the folder to write to with -o FOLDER; '-o -' writes a single file to stdout")

@@ -27,9 +27,8 @@ def demo(
     - `lintx demo runs/first --port 8000 --no-browser`
     - `lintx demo mnist-deep --build site`
 
-    The page completes what you draw, draws again what you erase, draws samples, shows the state of the model, and races
-    the model against softmax attention. For a model of bytes, it shows only the state. The engine runs in the page, as
-    WebAssembly. Nothing leaves the machine. Ctrl-C ends the command.
+    On the page, the model completes what you draw, redraws what you erase, draws samples, shows its state, and races
+    softmax attention. The page runs on your machine, and ends with Ctrl-C.
     """
     from linformer_cli.checkpoint import open_checkpoint
     from linformer_cli.demo.server import DemoServer

@@ -39,26 +39,23 @@ class EvaluateOptions:
     device: options.Device = "auto"
     precision: SamplingPrecision = option(
         "fp32",
-        "Precision of weights and activations. int8 needs --engine native. auto is fp32 or, with --engine, "
-        "what lintx sample would choose.",
+        "int8 needs --engine native. auto is fp32 or, with --engine, what lintx sample would choose.",
     )
     engine: str | None = option(
         None,
-        "Predict step by step with this sampling engine (auto, native, cuda, reference) instead of in "
-        "parallel, to measure the effect of its precision.",
+        "Predict step by step with this engine (auto, native, cuda, reference), to measure the "
+        "effect of its precision.",
         metavar="NAME",
     )
     against: str | None = option(
         None,
-        "A second checkpoint. Also show bits/dim minus the second model's bits/dim, on the same images.",
+        "Also show bits/dim minus those of this model, on the same images.",
         metavar="CHECKPOINT",
     )
     given_class: bool = option(
-        False, "Measure a model trained with --hide-class with the class of each image, not without.", "--given-class"
+        False, "Give the class of each image to a model trained with --hide-class.", "--given-class"
     )
-    by_position: bool = option(
-        False, "Also show bits/dim for each of the positions 0, 1, 2-3, 4-7, ...", "--by-position"
-    )
+    by_position: bool = option(False, "Also show bits/dim of the positions 0, 1, 2-3, 4-7, ...", "--by-position")
     plot: Path | None = option(None, "Also plot bits/dim against the position to a .png or .svg file.", metavar="FILE")
     per_image: Path | None = option(None, "Also write the bits/dim of each image to a CSV file.", metavar="FILE")
     quiet: options.Quiet = False
@@ -76,20 +73,13 @@ def evaluate(asked: EvaluateOptions) -> None:
     - `lintx eval runs/second --against runs/first`
     - `lintx eval runs/text --length 65536 --by-position --plot positions.png`
 
-    Bits/dim is the number of bits that the model needs per value, shown with the standard error over images. Every
-    value counts: nats are summed over all values of all images, then divided by ln 2 and by the number of values. The
-    second figure leaves out the first value of each image, as the code of Katharopoulos 2020 does. Compare it only with
-    figures of that paper. A model with classes receives the label of each image, unless it was trained with
-    --hide-class. A third figure then adds the cost of the label, log2(classes) bits per image, for comparison with
-    models without classes.
+    Bits/dim is the number of bits that the model needs per value, with the standard error over images. The second
+    figure leaves out the first value of each image, as the code of Katharopoulos 2020 does. For a model with classes, a
+    third figure adds the cost of the class, for comparison with models without classes. For a model of bytes, an image
+    is a window, and the result is in bits/byte.
 
-    For a model of bytes, an image is a window of bytes, and the result is in bits/byte. If the model needs no
-    positions, --length can be larger than in training.
-
-    With --against, also measures a second model on the same images, with its parallel form. The difference is the mean
-    of this model's bits/dim minus the second model's, including the cost of the class. Bits/dim usually differ far more
-    between images than between two models on one image. The standard error of the difference is then much smaller than
-    those of the two figures.
+    With --against, also measures a second model on the same images. The difference has a much smaller standard error
+    than either figure.
     """
     options.require_plots(asked.plot)
     options.require_output("--per-image", asked.per_image, ".csv")

@@ -24,12 +24,10 @@ def export(
     out: str = argument("OUT", "The folder to create, a file that ends in .lintx, or hf:USER/NAME."),
     dtype: Format | None = option(
         None,
-        "Format of the weights. bf16 halves the size. int8 divides it by four and is for programs only; an "
-        "int8 program draws the same images on every processor. Default: fp32 for a folder, int8 for a program.",
+        "Format of the weights. int8 is for programs only, which then draw the same images on "
+        "every processor. Default: fp32 for a folder, int8 for a program.",
     ),
-    license: str | None = option(
-        None, "Licence of the weights for the model card, such as mit, cc-by-4.0 or other.", metavar="NAME"
-    ),
+    license: str | None = option(None, "Licence of the weights, such as mit, cc-by-4.0 or other.", metavar="NAME"),
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -41,15 +39,10 @@ def export(
     - `lintx export runs/first digits.lintx`
     - `lintx export runs/first hf:me/digits --license mit`
 
-    A folder holds the weights, the configuration and the model card, but no training state. `lintx eval` shows the
-    effect of rounding on bits/dim.
-
-    A `.lintx` file is a program: the weights and the list of operations that draw an image. The C++ code in lintx can
-    run a program without Python.
-
-    `hf:USER/NAME` sends the folder to the Hugging Face Hub, where every command finds it under this name. It needs
-    `pip install '.[hub]'`, `hf auth login` and --license. A new repository is public; to share with few, create a
-    private one first.
+    A folder holds the weights, the configuration and the model card, but no training state. A `.lintx` file is a
+    program, which C++ runs without Python. `hf:USER/NAME` sends the folder to the Hugging Face Hub; this needs `pip
+    install '.[hub]'`, `hf auth login` and --license. A new repository is public; to share with few, create a private
+    one first.
     """
     from linformer_cli.native.program_file import SUFFIX
 

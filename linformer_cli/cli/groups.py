@@ -79,9 +79,12 @@ class _Command(TyperCommand):
 
 
 def _shorten_types(parameters: list[Any]) -> list[Any]:
-    """Let the help show `N` for a number and nothing for a flag. Bounds are left out: most are far above any use."""
+    """Let the help show `N` for a number, nothing for a flag, and no bounds, most of which are far above any use.
+
+    Typer has built the parameter's check of its bounds by now.
+    """
     for one in parameters:
-        one._get_number_range_help_str = lambda: None
+        one.min = one.max = None
         if one.metavar is None:
             one.metavar = _METAVARS.get(one.display_type(None))
     return parameters

@@ -58,15 +58,15 @@ Engine = Annotated[
     str,
     _more(
         "--engine",
-        help="How to step the model: auto (the fastest engine that supports it), native (compiled kernels, on a "
-        "CPU), cuda (CUDA graphs, on a CUDA device) or reference (plain torch, supports every model).",
+        help="How to step the model: auto (the fastest), native (C++ on a CPU), cuda (CUDA graphs) "
+        "or reference (plain torch).",
         metavar="NAME",
     ),
 ]
 _CHECKPOINT = "A run, a checkpoint folder, a shipped name or hf:USER/NAME. Default: mnist-deep."
 CheckpointArgument = Annotated[str | None, typer.Argument(metavar="CHECKPOINT", help=_CHECKPOINT)]
 CheckpointOption = Annotated[str | None, typer.Option("--checkpoint", help=_CHECKPOINT, metavar="CHECKPOINT")]
-_VARIANTS = "Mechanisms, separated by commas, such as lsh, lsh:rounds=1 or NAME=lsh:rounds=1 (tables show NAME). "
+_VARIANTS = "Mechanisms, such as linear,lsh:rounds=1 or NAME=lsh:rounds=1 (tables show NAME). "
 Variants = Annotated[str | None, typer.Option("--attention", help=f"{_VARIANTS}Default: all.", metavar="LIST")]
 BATCHES = "Batch sizes, separated by commas."
 ROW_LIMIT = "Time limit for all repeats of one row."
@@ -81,13 +81,11 @@ Runs = Annotated[
     list[str] | None,
     typer.Option(
         "--runs",
-        help="A trained run, or a folder of runs. Rows of the same model show the run's bits/dim. Can be repeated.",
+        help="A run or a folder of runs, whose bits/dim are shown beside the same model; repeatable.",
         metavar="DIR",
     ),
 ]
-SpeedPlot = Annotated[
-    Path | None, typer.Option("--plot", help="Also plot images/s against batch size to a .png or .svg file.")
-]
+SpeedPlot = Annotated[Path | None, typer.Option("--plot", help="Also plot images/s against batch size (.png or .svg).")]
 Style = Annotated[TableStyle, _more("--format", help="Format of the table.")]
 Seed = Annotated[int, _more("--seed", min=0, max=2**63 - 1, help="Random seed.")]
 Device = Annotated[str, _more("--device", help="auto, cpu, cuda, cuda:INDEX or mps.", metavar="DEVICE")]
@@ -95,14 +93,12 @@ SamplingPrecision = Annotated[
     SamplingPrecisionName,
     _more(
         "--precision",
-        help="Precision of weights and activations; sums are float32. int8 is for the native engine; auto selects it "
-        "there unless fp32 is more than 5 % faster. With the native engine, images do not depend on --batch. In int8 "
-        "with linear attention, they do not depend on the processor either. With other engines, --batch changes a few "
-        "images, and more of them in bf16.",
+        help="Precision of weights and activations. int8 is for the native engine; auto selects it "
+        "there unless fp32 is more than 5 % faster.",
     ),
 ]
-Quiet = Annotated[bool, _more("--quiet", "-q", help="Print only errors and warnings on stderr.", callback=_set_quiet)]
-Json = Annotated[bool, _more("--json", help="Print one JSON document on stdout.")]
+Quiet = Annotated[bool, _more("--quiet", "-q", help="Print only errors and warnings.", callback=_set_quiet)]
+Json = Annotated[bool, _more("--json", help="Print one JSON document.")]
 ModelData = Annotated[
     str | None, typer.Option("--data", help="Data set. Default: the model's training data set.", metavar="NAME")
 ]
@@ -111,7 +107,7 @@ DataDir = Annotated[
     str | None,
     _more(
         "--data-dir",
-        help="Folder for data sets and downloads. Default: $LINTX_DATA, otherwise the user's cache.",
+        help="Folder of data sets. Default: $LINTX_DATA, or the user's cache.",
         metavar="DIR",
     ),
 ]
@@ -127,8 +123,8 @@ EvaluatedLength = Annotated[
 ]
 Scale = Annotated[int | None, typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.")]
 _GUIDANCE = (
-    "The weight of the class in every prediction: above 1, images follow their class more closely. Weights other than "
-    "1 need a class, a model trained with --hide-class, and about twice the time."
+    "How closely images follow their class. Other weights than 1 need a model trained with "
+    "--hide-class and twice the time."
 )
 Guidance = Annotated[float, typer.Option("--guidance", min=0, max=LARGEST_GUIDANCE, help=_GUIDANCE)]
 ClassGuidance = Annotated[
@@ -137,15 +133,14 @@ ClassGuidance = Annotated[
         "--guidance",
         min=0,
         max=LARGEST_GUIDANCE,
-        help=f"{_GUIDANCE} Default: {CLASS_GUIDANCE} with --class if the model was trained with --hide-class, "
-        "otherwise 1.",
+        help=f"{_GUIDANCE} Default: {CLASS_GUIDANCE} with --class for such a model, otherwise 1.",
     ),
 ]
-Temperature = Annotated[float, _filter("--temperature", help="Divisor of the log probabilities. Applied first.")]
-TopK = Annotated[int | None, _filter("--top-k", help="Sample from the K likeliest values. Applied second.")]
+Temperature = Annotated[float, _filter("--temperature", help="Divide log probabilities by X. Applied first.")]
+TopK = Annotated[int | None, _filter("--top-k", help="Keep the K likeliest values. Applied second.")]
 TopP = Annotated[
     float | None,
-    _filter("--top-p", help="Sample from the likeliest values that together reach probability P. Applied third."),
+    _filter("--top-p", help="Keep the likeliest values that together reach probability P. Applied third."),
 ]
 
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}

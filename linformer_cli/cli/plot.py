@@ -33,10 +33,10 @@ def plot(
         metavar="FILE",
     ),
     samples: Path | None = option(
-        None, "Write the sample grids drawn during training to a .png file, one strip for each run.", metavar="FILE"
+        None, "Write the sample grids of training to a .png file, one strip for each run.", metavar="FILE"
     ),
-    grids: int | None = count(None, "Maximum number of grids in a strip, evenly spaced over training; default 8."),
-    watch: bool = option(False, "Draw the curves in the terminal, again every few seconds until Ctrl-C.", "--watch"),
+    grids: int | None = count(None, "Most grids in a strip; default 8."),
+    watch: bool = option(False, "Draw the curves in the terminal until Ctrl-C.", "--watch"),
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -49,12 +49,8 @@ def plot(
     - `lintx plot runs/first --json`
     - `lintx plot runs/first --watch`
 
-    Plots bits/dim of training, bits/dim of validation with a band for the standard error, and the learning rate. Each
-    is plotted against the training images seen and against time. Each run has its own colour. Runs that are still
-    training can be plotted, too. Runs on bytes are plotted in bits/byte.
-
-    --samples writes the grids that `lintx train` draws every --sample-every steps, with one strip for each run. --json
-    prints the data of the curves.
+    Plots the bits/dim of training and validation and the learning rate, against images and against time. Runs that are
+    still training can be plotted, too. --json prints the data of the curves.
     """
     from linformer_cli.report.runs import render_runs, render_strips
 

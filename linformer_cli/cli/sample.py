@@ -39,40 +39,35 @@ class SampleOptions:
     checkpoint: options.CheckpointArgument = None
     count: int | None = option(
         None,
-        "Number of images (default: 16), or of bytes (default: without end if the model needs no positions, "
-        "otherwise one window).",
+        "Number of images (default: 16), or of bytes (default: without end, or one window if "
+        "the model needs positions).",
         "-n",
         "--count",
         min=1,
         max=_MOST_IMAGES,
     )
-    prompt: str | None = option(
-        None, "For a model of bytes: the text to continue, or '-' to read it from stdin.", metavar="TEXT"
-    )
+    prompt: str | None = option(None, "Text that a model of bytes continues; '-' is stdin.", metavar="TEXT")
     batch: int = option(64, "Images drawn at once.", min=1)
     out: str | None = option(
-        None, f"PNG file for the grid; '-' writes it to stdout. Default: {_GRID}.", "-o", "--out", metavar="FILE"
+        None, f"PNG file for the grid; '-' is stdout. Default: {_GRID}.", "-o", "--out", metavar="FILE"
     )
     class_name: str | None = option(
         None,
-        "For a model with classes: the classes to draw, separated by commas (for example '1,7'), or 'all'. "
-        "Draws -n images of each class, one row per class. Default: -n images, without a class if the model was "
-        "trained with --hide-class, or else all classes in turn.",
+        "Draw -n images of each of these classes, such as 7 or '1,7', or of 'all', one row per "
+        "class. Default: -n images without a class, or of all classes in turn if the model "
+        "needs one.",
         "--class",
         metavar="CLASS",
     )
-    files: Path | None = option(
-        None, "Also write every image as a numbered PNG to this folder; existing images are not drawn again."
-    )
+    files: Path | None = option(None, "Also write numbered PNGs to this folder, unless they exist.")
     first: int = option(0, "Number of the first image, or of the text.", min=0, max=_LAST_FIRST)
     columns: int | None = option(None, "Columns of the grid.", min=1)
     scale: options.Scale = None
     drawing: DrawingOptions
-    gif: Path | None = option(None, "Also write an animation of the grid being drawn.", metavar="FILE")
+    gif: Path | None = option(None, "Also animate the drawing of the grid.", metavar="FILE")
     nearest: Path | None = option(
         None,
-        "Also draw every image above its nearest training image, and compare the distances with those of "
-        "held-out images.",
+        "Also draw every image above its nearest training image, to find copies.",
         metavar="FILE",
     )
     preview: bool = option(True, "Show some images in the terminal.")
@@ -94,16 +89,11 @@ def sample(asked: SampleOptions) -> None:
     - `lintx sample --class 7 -n 16`
     - `lintx sample runs/text --prompt 'import ' -n 500 --temperature 0.8`
 
-    A model of bytes prints text on stdout while it draws: safe characters in a terminal, and the bytes themselves in a
-    pipe. With --json, it prints one document at the end. It takes no options about images.
+    A model of bytes prints text while it draws it. Without filters and with --guidance 1, images are drawn from the
+    distribution that bits/dim measure. Image number i depends on --seed and i, not on --batch.
 
-    The model draws one value after another; with linear attention, its memory does not grow with the image. Filters
-    apply in this order: temperature, top-k, top-p. Without filters and with --guidance 1, images are drawn from the
-    distribution that bits/dim measure. Filters change the probabilities of the single values, even for a mixture of
-    logistics. The random numbers for image number i depend on --seed and i, not on --batch.
-
-    `torchrun --nproc-per-node N -m linformer_cli sample ...` splits the images among N processes. With --files, an
-    interrupted command can be repeated: it draws only the missing images.
+    `torchrun --nproc-per-node N -m linformer_cli sample ...` splits the images among N processes. With --files,
+    repeating the command draws only missing images.
     """
     if asked.out == STREAM and asked.json:
         raise UsageError("-o - and --json both want stdout; give -o a file")

@@ -28,8 +28,8 @@ class ScoreOptions:
     checkpoint: options.CheckpointOption = None
     against: str | None = option(
         None,
-        "A second checkpoint. Rank by the difference of bits/dim. Default for colour pictures of 32 x 32: "
-        f"{_PHOTOGRAPHS}; '{_NONE}' ranks by bits/dim alone.",
+        "Rank by the difference from this second model. Default for colour pictures of 32 x "
+        f"32: {_PHOTOGRAPHS}; '{_NONE}': no second model.",
         metavar="CHECKPOINT",
     )
     class_name: str | None = option(None, "The class of the pictures, for a model that needs a class.", "--class")
@@ -53,12 +53,10 @@ def score(asked: ScoreOptions) -> None:
     - `lintx score new/*.png --checkpoint runs/sprites --against none --format csv`
     - `lintx score normal/ broken/ --checkpoint runs/normal`
 
-    The oddest picture comes first. Bits/dim is the number of bits that the model needs per value. Every model finds
-    smooth pictures likely, whatever they show. With --against, pictures are therefore ranked by the model's bits/dim
-    minus those of a second model that knows pictures in general. Pictures are read as the training images were.
-
-    If the pictures are in two or more folders, a second table has the area under the curve of each folder: how often
-    one of its pictures ranks above a picture of the others. 0.5 means that the model cannot tell them apart.
+    The oddest picture comes first. Every model finds smooth pictures likely, so with --against, pictures are ranked by
+    the model's bits/dim minus those of a second model that knows pictures in general. If the pictures are in several
+    folders, a second table has the area under the curve of each: how often one of its pictures ranks above a picture of
+    the others.
     """
     options.require_output("-o", asked.out, ".png")
     session = open_session(asked.checkpoint, asked.device, "fp32")

@@ -30,46 +30,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    run: str | None = argument(
-        "PICTURES", "A folder of pictures. With --resume: the folder of the run to resume.", None
-    )
+    run: str | None = argument("PICTURES", "A folder of pictures; with --resume, the run.", None)
     data: str | None = option(
         None,
-        "Data set: mnist, fashion-mnist, cifar10, array:DIR, folder:PATH, bytes:PATH or glyphs. Default: the preset's.",
+        "Data set: mnist, fashion-mnist, cifar10, array:DIR, folder:PATH, bytes:PATH or glyphs.",
         metavar="NAME",
     )
     data_dir: options.DataDir = None
     window_length: options.WindowLength = None
     classes: bool | None = option(
         None,
-        "Condition the model on the class of each image. Default: as in --init-from, or --classes for folders "
-        "of pictures that name classes, otherwise --no-classes.",
+        "Condition the model on the class of each image. Default: as in --init-from, or "
+        "whether a folder of pictures names classes.",
         "--classes/--no-classes",
     )
     out: Path | None = option(None, "Folder of the new run. Default: a dated folder in runs/.", metavar="FOLDER")
-    resume: bool = option(False, "Resume RUN (default: the newest in runs/).", "--resume")
+    resume: bool = option(False, "Resume a run (default: the newest in runs/).", "--resume")
     accept_changed_data: bool = option(
         False, "With --resume: continue although the images have changed.", "--accept-changed-data"
     )
     init_from: str | None = option(
         None,
-        "Start from the weights, network and data set of a run, checkpoint or shipped model. Network options "
-        "and --hide-class then default to those of the source.",
+        "Start from the weights, network and data set of a run, checkpoint or shipped model.",
         metavar="CHECKPOINT",
     )
     distill_from: list[str] | None = option(
         None,
-        "Also learn from the predictions of this teacher: a run, checkpoint or shipped model. Repeat it for "
-        "several teachers.",
+        "Also learn from the predictions of this run, checkpoint or shipped model; repeatable.",
         metavar="CHECKPOINT",
     )
     config: Path | None = option(None, "TOML file with [model], [data], [train]; options override it.", metavar="FILE")
     log: str | None = several(
         None,
-        "Also log to tensorboard (files in the run's folder), to wandb (Weights & Biases), or to both, separated by a "
-        "comma. Give it again with --resume.",
+        "Also log to tensorboard, wandb or both. Give it again with --resume.",
     )
-    dry_run: bool = option(False, "Print the settings, the sizes and the time of one step, then stop.", "--dry-run")
+    dry_run: bool = option(False, "Print settings, sizes and the time of a step, then stop.", "--dry-run")
     quiet: options.Quiet = False
     json: options.Json = False
     length: Annotated[dict[str, Any], Fields(TrainConfig, "Length of training", only=LENGTHS)]
@@ -101,19 +96,15 @@ def train(asked: TrainOptions) -> None:
     - `lintx train --init-from runs/first --attention softmax --out runs/moved`
     - `lintx train --preset mnist-small --distill-from mnist-deep`
 
-    `lintx train PICTURES` trains on the pictures in a folder, such as sprites, icons or photographs. It measures how
-    they look and chooses the network and the length: 8 epochs, at most 15 minutes, or less if validation stops
-    improving. Without arguments, trains `mnist-wide` on MNIST. With `--data bytes:PATH`, trains on windows of bytes
-    from a file or a folder of files, and shows bits/byte.
+    `lintx train PICTURES` trains on a folder of pictures, such as sprites, icons or photographs. It chooses a network
+    for them, and the length: 8 epochs, at most 15 minutes, or less if validation stops improving. Without arguments, it
+    trains `mnist-wide` on MNIST.
 
     The folder of a run holds config.toml (all settings), metrics.csv, samples/, last/ (the newest save) and best/ (the
-    save with the lowest validation bits/dim). Options override --config, which overrides the preset. After the first
-    Ctrl-C or SIGTERM, the command finishes the step, saves, and prints how to resume. A second one ends the process
-    immediately. --log tensorboard shows the run in TensorBoard: `tensorboard --logdir runs`.
+    best validation). Options override --config, which overrides the preset. Ctrl-C or SIGTERM saves and ends; a second
+    one ends at once.
 
-    `torchrun --nproc-per-node N -m linformer_cli train ...` divides every batch among N processes. A run can be resumed
-    with any number of processes. On a CPU, with --steps or --epochs and the same numbers of processes and threads, the
-    result is bit for bit the same as without the interruption.
+    `torchrun --nproc-per-node N -m linformer_cli train ...` divides every batch among N processes.
     """
     if asked.run is not None and not asked.resume:
         asked = replace(asked, data=_name_pictures(asked.run, asked.data))
