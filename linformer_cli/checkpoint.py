@@ -71,7 +71,6 @@ class Checkpoint:
 
     @property
     def origin(self) -> Origin:
-        """The record of this checkpoint in the configuration of a run that starts or learns from it."""
         return Origin(
             checkpoint=self.name,
             weights_sha256=self.digest,

@@ -105,12 +105,10 @@ class ImageShape(Config):
 
     @property
     def kind(self) -> str:
-        """What a value can be, in words."""
         return f"a palette of {len(self.palette)} colours" if self.palette else f"{self.levels} levels"
 
     @property
     def words(self) -> Words:
-        """What a sequence of this size is called."""
         return WINDOWS if self == ImageShape(height=1, width=self.width) else IMAGES
 
     @property
@@ -179,7 +177,6 @@ class NetworkConfig(Config):
 
     @property
     def layer_parts(self) -> list[str]:
-        """The names of those settings that add a part to the attention layers of this network."""
         names = ("short_convolution", "normalise_keys", "norm_heads", "output_gate")
         return [name for name in names if getattr(self, name)]
 

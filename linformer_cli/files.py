@@ -59,12 +59,10 @@ def is_special(path: Path) -> bool:
 def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) -> None:
     """Write all of `data` to `path`, or nothing. Missing folders are created.
 
-    The bytes are first written to a temporary file in the same folder, which is then renamed. A full disk or Ctrl-C
-    leaves the old file or none, never a partial one. If `path` is a symbolic link, its target is replaced. A pipe or a
-    device is written to directly. `flush` waits for the disk. Without `flush`, many small files are written much
-    faster, but a power cut may damage the last ones.
-
-    Raises `LintxError` with the path and the reason if the system refuses, or if `path` is a pipe without a reader.
+    The bytes are first written to a temporary file in the same folder, which is then renamed. If `path` is a symbolic
+    link, its target is replaced. A pipe or a device is written to directly. Without `flush`, which waits for the disk,
+    many small files are written much faster, but a power cut may damage the last ones. Raises `LintxError` with the
+    path and the reason if the system refuses, or if `path` is a pipe without a reader.
     """
     with open_atomically(Path(path), flush=flush) as file:
         file.write(data)
@@ -95,11 +93,7 @@ def open_atomically(path: Path, name: Callable[[], str | None] | None = None, fl
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write a new folder with all of `files` (contents by name), or nothing. Missing parent folders are created.
-
-    The files are first written to a temporary folder in the same parent, which is then renamed. Raises `LintxError`
-    with the path and the reason if the system refuses.
-    """
+    """Write a new folder with all of `files` (contents by name), or nothing. Raises `LintxError` if refused."""
     target = Path(os.path.realpath(folder))
     temporary = temporary_path(target.parent)
     try:

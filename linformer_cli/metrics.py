@@ -77,7 +77,6 @@ class RunSeries:
 
 
 def create_metrics(file: Path) -> None:
-    """Write a log without rows. Raises `LintxError` if the file cannot be written."""
     _write(file, [])
 
 

@@ -98,7 +98,6 @@ def find_default_preset(data: str, images_preset: str | None = None) -> str:
 
 
 def preset_defaults(name: str) -> dict[str, Any]:
-    """The defaults of all network and training settings in the preset `name`, by key."""
     training = {key: field.default for key, field in TrainConfig.model_fields.items()}
     return {**training, **find_preset(name).model_dump(), **complete_recipe(RECIPES.get(name, {}))}
 

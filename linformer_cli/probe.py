@@ -83,8 +83,8 @@ def measure_gain(usual: Callable[[], None], other: Callable[[], None]) -> float:
 def remember(question: str, measure: Callable[[], float]) -> float:
     """Return the figure for `question` from the user's cache, or else call `measure` and keep its result there.
 
-    Figures are kept for each processor, version of torch and number of threads, so the same command makes the same
-    choice again. If the cache cannot be read or written, the figure is measured every time.
+    Figures are kept for each processor, version of torch and number of threads. Without a usable cache, the figure is
+    measured every time.
     """
     import torch
 

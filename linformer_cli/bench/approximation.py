@@ -1,8 +1,4 @@
-"""`lintx bench approximation`: how well performer's random features approximate softmax attention.
-
-The benchmark reports mean squared errors for each combination of feature map, kind of random directions (orthogonal
-or independent), number of features and norm of the inputs.
-"""
+"""`lintx bench approximation`: the errors of performer's random features as an approximation of softmax attention."""
 
 import contextlib
 import itertools
@@ -61,8 +57,6 @@ class Draws:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and quartiles over the draws."""
-
     mean: float
     first_quartile: float
     median: float
@@ -73,14 +67,11 @@ class Spread:
 class Approximation:
     """Mean squared errors of one kind of features relative to softmax, each with its spread over `draws` draws.
 
-    `features` is m, the number of features. It determines the size of the state, so rows with the same m have the same
-    cost. `norm` is the length of queries and keys in units of sqrt(K).
-
-    `output` is the error of the attention outputs computed from the features alone, as in the Performer paper.
-    `bounded_output` is the error of the mechanism's own outputs. It differs from `output` only for `trig`, because
-    there the mechanism bounds the denominator. `kernel` is the error of phi(x) . phi(y) as an estimate of exp(x . y),
-    with x = q_t K^(-1/4) and y = k_j K^(-1/4), over the pairs j <= t. `small_kernel` is the same error over the quarter
-    of these pairs with the smallest exp(x . y).
+    `features` is m, which determines the size of the state. `norm` is the length of queries and keys in units of
+    sqrt(K). `output` is the error of the outputs computed from the features alone, as in the Performer paper,
+    `bounded_output` that of the mechanism's own, whose denominator is bounded for `trig`. `kernel` is the error of
+    phi(x) . phi(y) as an estimate of exp(x . y), with x = q_t K^(-1/4) and y = k_j K^(-1/4), over the pairs j <= t, and
+    `small_kernel` that over the quarter of these pairs with the smallest exp(x . y).
     """
 
     feature_map: Annotated[str, Shown("map", names=True)]
@@ -126,15 +117,11 @@ def measure_approximation(
 ) -> ApproximationReport:
     """Measure a row for each combination of the arguments. The norm varies fastest, the feature map slowest.
 
-    Attention is causal and in float64. Queries and keys have random directions and the length norm * sqrt(K), as if
-    their entries had variance norm^2. Values are drawn from N(0, 1). The inputs and directions of a draw depend
-    only on the seed and the number of the draw, so all rows get the same inputs, scaled to their norms.
-
-    `check` is called between measurements. If it raises `Interrupted`, the rows have only the finished draws. Without a
-    finished draw, there are none.
-
-    Raises `UsageError` for a number of features that the mechanism refuses, for a feature map that does not estimate
-    softmax, and for a norm at which the square of the kernel overflows float64.
+    Attention is causal and in float64. Queries and keys have random directions and the length norm * sqrt(K), values
+    are drawn from N(0, 1). Inputs and directions depend only on the seed and the number of the draw, so all rows get
+    the same ones, scaled to their norms. If `check` raises `Interrupted`, the rows have only the finished draws. Raises
+    `UsageError` for features that the mechanism refuses, a feature map that does not estimate softmax, and a norm at
+    which the square of the kernel overflows float64.
     """
     draws = draws or Draws()
     for feature_map in feature_maps:
@@ -176,7 +163,6 @@ class _Exact(NamedTuple):
 
 
 def _attend_exactly(draws: Draws, draw: int, norm: float) -> _Exact:
-    """Return the inputs of a draw at one norm and their softmax attention."""
     generator = torch.Generator().manual_seed(draws.seed + draw)
     q, k, v = (
         torch.randn(draws.positions, width, generator=generator, dtype=torch.float64)
@@ -205,7 +191,6 @@ def _average(kernel: Tensor, v: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _measure_draw(attention: PerformerAttention, seed: int, draw: int, exact: _Exact) -> _Errors:
-    """Return the errors of one draw."""
     attention.on_training_step(draw, seed)
     kernel = attention.kernel(exact.q, exact.k)[0, 0]
     bounded, _ = attention.attend(exact.q, exact.k, exact.v)
@@ -221,7 +206,6 @@ def _measure_draw(attention: PerformerAttention, seed: int, draw: int, exact: _E
 
 
 def summarise(values: Sequence[float]) -> Spread:
-    """Return the mean and quartiles. For a single value, all of them equal this value."""
     return Spread(statistics.fmean(values), *np.quantile(values, (0.25, 0.5, 0.75)).tolist())
 
 
@@ -235,7 +219,6 @@ _CSV_COLUMNS = (*_SETTINGS, Column("draws"), *map(Column, _FIGURES))
 
 
 def _list_error_columns(error: ErrorName) -> tuple[Column, ...]:
-    """Return the columns of a table that shows one of the errors."""
     key = _name_field(error)
     mean = Column(f"{key}.mean", f"error of {error}", format=".2e")
     return (*_SETTINGS, mean, Column(key, "quartiles", format="{0.first_quartile:.2e} - {0.third_quartile:.2e}".format))

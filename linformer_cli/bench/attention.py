@@ -30,10 +30,9 @@ _ATTEMPTS = 2
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """The settings of the benchmark.
+    """A pass has `batch` sequences, or, if None, `pass_positions` positions in total, but at least one sequence.
 
-    A pass has `batch` sequences. If `batch` is None, a pass has `pass_positions` positions in total, but at least one
-    sequence. `limit_seconds` is the time limit for all passes of a row.
+    `limit_seconds` is the time limit for all passes of a row.
     """
 
     repeats: int = 5
@@ -53,8 +52,6 @@ class AttentionSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionReport(BenchReport[AttentionRow]):
-    """The rows of the benchmark. `exponents` has the growth exponents of each mechanism."""
-
     exponents: Sequence[Exponents]
 
     def show(self, style: TableStyle) -> Output:
@@ -94,7 +91,7 @@ def run_attention_bench(
 def prepare(
     variants: Sequence[Variant], positions: Sequence[int], settings: AttentionSettings, bench: Bench
 ) -> list[list["AttentionMeasurement"]]:
-    """Return groups of measurements by length, shortest length first. Measurements of a group are interleaved."""
+    """Return groups of measurements by length, shortest first, whose rounds are interleaved."""
     groups: list[list[AttentionMeasurement]] = []
     for length in sorted(set(positions)):
         inputs, shared = Inputs(), (settings.repeats, bench, settings.limit_seconds)
@@ -110,11 +107,10 @@ def prepare(
 
 @dataclass(eq=False)
 class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
-    """The measurement of a mechanism at one length.
+    """A mechanism at one length. Mechanisms at the same length share their `inputs`.
 
-    `shorter` is the same mechanism at the next shorter length. If that length was left out, the longer one is also left
-    out. The growth over the shorter lengths predicts whether this length needs more than the time limit or the free
-    memory. Mechanisms at the same length share their `inputs`.
+    `shorter` is the next shorter length. If it was left out, so is this one. The growth up to it predicts whether this
+    length needs more than the time limit or the free memory.
     """
 
     limit_seconds: float
@@ -173,7 +169,6 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
         )
 
     def _require_fit(self) -> None:
-        """Raise `PassFailed` if the growth so far predicts that the passes need too much time or memory."""
         if self.shorter is None:
             return
         if self.shorter.left_out is not None:

@@ -35,8 +35,8 @@ Groups = Mapping[str, Sequence[Callable[[], None]]]
 class Part:
     """Groups of measurements by title. A part has a `share` of the budget and at most `rounds` rounds.
 
-    `prepare` builds the groups when the part begins. Its argument is the number of seconds for the part. A group is
-    left out if the part's first round has no time for it. `release` frees the memory of the part after its last round.
+    `prepare` gets the seconds for the part and builds the groups. Those for which the first round has no time are left
+    out. `release` frees memory after the last round.
     """
 
     name: str
@@ -51,11 +51,10 @@ class Part:
 
 
 class Schedule:
-    """Runs rounds while another round fits the budget. The next round belongs to the part furthest behind its share.
+    """Runs rounds while another one fits the budget. The next belongs to the part furthest behind its share.
 
-    A round is cut off at the end of the budget. If a part has only one round, its round is cut off at the end of the
-    part's share. `after_group` is called with the part and the title of each group that finished a round. `reduced`
-    lists the measurements for which there was no time.
+    A round is cut off at the end of the budget, or of the part's share if it is the only one. `after_group` is called
+    for each group that finished a round. `reduced` lists what there was no time for.
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class Schedule:
 
     @property
     def unfinished(self) -> list[str]:
-        """Return the names of the interrupted parts."""
         return [] if self.finished else [part.name for part in self.parts if part.rounds_done < part.rounds]
 
     def run(self, budget_seconds: float) -> None:
@@ -113,7 +111,7 @@ class Schedule:
         part.rounds_done += first or not cut
 
     def _run_group(self, part: Part, title: str, last_start: float, ends: float) -> bool:
-        """Run one round of a group. Return False if it did not begin by `last_start` or was cut off at `ends`."""
+        """Run one round of a group. False if it did not begin by `last_start` or was cut off at `ends`."""
         if self._clock() > last_start:
             return False
         for turn in part.groups[title]:
@@ -124,7 +122,7 @@ class Schedule:
         return True
 
     def _allot(self, part: Part) -> float:
-        """Return the seconds for a new part: its share of the time not reserved for parts that have begun."""
+        """The seconds for a new part: its share of the time not reserved for parts that have begun."""
         promised = sum(
             max(0.0, other.share * self._budget_seconds - other.seconds)
             for other in self.parts
@@ -148,7 +146,6 @@ class BudgetReport(Report):
         return bool(self.show("md").tables)
 
     def render_page(self) -> str:
-        """Render the report as Markdown."""
         shown, took = self.show("md"), format_duration(self.elapsed_seconds)
         budget = f"measured in {took} of a budget of {format_duration(self.budget_seconds)}"
         lines = [f"# {shown.title}", "", f"{describe_machine(self.environment)}; {budget}."]
@@ -196,10 +193,9 @@ class BudgetBench(ABC, Generic[AnyReport]):
 
     @abstractmethod
     def describe(self) -> AnyReport:
-        """Return the report of everything measured so far."""
+        """Return the report of all so far."""
 
     def save_now_and_then(self) -> None:
-        """Save the report, unless it was saved less than two minutes ago."""
         if time.monotonic() > self._saved + _SAVE_SECONDS:
             self._save(self.describe())
             self._saved = time.monotonic()

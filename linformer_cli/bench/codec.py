@@ -50,7 +50,7 @@ class CodecSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CodecRow:
-    """One format. Speeds are in images per second, with quartiles; None if they were not measured.
+    """One format. Speeds are in images per second, with quartiles.
 
     A share is a speed relative to drawing images with the same engine, as the median ratio over the rounds.
     """
@@ -69,8 +69,6 @@ class CodecRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CodecReport(Report):
-    """All rows, the published sizes for the same data set, and the conditions."""
-
     rows: Sequence[CodecRow]
     published: Sequence[PublishedSize]
     model_bits_per_dim: float | None
@@ -89,10 +87,7 @@ class CodecReport(Report):
 
 @dataclass
 class Format:
-    """A way of storing images uint8 [N, H, W, C], its size, and the seconds for each image in every round.
-
-    `encode` returns the files for images, and `decode` the images of the given shape in files.
-    """
+    """A way of storing images uint8 [N, H, W, C], its size, and the seconds for each image in every round."""
 
     name: str
     encode: Callable[[Pixels], Sequence[bytes]]
@@ -115,7 +110,7 @@ class Format:
         self.decoded.append((read - stored) / len(images))
 
     def row(self, images: Pixels, drawn: Sequence[float] = ()) -> CodecRow:
-        """Return the row of the rounds so far, compared with the seconds `drawn` for drawing an image, if any."""
+        """The row of the rounds so far, compared with the seconds `drawn` for drawing an image, if any."""
         encoded, decoded = Timing(self.encoded), Timing(self.decoded)
         shares: list[float | None] = [None, None]
         if drawn:
@@ -159,8 +154,6 @@ def _stream_format(name: str, compress: Callable[[bytes], bytes], expand: Callab
 
 
 class _OwnFormat:
-    """The model under test. `packed` describes its newest file."""
-
     def __init__(self, model: PixelModel, labels: Labels | None, settings: CodecSettings, check: Check):
         self._coder, self._settings, self._labels = Coder(model, check), settings, labels
         self._program = identify_program(model)
@@ -205,8 +198,7 @@ def run_codec_bench(
 ) -> CodecReport:
     """Store and read `images` uint8 [N, H, W, C] of data set `name` in every format.
 
-    `check` is called between steps; if it raises `Interrupted`, the rounds so far are kept. Raises `DisagreementError`
-    if a format does not give the same pixels back.
+    If `check` raises `Interrupted`, the rounds so far are kept. Raises `DisagreementError` if pixels change.
     """
     own = _OwnFormat(model, labels, settings, check)
     first = Format("lintx", own.encode, own.decode)

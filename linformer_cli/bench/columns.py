@@ -68,10 +68,7 @@ QUALITY = ("bits_per_dim", "images_seen")
 
 
 def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequence[str] = ()) -> list[Column]:
-    """Return `columns` without empty ones, except those in `keep`, with titles in the words for the rows' sequences.
-
-    The list is empty if only columns that identify a row are left.
-    """
+    """The `columns` that are not empty or in `keep`, in the words of the rows; none if all only identify a row."""
     words = find_words(rows)
     full = [
         replace(column, title=column.title.replace(IMAGES.bits, words.bits).replace(IMAGES.item, words.item))
@@ -93,8 +90,6 @@ def list_speed_tables(
 
 
 def list_position_times(rows: Sequence[ModelRow]) -> RecordTable:
-    """Return the table of how the time per value depends on the number of positions."""
-
     def method(row: ModelRow) -> tuple[object, ...]:
         return row.network, row.name, row.engine, row.batch
 
@@ -106,7 +101,7 @@ def list_position_times(rows: Sequence[ModelRow]) -> RecordTable:
 def list_growth_tables(
     rows: Sequence[AttentionRow], exponents: Sequence[Exponents], style: TableStyle
 ) -> list[RecordTable]:
-    """Return the tables of time and memory against T, and of the exponents. In CSV, all of it is one table."""
+    """The tables of time and memory against T, and of the exponents. In CSV, all of it is one table."""
     if style == "csv":
         powers = {found.name: vars(found) for found in exponents}
         keys = [column.key for column in SCALING_FILE_COLUMNS]
@@ -175,10 +170,7 @@ def trained_rows(rows: Sequence[ModelRow]) -> list[ModelRow]:
 
 
 def render_growth(rows: Sequence[AttentionRow], exponents: Sequence[Exponents], kind: PlotFormat) -> bytes:
-    """Plot time and memory of one sequence against T, with one curve per mechanism that was measured.
-
-    The legend shows the exponents over all lengths. The title shows the number of sequences in a pass.
-    """
+    """Plot time and memory of a sequence against T. The legend has the exponents, the title the batches."""
     timed = {row.name for row in rows if row.seconds_per_sequence}
     labels: dict[str, str] = {}
     for found in exponents:
@@ -228,10 +220,7 @@ def _describe_batches(rows: Sequence[AttentionRow]) -> str:
 
 
 def _label_methods(rows: Sequence[ModelRow]) -> list[str]:
-    """Return the legend label of each row. A label names the method for softmax and for names with several methods.
-
-    A method is an engine, with its precision if the rows differ in precision.
-    """
+    """The legend label of each row, with its engine for softmax and for names with several engines."""
     several = len({row.precision for row in rows}) > 1
     methods = [f"{row.engine}, {row.precision}" if several else row.engine for row in rows]
     counts = Counter(name for name, _ in {(row.name, method) for row, method in zip(rows, methods, strict=True)})

@@ -1,8 +1,4 @@
-"""`lintx bench copy` and `recall`: how fast models with different mechanisms learn these tasks, with tables and a plot.
-
-Mechanisms are compared by the mean loss of the predicted symbols after the same number of updates. For the sources of
-the tasks, see `copy_task.py` and `recall_task.py`.
-"""
+"""`lintx bench copy` and `recall`: losses of different mechanisms after the same number of updates."""
 
 import statistics
 import time
@@ -32,7 +28,7 @@ _SHOWN_POINTS = 10
 
 @dataclass(frozen=True)
 class CopyPoint:
-    """A point of a learning curve: the mean loss and accuracy over the `points_every` updates up to `update`.
+    """A point of a learning curve: means over the `points_every` updates up to `update`.
 
     `loss` is in nats per predicted symbol. `accuracy` is the share of correct predictions.
     """
@@ -47,8 +43,7 @@ class CopyPoint:
 class CopyRow:
     """The results of one mechanism: the last point of its curve, its speed, and all points.
 
-    `state_bytes` is the size of the state of one sequence at its end, in float32. `failed` says why the training of the
-    model ended early.
+    `state_bytes` is for one sequence at its end, in float32. `failed` says why the training ended early.
     """
 
     task: str
@@ -69,14 +64,11 @@ class CopyRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CopyReport(Report):
-    """One row for each mechanism, and how the benchmark ended."""
-
     rows: tuple[CopyRow, ...]
     ended: CopyEnding
     settings: Mapping[str, Any]
 
     def show(self, style: TableStyle) -> Output:
-        """Show the results and some losses. CSV has all points."""
         if style == "csv":
             points = [{**vars(row), **vars(point)} for row in self.rows for point in row.points]
             tables = [RecordTable(points, _POINT_COLUMNS)]
@@ -98,15 +90,13 @@ class CopyReport(Report):
 
 
 class _Update(NamedTuple):
-    """The loss and the accuracy before an update, when the model had not yet seen the batch, and its seconds."""
-
     loss: float
     accuracy: float
     seconds: float
 
 
 class CopyRun:
-    """The training of one mechanism, and its updates. `failed` says why its training ended early."""
+    """The training of one mechanism. `failed` says why it ended early."""
 
     def __init__(self, variant: Variant, settings: CopySettings) -> None:
         self.variant = variant
@@ -117,7 +107,7 @@ class CopyRun:
         self.updates: list[_Update] = []
 
     def time_update(self) -> _Update | str:
-        """Train on one batch and time the update, without recording it. If it fails, return the reason."""
+        """Train on one batch and time it, without recording it. If this fails, return the reason."""
         found: list[tuple[float, float]] = []
         try:
             seconds = time_work(lambda: found.append(self.update()), self._settings.device)
@@ -131,7 +121,6 @@ class CopyRun:
         return loss, float(self.trainer.task.accuracy)
 
     def point(self, update: int) -> CopyPoint:
-        """Return the point of the curve at `update`, counted from 1."""
         rate = self._settings.learning_rate_at(update - 1)
         losses, accuracies, _ = zip(*self.updates[max(0, update - self._settings.points_every) : update], strict=True)
         return CopyPoint(update, statistics.fmean(losses), statistics.fmean(accuracies), rate)
@@ -168,14 +157,12 @@ def run_copy_task(
     stop: StopRequest | None = None,
     report: Callable[[int, dict[str, CopyPoint]], None] = lambda update, points: None,
 ) -> CopyReport:
-    """Train one model per variant on the same sequences. The models take one update each in turn.
+    """Train one model per variant on the same sequences, one update each in turn.
 
-    The benchmark ends after all updates, after `budget_seconds`, or when `stop` is set. A model whose loss becomes
-    NaN or infinite keeps its points and takes no more updates. An update counts only if all other models finished it,
-    so the curves are comparable wherever they end. `report` receives the new point of every mechanism.
-
-    Before any training, it raises `UsageError` for sizes that a mechanism does not support, and `DisagreementError` if
-    the parallel and the step form of a mechanism disagree.
+    It ends after all updates, after `budget_seconds`, or when `stop` is set. A model whose loss becomes NaN or infinite
+    keeps its points. An update counts only if all other models finished it, so curves are comparable wherever they end.
+    `report` receives new points. Raises `UsageError` for sizes that a mechanism does not support, and
+    `DisagreementError` if its forms disagree.
     """
     began = time.monotonic()
     stop = stop or StopRequest()
@@ -222,10 +209,7 @@ def run_copy_task(
 
 
 def _measure_round(runs: Sequence[CopyRun], number: int, is_over: Callable[[], bool]) -> bool:
-    """Update every model that has not failed. Return False if all have failed or time ran out.
-
-    If time runs out during the round, the round is not recorded.
-    """
+    """Update every model that has not failed. Return False if all have, or if time runs out, which drops the round."""
     learning = [run for run in runs if run.failed is None]
     learning[0].trainer.task.load_batch(number, range(BATCH))  # drawn here, so that no update includes the time
     updates: list[_Update | str] = []
@@ -242,7 +226,6 @@ def _measure_round(runs: Sequence[CopyRun], number: int, is_over: Callable[[], b
 
 
 def _tabulate_losses(rows: Sequence[CopyRow]) -> RecordTable:
-    """Return the table of losses at the last and at evenly spaced earlier updates."""
     losses = {row.name: {point.update: point.loss for point in row.points} for row in rows if row.points}
     updates = sorted({update for points in losses.values() for update in points}, reverse=True)
     shown = sorted(updates[:: max(1, -(-len(updates) // _SHOWN_POINTS))])

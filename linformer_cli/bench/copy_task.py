@@ -42,8 +42,7 @@ SHORTEST_LENGTH = 8
 class CopySettings:
     """The settings that a user may choose, and those that are fixed.
 
-    Curves have a point every `points_every` updates and one at the end. `RecallSettings` describes another task, whose
-    sequences also repeat what came before.
+    Curves have a point every `points_every` updates and one at the end.
     """
 
     symbols: ClassVar[int] = SYMBOLS + 1
@@ -84,12 +83,11 @@ class CopySettings:
         return draw_batch(self.length, self.seed, number, batch, self.device)
 
     def learning_rate_at(self, update: int) -> float:
-        """Return the learning rate of update number `update`, counted from 0."""
         return LEARNING_RATE if update < LOWER_AFTER_UPDATES else LOWER_LEARNING_RATE
 
 
 def choose_size(budget_seconds: float | None, length: int | None, width: int | None) -> tuple[int, int]:
-    """Return length and width. By default, they are the paper's, or smaller if the budget is below an hour."""
+    """Length and width, by default the paper's, or smaller ones if the budget is below an hour."""
     small = budget_seconds is not None and budget_seconds < FULL_SIZE_BUDGET_SECONDS
     default_length, default_width = (REDUCED_LENGTH, REDUCED_WIDTH) if small else (PAPER_LENGTH, PAPER_WIDTH)
     return length or default_length, width or default_width
@@ -99,9 +97,8 @@ def choose_size(budget_seconds: float | None, length: int | None, width: int | N
 def draw_batch(length: int, seed: int, number: int, batch: int = BATCH, device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Draw sequences int64 [B, length] and the mask bool [B, length] of their copied symbols.
 
-    As in the authors' released code, the string has a random length, from a quarter to nearly half of the sequence's
-    length. The position alone therefore does not tell where the copy begins. The batch depends only on `seed` and
-    `number`.
+    As in the authors' code, the string has from a quarter to nearly half of the length, so the position alone does not
+    tell where the copy begins. The batch depends only on `seed` and `number`.
     """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
     counts = torch.randint(length // 4, (length - 1) // 2, (batch, 1), generator=generator)
@@ -117,9 +114,8 @@ def draw_batch(length: int, seed: int, number: int, batch: int = BATCH, device: 
 class CopyModel(nn.Module):
     """Embeddings of symbol and position, the blocks of a pixel model, a norm, and a linear layer for the logits.
 
-    The blocks normalise before each branch, and they have no dropout. Their feed-forward layers are four times as wide
-    as the model. The authors' code differs: it has sinusoidal positions, normalisation after the sum, and dropout of
-    0.1. Some mechanisms need rows, so the sequence becomes a nearly square image.
+    The authors' code differs: it has sinusoidal positions, normalisation after the sum, and dropout of 0.1. Some
+    mechanisms need rows, so the sequence becomes a nearly square image.
     """
 
     def __init__(self, variant: Variant, settings: CopySettings) -> None:

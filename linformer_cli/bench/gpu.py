@@ -109,7 +109,7 @@ class ManyRow:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """The time of a forward and backward pass of one implementation of attention. `seconds` is the median."""
+    """The median time of a forward and backward pass of one implementation of attention."""
 
     name: str
     batch: int
@@ -122,11 +122,7 @@ class KernelRow:
 
 @dataclass
 class GpuReport:
-    """The results so far.
-
-    `failed` gives the error of each part that failed, and `cut` lists the parts that were out of time. `missing` lists
-    software that is not available here.
-    """
+    """The results so far, the errors of parts that failed, the parts that were out of time, and missing software."""
 
     device: str
     checks: list[AgreementRow] = field(default_factory=list)

@@ -22,9 +22,8 @@ Point = tuple[int, float]
 class Exponents:
     """The exponents p for time and memory that grow as T^p: from the last two lengths, and fitted over all lengths.
 
-    `longest_positions` is the longest T measured. `overtakes_softmax` describes the T above which the mechanism is
-    faster than softmax. It is None for softmax itself, and if softmax was not measured. `overtakes_softmax_at` is the
-    same T as a number, or None if it is not between two measured lengths.
+    `overtakes_softmax` describes the T above which the mechanism is faster than softmax; it is None for softmax itself,
+    and without softmax. `overtakes_softmax_at` is this T as a number, if it is between two measured lengths.
     """
 
     name: Annotated[str, Shown("attention", names=True)]
@@ -48,8 +47,8 @@ def fit_exponent(points: Sequence[Point]) -> float | None:
 def find_overtaking(seconds: Sequence[Point], others: Sequence[Point]) -> tuple[str, float | None] | None:
     """Find the T above which the times `seconds` stay below the times `others`, in words and as a number.
 
-    Times are interpolated linearly in log T and log seconds. The number is None if the T is not between two lengths.
-    Only common lengths are compared. The result is None if there are none.
+    Only common lengths are compared; without any, the result is None. Times are interpolated linearly in log T and log
+    seconds. The number is None if T is not between two lengths.
     """
     mine, other = dict(seconds), dict(others)
     lengths = sorted(mine.keys() & other.keys())
@@ -68,10 +67,7 @@ def find_overtaking(seconds: Sequence[Point], others: Sequence[Point]) -> tuple[
 
 
 def extrapolate(points: Sequence[Point], length: int) -> float | None:
-    """Predict y at `length` from the growth between the last two points.
-
-    The growth is assumed to be at least linear and at most quadratic. The result is None if there are no points.
-    """
+    """Predict y at `length` from the growth between the last two points: at least linear and at most quadratic."""
     if not points:
         return None
     exponent = fit_exponent(points[-2:])
@@ -81,7 +77,7 @@ def extrapolate(points: Sequence[Point], length: int) -> float | None:
 
 
 def describe_exponents(rows: Sequence[AttentionRow]) -> list[Exponents]:
-    """Return the exponents of each mechanism in `rows`. The last two lengths are the two longest T of all rows."""
+    """The exponents of each mechanism. The last two lengths are the two longest T of all rows."""
     last_two = sorted({row.positions for row in rows})[-2:]
     softmax = [row for row in rows if row.attention == SOFTMAX]
     softmax_seconds = _points(softmax, softmax[0].name, "seconds_per_sequence") if softmax else []

@@ -36,15 +36,13 @@ class TrainedRun:
 
     @property
     def folder(self) -> Path:
-        """Return the run's folder: `path`, or its parent if `path` is a checkpoint in a run."""
         return self.path.parent if self.path.name in ("best", "last") else self.path
 
 
 def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
-    """Read the results in each folder. A folder is a run, a checkpoint, or a folder of runs.
+    """Read the results in each folder: a run, a checkpoint, or a folder of runs, of which only validated ones count.
 
-    In a folder of runs, runs without a validation are skipped. Raises `CheckpointError` if a folder has no validated
-    checkpoint.
+    Raises `CheckpointError` if a folder has no validated checkpoint.
     """
     runs = []
     for folder in folders:
@@ -67,12 +65,11 @@ def find_trained(runs: Sequence[TrainedRun], model: ModelConfig) -> TrainedRun |
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether `folder` is a checkpoint or contains the best or last checkpoint of a run."""
     return any(holds_checkpoint(path) for path in (folder, folder / "best", folder / "last"))
 
 
 def _read(folder: str) -> TrainedRun | None:
-    """Read a run. Return None if its weights were never validated."""
+    """A run, or None if its weights were never validated."""
     checkpoint = read_checkpoint(folder)
     training = checkpoint.info.training
     if training.validation_bits_per_dim is None:
@@ -90,7 +87,7 @@ def _read(folder: str) -> TrainedRun | None:
 
 
 def _without_dropout(model: ModelConfig) -> ModelConfig:
-    """Return `model` without dropout and with all options of its mechanism written out."""
+    """`model` without dropout and with all options of its mechanism written out."""
     options = parse_options(model.attention, model.attention_options).model_dump(exclude_none=True)
     return model.model_copy(update={"attention_options": options, "dropout": 0.0})
 
@@ -106,12 +103,11 @@ class BenchModel:
     run: TrainedRun | None = None
 
     def find_quality(self, runs: Sequence[TrainedRun]) -> Quality:
-        """Return the bits/dim of the model's own run. Without one, take the best of `runs` with exactly this model."""
+        """The bits/dim of the model's own run, or of the best of `runs` with exactly this model."""
         found = self.run or find_trained(runs, self.model.config)
         return Quality() if found is None else found.quality
 
     def describe(self, runs: Sequence[TrainedRun]) -> dict[str, Any]:
-        """Return the fields that every row of this model has."""
         config = self.model.config
         return {
             "name": self.name,
@@ -130,14 +126,13 @@ class BenchModel:
 
     @property
     def network(self) -> ModelConfig:
-        """The sizes of the model. Models with equal networks are compared with each other."""
+        """The sizes of the model. Models with equal ones are compared."""
         return self.model.config.model_copy(update={"attention": SOFTMAX, "attention_options": {}, "dropout": 0.0})
 
     def require_agreement(self) -> None:
         """Raise `DisagreementError` if the parallel and the step form disagree, so that neither is timed.
 
-        Only the first layers of an untrained model are compared. All its layers have the same structure, and comparing
-        all layers of a deep model in float64 would take longer than timing the model.
+        Of an untrained model, whose layers are all alike, only the first ones are compared, because this takes long.
         """
         model = self.model
         if not self.trained and model.config.layers > CHECKED_LAYERS:
@@ -147,7 +142,6 @@ class BenchModel:
 
 
 def group_by_preset(models: Sequence[BenchModel]) -> list[list[BenchModel]]:
-    """Group `models` by preset, in order of each preset's first model."""
     presets = dict.fromkeys(timed.preset for timed in models)
     return [[timed for timed in models if timed.preset == preset] for preset in presets]
 
@@ -163,7 +157,6 @@ def with_softmax(name: str, model: PixelModel) -> list[BenchModel]:
 def build_models(
     variants: Sequence[Variant], networks: Sequence[Network], device: str, precision: str
 ) -> list[BenchModel]:
-    """Build an untrained model for every network and every mechanism."""
     models = []
     for preset, network in networks:
         for variant in variants:
@@ -184,7 +177,6 @@ def load_models(runs: Sequence[TrainedRun], device: str, precision: str) -> list
 
 
 def preset_network(name: str) -> tuple[str, ModelConfig]:
-    """Return the network of preset `name`, for the preset's own image size."""
     return name, ModelConfig(**find_preset(name).model_dump(), image=find_preset_image(name))
 
 

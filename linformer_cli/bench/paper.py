@@ -60,8 +60,7 @@ _FEWEST_LENGTHS = 3
 class Sizes:
     """The sizes for a budget. Rows have at most one sample per round, except attention rows, which have a few.
 
-    `batches` are the batch sizes of sampling, and `largest_batches` limits them for some networks. If `lengths` is
-    None, the available time determines the lengths.
+    `largest_batches` limits `batches` for some networks. Without `lengths`, the time determines them.
     """
 
     batches: Sequence[int]
@@ -73,7 +72,6 @@ class Sizes:
 
 
 def choose_sizes(budget_seconds: float) -> Sizes:
-    """Return batch sizes and rounds for a budget."""
     minutes = budget_seconds / 60
     if minutes >= 30:
         return Sizes((1, 16, 64, 256), 16, PAPER_TRAINING_BATCH)
@@ -97,7 +95,7 @@ def choose_lengths(seconds: float, methods: int) -> list[int]:
 
 
 def describe_scaling(lengths: Sequence[int], pass_positions: int) -> list[str]:
-    """Return a line if there are fewer lengths than in the paper, and a line if passes have fewer positions."""
+    """Lines about lengths and positions of a pass, if they are fewer than in the paper."""
     lines = []
     if len(lengths) < len(PAPER_LENGTHS):
         listed = ", ".join(f"{length:,}" for length in lengths)
@@ -112,11 +110,7 @@ def describe_scaling(lengths: Sequence[int], pass_positions: int) -> list[str]:
 
 @dataclass(frozen=True)
 class PaperSettings:
-    """The settings of `lintx bench paper`.
-
-    The bits/dim of `runs` are shown in the rows of the same models. Models of runs with other networks are sampled,
-    too. If `sizes` is None, the budget determines the sizes.
-    """
+    """The bits/dim of `runs` are shown in rows of the same models. Their other models are sampled, too."""
 
     budget_seconds: float
     device: str = "cpu"
@@ -128,9 +122,8 @@ class PaperSettings:
 class PaperBench(BudgetBench[PaperReport]):
     """Measures as much as the budget allows.
 
-    `report` is called for each row of a finished group, with the part's name, the row, and the number of the round,
-    counted from 1. Rows that are left out are reported only in the first round. A part builds its measurements when it
-    begins. They are stored by group title.
+    `report` gets the part's name, the row and the number of the round, from 1, of each row of a finished group. Rows
+    that are left out are reported only in the first round. A part builds its measurements when it begins.
     """
 
     def __init__(
@@ -213,7 +206,6 @@ class PaperBench(BudgetBench[PaperReport]):
         )
 
     def _build_models(self) -> None:
-        """Build all models. Check those of the first network, and those of runs with other networks."""
         device = self._settings.device
         for name, config in self._settings.networks:
             self._models[name] = build_models(self._variants, [(name, config)], device, "fp32")
@@ -232,7 +224,6 @@ class PaperBench(BudgetBench[PaperReport]):
         return any(find_trained([run], timed.model.config) is not None for timed in models)
 
     def _finish_group(self, part: Part, title: str) -> None:
-        """Report the rows of a group that finished a round."""
         number, group = part.rounds_done + 1, self._groups.get(part.name, {}).get(title, ())
         for row in rows_of(group):
             if number == 1 or not row.left_out:
@@ -243,7 +234,6 @@ class PaperBench(BudgetBench[PaperReport]):
         self.save_now_and_then()
 
     def _begin(self, part: str, groups: Mapping[str, Sequence[Measurement[Any, Any]]]) -> Groups:
-        """Keep the measurements of a part, and return the functions that run a round of each group."""
         self._groups[part] |= groups
         return {title: list(turns_of(group)) for title, group in groups.items()}
 

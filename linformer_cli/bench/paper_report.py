@@ -5,32 +5,25 @@ from dataclasses import dataclass
 from functools import partial
 
 from linformer_cli.report.plots import PlotFormat
-from linformer_cli.report.tables import Column, Output, RecordTable, TableStyle
+from linformer_cli.report.tables import Column, Output, RecordTable, TableStyle, list_columns
 from . import columns as shown
 from .budget import BudgetReport
 from .columns import render_growth, render_quality, render_speed, trained_rows
 from .copy import CopyReport
 from .growth import Exponents
-from .measure.ceilings import CeilingsReport
+from .measure.ceilings import CeilingsReport, ProductCeiling
 from .published import Source
 from .rows import AttentionRow, SamplingRow, TrainingRow
 
 _CEILING_COLUMNS = (
     Column("network", "network"),
-    Column("precision", "precision"),
-    Column("rows", "rows at once", format=","),
-    Column("products", "products"),
-    Column("gigaflops", "GFLOP/s", format=".4g"),
+    *list_columns(ProductCeiling, "precision rows products gigaflops"),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperReport(BudgetReport):
-    """The rows of all parts.
-
-    `ceiling_networks` names the network of each of the products in `ceilings`. `unfinished` lists the parts that were
-    interrupted.
-    """
+    """The rows of all parts. `ceiling_networks` names the network of each of the products in `ceilings`."""
 
     sampling: list[SamplingRow]
     training: list[TrainingRow]
@@ -84,7 +77,7 @@ class PaperReport(BudgetReport):
 
 
 def describe_gaps(rows: Sequence[SamplingRow]) -> list[str]:
-    """Return a line for each network with extrapolated rows, and one line about rows without a peak memory."""
+    """A line for each network with extrapolated rows, and one about rows without a peak memory."""
     lines, timed = [], [row for row in rows if row.samples_seconds]
     for preset in dict.fromkeys(row.preset for row in timed):
         extrapolated = [row.extrapolated is not None for row in timed if row.preset == preset]

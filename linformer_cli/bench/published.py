@@ -18,8 +18,6 @@ _HARDWARE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The source of the figures, and the machine they were measured on."""
-
     source: str = "Katharopoulos 2020, arXiv 2006.16236, tables 1, 2, 4 and 5"
     hardware: Mapping[str, str] = field(default_factory=lambda: _HARDWARE)
 
@@ -50,7 +48,6 @@ PUBLISHED: dict[tuple[str, str], Published] = {
 
 
 def _name_method(attention: str, options: Mapping[str, OptionValue]) -> str:
-    """Return the name of a method in these tables, or a name that is not in them."""
     if attention == "lsh":
         return f"lsh-{options.get('rounds')}"
     return "" if attention == "linear" and options.get("feature_map", "elu") != "elu" else attention
@@ -59,7 +56,7 @@ def _name_method(attention: str, options: Mapping[str, OptionValue]) -> str:
 def find_published(
     preset: str | None, attention: str, options: Mapping[str, OptionValue], engine: str
 ) -> Published | None:
-    """Return the paper's figures for the method of one of our rows, or None if the paper has no such figures."""
+    """The paper's figures for the method of one of our rows, or None."""
     method = _name_method(attention, options)
     if method == "softmax":
         method = "softmax-rerun" if engine == "rerun" else "softmax-cached"
@@ -86,7 +83,7 @@ PUBLISHED_SPEECH: dict[str, PublishedSpeech] = {
 
 
 def find_published_speech(attention: str, options: Mapping[str, OptionValue]) -> PublishedSpeech | None:
-    """Return the paper's figures for speech recognition with a method, or None if there are none."""
+    """The paper's figures for speech recognition with a method, or None."""
     return PUBLISHED_SPEECH.get(_name_method(attention, options))
 
 

@@ -40,11 +40,10 @@ SURE = 0.9
 
 @dataclass(frozen=True)
 class JudgeRecipe:
-    """The judge's network and training.
+    """Two convolutions of 3 x 3, each with ReLU and 2 x 2 max pooling, a hidden layer with ReLU, and a linear one.
 
-    Two convolutions of 3 x 3, with `channels` and 2 * `channels` outputs, are each followed by ReLU and 2 x 2 max
-    pooling. A hidden layer of `features` units with ReLU and a linear layer follow. Training images are shifted by up
-    to `shift` pixels. AdamW's learning rate rises linearly for a tenth of the updates, then falls linearly to 0.
+    They have `channels`, 2 * `channels` and `features` outputs. Training images are shifted by up to `shift` pixels.
+    AdamW's learning rate rises linearly for a tenth of the updates, then falls linearly to 0.
     """
 
     channels: int = 16
@@ -107,9 +106,8 @@ def load_judge(
 ) -> Judge:
     """Return the judge of training images uint8 [N, H, W, C] with labels int64 [N] in 0 .. classes - 1.
 
-    Its file in the user's cache is named after a digest of the images, the labels and the recipe. If the file is
-    missing or damaged, the judge is trained, and `on_update` is called after each update with their number. If the file
-    cannot be written, the judge is trained every time.
+    Its file in the user's cache is named after a digest of the images, the labels and the recipe. If it is missing or
+    damaged, the judge is trained, and `on_update` gets the number of updates.
     """
     digest = hashlib.sha256(json.dumps([asdict(recipe), classes, images.shape]).encode())
     for array in (images, labels):
@@ -177,9 +175,9 @@ class QualityRow:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class: how many `samples` were drawn of it, and how many of them the judge `recognised` as this class.
+    """A class: `samples` drawn of it, and how many of them the judge `recognised`.
 
-    `accuracy` is the judge's accuracy on the test images of the class, or None if there are none.
+    `accuracy` is the judge's on the test images of the class, or None if there are none.
     """
 
     label: Annotated[int, Shown("class", names=True)]
@@ -192,8 +190,7 @@ class ClassRow:
 class QualityReport(Report):
     """The samples, as many test and training images, and each class if the model has classes.
 
-    `judge_accuracy` is over all `test_images`. `judge_sha256` identifies the judge: distances in the features of two
-    judges cannot be compared.
+    `judge_sha256` identifies the judge: distances in the features of two judges cannot be compared.
     """
 
     rows: Sequence[QualityRow]
@@ -220,8 +217,7 @@ def measure_quality(
 ) -> QualityReport:
     """Compare `samples` uint8 [N, H, W, C], drawn of the classes `asked` int64 [N] if any, with a data set.
 
-    Random test and training images, N or all of them, are measured in the same way. `check` is called between steps
-    and may raise to stop. Raises `DataError` if labels are missing or out of range.
+    N random test and training images are measured in the same way. Raises `DataError` for missing or impossible labels.
     """
 
     def choose(images: ImageSet) -> tuple[Pixels, Labels]:

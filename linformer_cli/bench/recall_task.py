@@ -63,10 +63,7 @@ class RecallSettings(CopySettings):
 
 @functools.lru_cache(maxsize=1)  # all models learn from the same batch in turn
 def draw_recall(settings: RecallSettings, number: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
-    """Draw sequences int64 [B, length] and the mask bool [B, length] of the values to be recalled.
-
-    The batch depends only on sizes, seed and `number`.
-    """
+    """Draw sequences int64 [B, length] and the mask bool [B, length] of the values to be recalled."""
     pairs, half = settings.pairs, settings.symbols // 2
     generator = torch.Generator().manual_seed((settings.seed * 1_000_003 + number) % 2**63)
     keys, values = (torch.rand(batch, n, generator=generator).argsort(1)[:, :pairs] for n in (half - 1, half))

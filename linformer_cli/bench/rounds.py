@@ -45,12 +45,10 @@ class Measurement(ABC, Generic[AnyRow, Work]):
 
     @property
     def begun(self) -> bool:
-        """Whether `row` has a result."""
         return bool(self.samples) or self.left_out is not None
 
     @property
     def reduced(self) -> str | None:
-        """Return how many of the repeats were measured, as a string, or None if all or none were."""
         done = len(self.samples)
         return f"{done} of {self.repeats} repeats" if 0 < done < self.repeats else None
 
@@ -83,7 +81,6 @@ class Measurement(ABC, Generic[AnyRow, Work]):
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """The fields of a row that every measurement has."""
         return {"repeats": len(self.samples), "samples_seconds": list(self.samples), "left_out": self.left_out}
 
     @contextlib.contextmanager
@@ -116,7 +113,7 @@ class Measurement(ABC, Generic[AnyRow, Work]):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport(Report, Generic[AnyRow]):
-    """The rows and their conditions. After an interruption, rows that had no result yet are missing."""
+    """The rows and their conditions. After an interruption, rows without a result are missing."""
 
     rows: list[AnyRow]
     ended: Ending
@@ -129,10 +126,10 @@ def measure_groups(
     bench: Bench,
     comparisons: Iterable[Callable[[], None]] = (),
 ) -> tuple[list[AnyRow], Ending]:
-    """Measure all groups and return the rows. The memory of a group is freed before the next group starts.
+    """Measure all groups, after `comparisons`, and return the rows. A group's memory is freed before the next starts.
 
-    `comparisons` run first. Each compares the parallel and the step form of a mechanism and raises `DisagreementError`
-    if they disagree. If the check raises `Interrupted`, the benchmark ends and keeps the rows measured so far.
+    Each comparison raises `DisagreementError` if the forms of a mechanism disagree. `Interrupted` ends the benchmark,
+    and the rows so far are kept.
     """
     rows: list[AnyRow] = []
     try:

@@ -22,10 +22,7 @@ _EXTRAPOLATED_TIME = Shown("extrapolated time per value", format_microseconds)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row(ABC):
-    """Timed work and all its samples. If there are no samples, `left_out` gives the reason.
-
-    `times_softmax` is the speed relative to softmax: the median over all rounds of the ratio of speeds.
-    """
+    """Timed work and all its samples. `left_out` says why there are none. `times_softmax`: see `compare_turns`."""
 
     name: Annotated[str, Shown("attention", names=True)]
     attention: str
@@ -51,10 +48,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quality:
-    """The validation bits/dim of a trained run with the row's model. Without such a run, all fields are None.
-
-    Bits/dim are given the class if `classes` is not 0.
-    """
+    """The validation bits/dim, given the class if `classes` is not 0, of a trained run with the row's model, if any."""
 
     run: Path | None = None
     data: str | None = None
@@ -69,8 +63,8 @@ class Quality:
 class ModelRow(Quality, Row):
     """A whole model, sampled or trained. `item` is what its sequences are called, `image` or `window`.
 
-    `product_share` is the rate of its matrix products, as a share of the machine's highest rate. `reduced` is set if
-    memory, time or the user ended the row before its last repeat.
+    `product_share` is the rate of its matrix products, as a share of the machine's highest. `reduced` says what ended
+    the row before its last repeat.
     """
 
     preset: Annotated[str | None, Shown("preset")]
@@ -104,7 +98,6 @@ class ModelRow(Quality, Row):
 
     @property
     def method(self) -> str:
-        """Describe in a few words how the row was measured."""
         return self.engine
 
     def describe(self) -> str:
@@ -131,10 +124,9 @@ class Extrapolated:
 class SamplingRow(ModelRow):
     """A row of sampling. Either the figures of whole images or `extrapolated` is set.
 
-    `look_ahead` says whether some values were computed from guesses of preceding values. `times_softmax` compares the
-    row with softmax in the same engine. If softmax was not timed in this engine, `times_softmax_of_other_engine`
-    compares the row with softmax in another one. `copy_share` is the rate of reading and writing the state, as a share
-    of the machine's rate of memory copies.
+    `look_ahead`: some values were computed from guesses of preceding values. `times_softmax` compares with softmax in
+    the same engine, and without that `times_softmax_of_other_engine` in another one. `copy_share` is the rate of
+    reading and writing the state, as a share of the rate of memory copies.
     """
 
     look_ahead: Annotated[bool, Shown("look-ahead")] = False
@@ -225,7 +217,6 @@ class AttentionRow(Row):
         return self.seconds_per_sequence_quartiles and self.seconds_per_sequence_quartiles[1]
 
     def describe(self) -> str:
-        """Describe the row in one line."""
         seconds, memory = self.seconds_per_sequence, self.memory_bytes_per_sequence
         found = f"left out, {self.left_out}" if seconds is None else format_milliseconds(seconds)
         return f"{self.name}, T = {self.positions:,}, batch {self.batch}: {found}" + (
@@ -234,13 +225,10 @@ class AttentionRow(Row):
 
 
 def compare_with_softmax(rows: Sequence[AnyRow], networks: Sequence[object]) -> list[AnyRow]:
-    """Return the interleaved `rows`, each with its speed relative to softmax.
+    """Return the interleaved `rows`, each with its speed relative to softmax, if both have samples.
 
-    A row is compared with a softmax row of the same network that is not a re-run. A softmax row of the same engine and
-    precision is preferred. If there is none, a row in plain torch prefers softmax in plain torch, and any other
-    row prefers softmax in one of the other engines, each in the row's own precision if there is such a row.
-    `times_softmax` is None if there is no row to compare with, or if one of the two rows has no sample. `networks` has
-    one entry per row, and equal entries mean the same network.
+    That is a softmax row of an equal one of `networks`, not a re-run. The same engine and precision are preferred.
+    Without it, plain torch prefers plain torch, and other rows another engine, in their own precision if there is one.
     """
     return [_compare(row, network, rows, networks) for row, network in zip(rows, networks, strict=True)]
 

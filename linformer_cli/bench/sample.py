@@ -39,12 +39,11 @@ _MEMORY_LIMIT_SECONDS = 60.0
 class SamplingSettings:
     """The settings of the benchmark.
 
-    `limit_seconds` is the time limit for all repeats of a row. If whole images would take longer, only some steps
-    around the middle of an image are timed. A re-run cannot be shortened, so it is left out if it takes more than
-    `rerun_patience` times the limit. Without a limit, whole images are timed. Untrained models are always sampled
-    without `look_ahead`, because its speed depends on the weights. `formats` gives the type of the matrix
-    products for each engine; the default is the model's type. With `rerun`, softmax is also timed as a re-run, unless
-    `formats` has a type for the engine `reference`.
+    `limit_seconds` is for all repeats of a row: if whole images would take longer, only steps around their middle are
+    timed. A re-run cannot be shortened; it is left out if it takes `rerun_patience` times the limit. Untrained models
+    are sampled without `look_ahead`, because its speed depends on the weights. `formats` gives the type of the matrix
+    products for each engine, by default the model's. With `rerun`, softmax is also timed as a re-run, unless `formats`
+    has the engine `reference`.
     """
 
     batches: Sequence[int]
@@ -104,7 +103,7 @@ def _describe_network(timed: BenchModel) -> dict[str, object]:
 def prepare(
     models: Sequence[BenchModel], settings: SamplingSettings, bench: Bench
 ) -> list[list["SamplingMeasurement"]]:
-    """Return groups of measurements by preset and batch size. Measurements of a group are interleaved."""
+    """Return groups of measurements by preset and batch size, whose rounds are interleaved."""
     return [
         [
             SamplingMeasurement(settings.repeats, bench, settings, timed, batch, engine)
@@ -117,7 +116,7 @@ def prepare(
 
 
 def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
-    """Return the requested engines and the re-run of softmax. An engine that `auto` chooses is not listed twice."""
+    """The requested engines, each once, and the re-run of softmax."""
     plain = settings.formats.get(REFERENCE)
     engines = [choose_engine(AUTO, timed.model, plain).value if name == AUTO else name for name in settings.engines]
     if settings.rerun and plain is None and timed.model.config.attention == SOFTMAX:
@@ -127,8 +126,6 @@ def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
 
 @dataclass(eq=False)
 class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
-    """A model sampled by one engine at one batch size."""
-
     settings: SamplingSettings
     timed: BenchModel
     batch: int
@@ -216,7 +213,6 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         return work
 
     def _with_speed(self, row: SamplingRow) -> SamplingRow:
-        """Return `row` with the figures of whole images, measured or extrapolated."""
         work, positions = self.work, row.positions
         if work is None or not self.samples:
             return row
@@ -227,7 +223,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         return replace(row, images_per_second=rate, images_per_second_quartiles=quartiles, seconds_per_image=seconds)
 
     def _with_shares(self, row: SamplingRow) -> SamplingRow:
-        """Return `row` with its rates as shares of the machine's highest rates of matrix products and memory copies."""
+        """Add the rates as shares of the machine's highest rates of matrix products and memory copies."""
         speed, model = row.speed, self._model
         if speed is None:
             return row

@@ -138,7 +138,6 @@ class SpeechBench(BudgetBench[SpeechReport]):
         )
 
     def save_models(self, folder: Path) -> None:
-        """Write the model of the first seed of every mechanism."""
         for label, trainees in self._trainees.items():
             if (recogniser := trainees[0].recogniser()) is not None:
                 save_recogniser(folder / f"{label}.safetensors", recogniser)
@@ -220,10 +219,9 @@ class SpeechBench(BudgetBench[SpeechReport]):
         self._round_share = (self.elapsed_seconds() - began) / self._settings.budget_seconds
 
     def _progress(self, number: int, began: float, share: float) -> float:
-        """Return the share of the training that is done, when `share` of epoch `number` is done.
+        """The share of the training that is done, when `share` of epoch `number` is done; the same for all models.
 
-        It is the same for all models, so that their learning rates are. It follows the epochs or, without a number of
-        epochs, the budget.
+        It follows the epochs or, without a number of epochs, the budget.
         """
         if self._settings.epochs is not None:
             return (number + share) / self._settings.epochs

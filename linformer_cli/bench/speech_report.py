@@ -24,8 +24,8 @@ _ENCODER = Shown("encoder", names=True)
 class SpeechPoint:
     """A point of a learning curve after an epoch, counted from 1.
 
-    `loss` is the mean over the epoch in nats per symbol. `error_rate` is that of the held-out speakers, decoded
-    greedily. `training_seconds` are all epochs so far, without validation.
+    `loss` is the mean in nats per symbol, `error_rate` that of the held-out speakers, decoded greedily.
+    `training_seconds` are all epochs so far, without validation.
     """
 
     epoch: int
@@ -58,8 +58,7 @@ def _format_rates(ends: tuple[float, float]) -> str:
 class SpeechRow:
     """One mechanism. Error rates are means over the seeds, and `error_rate_range` is the lowest and the highest.
 
-    `seconds_per_epoch` is the median over all epochs of all seeds. `times_softmax` is how many epochs it trains in the
-    time that softmax takes for one. `failed` says why the training of a seed ended early.
+    `seconds_per_epoch` is a median. `times_softmax` is how many epochs it trains in the time of one of softmax's.
     """
 
     title: str
@@ -85,8 +84,7 @@ class SpeechRow:
 class LengthRow(Row):
     """Training steps on `batch` utterances of `positions` frames; about as many frames for all lengths.
 
-    `seconds_per_epoch` is the time for an epoch with as many frames as those of the table, in utterances of this
-    length. `peak_memory_bytes` is the memory of one training step, without weights and optimizer.
+    `seconds_per_epoch` is for an epoch as long as in the table. `peak_memory_bytes` leaves out weights and optimizer.
     """
 
     engine: str = "parallel"
@@ -102,8 +100,6 @@ class LengthRow(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechReport(BudgetReport):
-    """The rows of all encoders. `findings` compare linear attention with softmax here and in the paper."""
-
     rows: list[SpeechRow]
     lengths: list[LengthRow]
     findings: list[str]
@@ -111,7 +107,6 @@ class SpeechReport(BudgetReport):
     settings: Mapping[str, Any]
 
     def show(self, style: TableStyle) -> Output:
-        """Show the mechanisms, the seeds and the lengths. CSV has every point of every curve."""
         title = f"Phoneme error rate (PER) with CTC: {self.settings['title']}"
         failed = self.rows and all(row.failed for row in self.rows)
         plots: dict[str, Callable[[PlotFormat], bytes]] = {}
@@ -191,12 +186,6 @@ _CSV_COLUMNS = (
     *(Column("seed"), Column("speakers")),
     *list_columns(SpeechPoint, "epoch loss error_rate training_seconds learning_rate"),
 )
-HEARD_COLUMNS = (
-    Column("symbol", "symbol"),
-    Column("start_seconds", "start", "s", format=".2f"),
-    Column("end_seconds", "end", "s", format=".2f"),
-    Column("probability", "probability", format=".2f"),
-)
 
 
 def _list_points(rows: Sequence[SpeechRow]) -> list[dict[str, Any]]:
@@ -230,7 +219,6 @@ def render_curves(rows: Sequence[SpeechRow], title: str, kind: PlotFormat) -> by
 
 
 def render_lengths(rows: Sequence[LengthRow], kind: PlotFormat) -> bytes:
-    """Plot the time of an epoch and the memory of a step against the length of the utterances."""
     frames = max(row.batch * row.positions for row in rows)
     title = f"training steps on {frames:,} frames in all: many short utterances, or one long one"
     time = "seconds_per_epoch", "time of an epoch (s)"
@@ -248,6 +236,5 @@ def render_transcript(transcript: Transcript, title: str, kind: PlotFormat) -> b
 
 
 def describe_progress(rows: Sequence[SpeechRow]) -> str:
-    """Describe the newest epoch of every encoder in one line."""
     rates = ", ".join(f"{row.name} {'failed' if row.error_rate is None else f'{row.error_rate:.1%}'}" for row in rows)
     return f"epoch {max((row.epochs for row in rows), default=0):,}: PER {rates}"

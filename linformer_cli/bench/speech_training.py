@@ -28,7 +28,6 @@ _MEMORY_LIMIT_SECONDS = 60.0
 
 
 def build_task(variant: Variant, settings: EncoderSettings, symbols: int, seed: int, device: str) -> CtcTask:
-    """Return the training of a new encoder."""
     with seeded(seed):
         encoder = build_encoder(variant.attention, variant.options, settings, symbols)
     return CtcTask(encoder.to(device), CtcSettings(), seed, device)
@@ -50,10 +49,9 @@ class Trainee:
         self._steps = self._trainer.steps()
 
     def train(self, batches: Sequence[Batch], progress: Callable[[float], float], check: Check) -> None:
-        """Train for one epoch and validate. Only the training is timed.
+        """Train for one epoch, which is timed, and validate. `check` is called before every update.
 
-        `progress` returns the share of all training that is done when a share of this epoch is done. `check` is called
-        before every update.
+        `progress` returns the share of all training that is done when a share of this epoch is done.
         """
         steps: list[Step] = []
 
@@ -80,12 +78,10 @@ class Trainee:
             del results[epochs:]
 
     def decode_by_beam(self, width: int) -> None:
-        """Measure the error rate of a beam of this width."""
         if self._errors:
             self._beam_errors = measure_errors(self.encoder, self.fold.validation, width)
 
     def result(self) -> SeedResult | None:
-        """Return the results so far, or None before the first epoch."""
         if not self._errors:
             return None
         errors, fold = self._errors[-1], self.fold
@@ -94,7 +90,6 @@ class Trainee:
         return SeedResult(fold.seed, fold.held_out, errors.symbols, errors.rate, beam, *counts, tuple(self.points))
 
     def recogniser(self) -> Recogniser | None:
-        """Return the model for transcribing, or None before the first epoch."""
         if not self._errors:
             return None
         variant, corpus, errors = self.variant, self.fold.corpus, self._errors[-1]
@@ -103,7 +98,7 @@ class Trainee:
 
 
 def compare_epochs(trainees: Sequence[Trainee], others: Sequence[Trainee]) -> float | None:
-    """Return how many epochs `trainees` train while `others` train one: the median ratio over rounds and seeds."""
+    """How many epochs `trainees` train in one of `others`: the median ratio over rounds and seeds."""
     ratios = [
         theirs / own
         for one, other in zip(trainees, others, strict=True)
@@ -114,8 +109,6 @@ def compare_epochs(trainees: Sequence[Trainee], others: Sequence[Trainee]) -> fl
 
 @dataclass(frozen=True)
 class StepSetup:
-    """A training step on `batch` utterances of `frames` frames."""
-
     variant: Variant
     settings: EncoderSettings
     symbols: int

@@ -35,10 +35,9 @@ _FEWEST_IMAGES = 16
 class TrainingSettings:
     """The settings of the benchmark.
 
-    `engines` are pairs of an engine and the precision of its matrix products, `fp32` or `bf16`. Weights are always
-    float32. Rows of `auto` say what it uses: `native` with compiled kernels, `parallel` without. `limit_seconds` is the
-    time limit for all repeats of a row. A row that would take longer gets fewer repeats. If a single step takes longer,
-    the row is left out.
+    `engines` are pairs of an engine and the precision of its matrix products, `fp32` or `bf16`. Rows of `auto` say what
+    it uses: `native` with compiled kernels, `parallel` without. `limit_seconds` is for all repeats of a row, which gets
+    fewer if it would take longer, and none if a single step does.
     """
 
     batches: Sequence[int]
@@ -73,7 +72,7 @@ def run_training_bench(models: Sequence[BenchModel], settings: TrainingSettings,
 def prepare(
     models: Sequence[BenchModel], settings: TrainingSettings, bench: Bench
 ) -> list[list["TrainingMeasurement"]]:
-    """Return groups of measurements by preset and batch size. Measurements of a group are interleaved."""
+    """Return groups of measurements by preset and batch size, whose rounds are interleaved."""
     return [
         [
             TrainingMeasurement(settings.repeats, bench, settings, timed, batch, engine)
@@ -89,8 +88,7 @@ def prepare(
 class TrainingMeasurement(Measurement[TrainingRow, Trainer[PixelTask]]):
     """Training steps of a model on random images, with the settings of its preset. `engine` includes the precision.
 
-    The trainer is kept between rounds, because a new trainer would have to warm up again. Its gradients and averages
-    therefore occupy memory between rounds.
+    A new trainer would have to warm up again, so its gradients and averages stay in memory between rounds.
     """
 
     settings: TrainingSettings
@@ -157,7 +155,7 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer[PixelTask]]):
 def build_trainer(
     model: ModelConfig, preset: str | None, batch: int, device: str, precision: str, graph: bool = False
 ) -> Trainer[PixelTask]:
-    """Build a trainer with random images and the training settings of `preset`. The trainer writes no files."""
+    """Build a trainer with random images and the training settings of `preset`. It writes no files."""
     recipe = complete_recipe(RECIPES.get(preset or "", {}))
     train = TrainConfig.model_validate({**recipe, "batch": batch, "steps": 1, "graph": graph})
     image = model.image

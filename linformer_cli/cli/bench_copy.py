@@ -1,23 +1,35 @@
 """`lintx bench copy` and `lintx bench recall`: how well models with different attentions repeat what they read."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from linformer_cli.config import LARGEST_SIZE
-from linformer_cli.report.tables import TableStyle
+from linformer_cli.system.signals import StopRequest
 from . import options
 from .config_options import count, duration, option, several, with_fields
 from .output import info
 from .reports import choose_place, run_and_show
 
 if TYPE_CHECKING:
-    from linformer_cli.bench.copy import CopyPoint
+    from linformer_cli.bench.copy import CopyPoint, CopyReport
     from linformer_cli.bench.copy_task import CopySettings
 
 # This is 16 times the paper's width.
 _LARGEST_WIDTH = 4_096
 _TALK_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningOptions:
+    """The options of both commands."""
+
+    seed: options.Seed = 0
+    device: options.Device = "auto"
+    plot: Path | None = option(None, "Write the curves to a .png or .svg file.")
+    style: options.Style = "table"
+    json: options.Json = False
 
 
 @with_fields
@@ -36,11 +48,8 @@ def copy(
         None, "Width of the models; default 256, or 128 if --budget is below 1h.", min=1, max=_LARGEST_WIDTH
     ),
     every: int = count(25, "Updates averaged per point of the curve."),
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    plot: Path | None = option(None, "Write the curves to a .png or .svg file."),
-    style: options.Style = "table",
-    json: options.Json = False,
+    *,
+    shown: LearningOptions,
 ) -> None:
     """Measure how fast models learn to copy.
 
@@ -53,12 +62,12 @@ def copy(
     models see the same sequences and make one update each in turn. A task smaller than the paper's is marked as
     reduced. Ctrl-C prints the results so far.
     """
-    options.require_plots(plot)
+    options.require_plots(shown.plot)
 
     from linformer_cli.bench.copy_task import CopySettings, choose_size
 
-    settings = CopySettings(*choose_size(budget, length, width), updates, every, seed, choose_place(device))
-    _learn(names, settings, budget, _Show(plot, style, json))
+    sizes = choose_size(budget, length, width)
+    _learn(names, CopySettings(*sizes, updates, every, shown.seed, choose_place(shown.device)), budget, shown)
 
 
 @with_fields
@@ -72,11 +81,8 @@ def recall(
     updates: int = count(2_000, "Number of updates of each model."),
     learning_rate: float = option(1e-2, "Peak learning rate.", min=1e-9, max=1.0),
     every: int = count(50, "Updates averaged per point of the curve, and for the accuracy in the table."),
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    plot: Path | None = option(None, "Write the curves to a .png or .svg file."),
-    style: options.Style = "table",
-    json: options.Json = False,
+    *,
+    shown: LearningOptions,
 ) -> None:
     """Measure how much models recall.
 
@@ -89,31 +95,24 @@ def recall(
     value of every key. The table shows the share of values that a model recalls beside the bytes of its state. Ctrl-C
     prints the results so far.
     """
-    options.require_plots(plot)
+    options.require_plots(shown.plot)
 
     from linformer_cli.bench.recall_task import RecallSettings
 
-    settings = RecallSettings(length, width, updates, every, seed, choose_place(device), pairs, learning_rate)
-    _learn(names, settings, None, _Show(plot, style, json))
+    sizes = length, width, updates, every, shown.seed, choose_place(shown.device), pairs, learning_rate
+    _learn(names, RecallSettings(*sizes), None, shown)
 
 
-class _Show(NamedTuple):
-    plot: Path | None
-    style: TableStyle
-    json: bool
-
-
-def _learn(names: str, settings: "CopySettings", budget: float | None, show: _Show) -> None:
+def _learn(names: str, settings: "CopySettings", budget: float | None, shown: LearningOptions) -> None:
     from linformer_cli.bench.copy import run_copy_task
 
-    variants = options.choose_variants(names, baselines=True)
+    variants, report = options.choose_variants(names, baselines=True), _Reporter()
     info(settings.title)
-    run_and_show(
-        show.style,
-        show.json,
-        lambda stop: run_copy_task(variants, settings, budget, stop, _Reporter()),
-        {"plot": show.plot},
-    )
+
+    def run(stop: StopRequest) -> "CopyReport":
+        return run_copy_task(variants, settings, budget, stop, report)
+
+    run_and_show(shown.style, shown.json, run, {"plot": shown.plot})
 
 
 class _Reporter:

@@ -108,7 +108,6 @@ def quality(asked: QualityOptions) -> None:
 
 
 def _require_enough(features: int, count: int, train: "ImageSet", test: "ImageSet") -> None:
-    """Raise an error if there are not more images than `features`, or if there is only one class."""
     if count <= features:
         raise UsageError(
             f"{count} samples are too few: the distance in {features} features needs more samples than features; "
@@ -137,7 +136,6 @@ def _draw(sampler: "Sampler", count: int, batch: int, asked: Any, stop: StopRequ
 
 
 def _draw_nearest(samples: Any, training: Any) -> Any:
-    """Draw a picture of samples spread over all of `samples`, each above its nearest image of `training`."""
     from linformer_cli.evaluation.nearest import find_nearest, render_nearest
 
     shown = samples[[index * len(samples) // _SHOWN for index in range(_SHOWN)]]

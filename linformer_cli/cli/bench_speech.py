@@ -9,6 +9,7 @@ import typer
 
 from linformer_cli.errors import UsageError
 from linformer_cli.files import require_writable
+from linformer_cli.report.tables import list_columns
 from linformer_cli.system.signals import StopRequest
 from . import options
 from .config_options import count, duration, option, several, with_fields
@@ -121,7 +122,6 @@ def speech(context: typer.Context, asked: SpeechOptions) -> None:
 
 
 def _refuse_unused(context: typer.Context) -> None:
-    """Raise `UsageError` if an option that does not apply to --transcribe is on the command line."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name not in _FOR_TRANSCRIBING and source is not None and source.name == "COMMANDLINE":
@@ -135,7 +135,7 @@ def _transcribe(asked: SpeechOptions, file: Path) -> None:
 
     from linformer_cli.bench import speech_report
     from linformer_cli.bench.speech import parse_methods
-    from linformer_cli.speech.saved import choose_recogniser, transcribe
+    from linformer_cli.speech.saved import Heard, choose_recogniser, transcribe
     from linformer_cli.speech.waves import read_wave
 
     if asked.plot is None and file.stem in speech_report.FIGURES:
@@ -158,5 +158,5 @@ def _transcribe(asked: SpeechOptions, file: Path) -> None:
     else:
         print(text)
         if transcript.symbols:
-            print_records(transcript.symbols, speech_report.HEARD_COLUMNS, "table")
+            print_records(transcript.symbols, list_columns(Heard), "table")
     write_plot(picture, lambda kind: speech_report.render_transcript(transcript, f"{file.name} ({described})", kind))

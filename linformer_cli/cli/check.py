@@ -1,7 +1,7 @@
 """`lintx check`: how closely the parallel and the step form of a model agree."""
 
 from linformer_cli.errors import DisagreementError, UsageError
-from linformer_cli.report.tables import Column
+from linformer_cli.report.tables import list_columns
 from . import options
 from .config_options import option, with_fields
 from .output import info, print_json, print_records
@@ -9,12 +9,6 @@ from .session import open_session
 
 # All images are stepped at once in float64, so memory limits their number.
 _MOST_IMAGES = 10_000
-_COLUMNS = (
-    Column("name", "comparison"),
-    Column("error", "largest error", format=".2e"),
-    Column("tolerance", "allowed", format=".0e"),
-    Column("passed", "passed"),
-)
 
 
 @with_fields
@@ -54,13 +48,13 @@ def check(
         return
     session = open_session(checkpoint, "cpu", "fp32")
 
-    from linformer_cli.evaluation.agreement import measure_agreement
+    from linformer_cli.evaluation.agreement import AgreementRow, measure_agreement
 
     agreement = measure_agreement(session.model, images, positions, seed)
     if json:
         print_json({**session.record, "passed": agreement.passed, **vars(agreement)})
     else:
-        print_records(agreement.rows, _COLUMNS, "table")
+        print_records(agreement.rows, list_columns(AgreementRow), "table")
     if not agreement.passed:
         raise DisagreementError(
             f"the parallel and step forms of '{session.checkpoint.name}' disagree: {agreement.describe_failure()}"
@@ -73,6 +67,7 @@ def check(
 def _check_mechanism(name: str, json: bool) -> None:
     from linformer_cli.attention.catalogue import add_mechanisms
     from linformer_cli.attention.plugins import read_class
+    from linformer_cli.evaluation.agreement import AgreementRow
     from linformer_cli.evaluation.contract import build_mechanism, measure_contract
     from linformer_cli.model.mixers import parse_variant
 
@@ -86,7 +81,7 @@ def _check_mechanism(name: str, json: bool) -> None:
     if json:
         print_json({**variant.described, "passed": not failed, "rows": rows})
     else:
-        print_records(rows, _COLUMNS, "table")
+        print_records(rows, list_columns(AgreementRow), "table")
     if failed:
         raise DisagreementError(
             f"'{variant.label}' breaks the contract in {len(failed)} of {len(rows)} checks: {', '.join(failed)}"

@@ -112,7 +112,6 @@ def _check_options(asked: CompareOptions) -> None:
 
 
 def _plan(asked: CompareOptions) -> "tuple[Plan, Conditions]":
-    """Choose the settings of all runs, the device and the precision. Prints the latter."""
     from linformer_cli.comparison.entries import DEFAULT_PRESET, Conditions, Plan, choose_training
     from linformer_cli.training.settings import Given, merge_settings
 
@@ -176,7 +175,6 @@ def _work(
 
 @contextlib.contextmanager
 def _noting(entry: "Entry", failures: dict[str, str]) -> Iterator[None]:
-    """Note a failure of `entry`, so that the other entries still run."""
     try:
         yield
     except Interrupted:

@@ -165,7 +165,6 @@ def _complete_all(
 
 
 def _show_notes(picture: "Picture", session: Session, inverted: bool) -> None:
-    """Print what was done to a picture, and whether its background looks inverted."""
     from linformer_cli.data.pictures import border_brightness
 
     for note in picture.notes:
@@ -181,7 +180,6 @@ def _show_notes(picture: "Picture", session: Session, inverted: bool) -> None:
 def _write_pictures(
     asked: CompleteOptions, session: Session, done: "Sequence[tuple[Picture, Completion]]", record: dict[str, Any]
 ) -> None:
-    """Write a row for each image as a PNG and, if requested, as an animation."""
     from linformer_cli.data.sequence import paint, values_to_images
     from linformer_cli.report.grids import frame_rows, hide_rows, render_completion, stack_rows
 
@@ -203,10 +201,7 @@ def _write_pictures(
 
 
 def _show_bits(picture: "Picture", completion: "Completion", particles: int, usual: float | None) -> None:
-    """Print the bits/dim of an image, and how well its kept part was followed with this number of particles.
-
-    `usual` are the bits/dim of the model's validation images.
-    """
+    """Print the bits/dim of an image, and how well its kept part was followed. `usual`: of validation images."""
     kept, completed = completion.kept_bits_per_dim, completion.completed_bits_per_dim
     shown = "none" if math.isnan(kept) else f"{kept:.3f}"
     info(
@@ -223,7 +218,6 @@ def _show_bits(picture: "Picture", completion: "Completion", particles: int, usu
 
 
 def _describe(picture: "Picture", completion: "Completion") -> dict[str, object]:
-    """Return the JSON record of one image. A part without values has no bits/dim."""
     kept = completion.kept_bits_per_dim
     return {
         "image": picture.path,

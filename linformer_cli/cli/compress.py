@@ -160,7 +160,6 @@ def _describe(asked: CompressOptions, header: "Header", packed: "Packed") -> dic
 
 
 def _choose_shape(asked: CompressOptions, session: Session) -> ImageShape:
-    """The size of the tiles. Raises `UsageError` for a --length that the model does not support."""
     shape, path, length = session.model.config.image, session.checkpoint.name, asked.length
     is_bytes = session.words is WINDOWS
     if is_bytes and asked.data is not None:
@@ -203,7 +202,6 @@ def _open_paths(asked: CompressOptions, session: Session, stdin: Callable[[], Bi
 
 @contextlib.contextmanager
 def _open_output(out: str) -> Iterator[BinaryIO]:
-    """A new file that becomes `out` if the context ends without an exception."""
     if out == STREAM:
         with tempfile.TemporaryFile() as file:
             yield file

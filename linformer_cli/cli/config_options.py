@@ -44,7 +44,6 @@ class Fields:
         return [name for name in known if name not in self.without and (self.only is None or name in self.only)]
 
     def build_parameters(self) -> list[inspect.Parameter]:
-        """Return one keyword parameter of the command for each field, with the default None."""
         return [_build_parameter(name, self.config.model_fields[name], self.panel) for name in self.names]
 
     def take_given(self, values: dict[str, Any]) -> dict[str, Any]:

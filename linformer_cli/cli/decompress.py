@@ -95,7 +95,6 @@ def decompress(asked: DecompressOptions) -> None:
 
 
 def _check_names(asked: DecompressOptions, header: "Header") -> None:
-    """Raise an error unless all items can be written where the user wants them."""
     from linformer_cli.codec.restore import require_distinct_names, require_free_names
 
     if asked.out == STREAM:
@@ -108,7 +107,6 @@ def _check_names(asked: DecompressOptions, header: "Header") -> None:
 
 
 def _open_model(asked: DecompressOptions, packed: "PackedFile") -> "tuple[Session, Coder]":
-    """Open the model that the file was compressed with. Raises an error if it is another one."""
     session = open_session(_choose_checkpoint(asked, packed), "cpu", "int8", "native")
 
     from linformer_cli.codec.coder import Coder, identify_program
@@ -139,7 +137,6 @@ def _open_input(file: str) -> BinaryIO:
 
 @contextlib.contextmanager
 def _describe_errors(file: str) -> Iterator[None]:
-    """Name the file in its errors."""
     try:
         yield
     except DataError as error:
@@ -147,7 +144,6 @@ def _describe_errors(file: str) -> Iterator[None]:
 
 
 def _choose_checkpoint(asked: DecompressOptions, packed: "PackedFile") -> str:
-    """The model to use. Raises `UsageError` if the file does not name a shipped one and the user names none."""
     name = packed.header.checkpoint
     if asked.checkpoint is not None:
         return asked.checkpoint

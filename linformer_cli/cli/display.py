@@ -94,7 +94,6 @@ class TrainingDisplay(Reporter):
 
     @property
     def _has_bar(self) -> bool:
-        """Whether there is room for a bar. In a narrow terminal, there is room only for the text."""
         return self._console.width >= 100
 
     def _fit(self, facts: list[str]) -> str:

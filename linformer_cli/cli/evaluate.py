@@ -136,7 +136,6 @@ class _Measured:
 
     @property
     def class_bits(self) -> float:
-        """The bits/dim of the class that the model is given."""
         return self.session.model.config.class_bits_per_dim if self.classes else 0.0
 
     def find_labels(self, images: "ImageSet") -> "NDArray[np.int64] | None":
@@ -157,7 +156,6 @@ class _Measured:
 
 
 def _choose_size(asked: EvaluateOptions, session: Session, data: str) -> ImageShape:
-    """Return the size of the images. Raises `UsageError` if the model cannot predict the data set's."""
     words, own, wanted = choose_words(data), session.words, session.model.config.image
     if own is not words:
         raise UsageError(f"'{session.checkpoint.name}' predicts {own.items}, and '{data}' has {words.items}")
@@ -170,7 +168,6 @@ def _choose_size(asked: EvaluateOptions, session: Session, data: str) -> ImageSh
 
 
 def _open_other(asked: EvaluateOptions, wanted: ImageShape) -> _Measured | None:
-    """Open the model of --against, which predicts in parallel, and so not in int8."""
     if asked.against is None:
         return None
     session = open_session(
@@ -204,7 +201,6 @@ def _write_bits(path: Path | None, images: "ImageSet", nats: "ImageNats", others
 
 
 def _list_facts(result: dict[str, Any], bits: "Bits", words: Words) -> dict[str, str]:
-    """Return what is shown of the JSON document."""
     given, classes = ", given the class" if result["given_class"] else "", result["classes"]
     whole = format_bits(bits.bits_per_dim, bits.standard_error)
     facts = {words.bits: f"{whole}  (every value{given})"}
@@ -227,7 +223,6 @@ def _list_facts(result: dict[str, Any], bits: "Bits", words: Words) -> dict[str,
 
 
 def _count_classes(session: Session, given_class: bool) -> int:
-    """Return the number of classes if the model is measured given the class, or else 0."""
     config = session.model.config
     if given_class and not config.classes:
         raise UsageError(f"'{session.checkpoint.name}' was trained without --classes; drop --given-class")
@@ -235,7 +230,6 @@ def _count_classes(session: Session, given_class: bool) -> int:
 
 
 def _require_size(session: Session, wanted: ImageShape) -> None:
-    """Raise `UsageError` if the model cannot predict images of the size `wanted`."""
     image, path = session.model.config.image, session.checkpoint.name
     if image == wanted:
         return

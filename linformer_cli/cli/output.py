@@ -90,7 +90,6 @@ def print_json(value: object) -> None:
 
 
 def print_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> None:
-    """Print records on stdout as a table, Markdown or CSV."""
     if style == "table":
         Console().print(render_records(records, columns, "table"))
     else:
@@ -175,7 +174,6 @@ def require_binary_stdout(json: bool) -> None:
 
 
 def write_stdout(file: BinaryIO) -> None:
-    """Copy a file to stdout from its start."""
     file.seek(0)
     shutil.copyfileobj(file, sys.stdout.buffer)
     sys.stdout.buffer.flush()

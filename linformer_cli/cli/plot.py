@@ -74,7 +74,6 @@ def plot(
 
 
 def _watch(runs: list[Path]) -> NoReturn:
-    """Draw the curves in the terminal until Ctrl-C."""
     from linformer_cli.report.terminal import render_curves
 
     console = Console()

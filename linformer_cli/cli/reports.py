@@ -31,7 +31,6 @@ def build_bench(place: str, stop: StopRequest) -> "Bench":
 
 
 def show_row(row: Any) -> None:
-    """Print a row on stderr, in one line."""
     info(row.describe())
 
 

@@ -175,7 +175,6 @@ def _choose_numbers(asked: SampleOptions, session: Session) -> "ImageNumbers":
 def _show_result(
     asked: SampleOptions, session: Session, work: "Drawn", team: Team, settings: dict[str, object]
 ) -> None:
-    """Print how fast the images were drawn, where they are, and the JSON document."""
     rate = work.drawn / work.seconds if work.drawn else 0.0
     took = f"{count_words(work.drawn, 'image')} in {format_duration(work.seconds)}"
     info(f"{took}: {rate:.3g} images/s, state {format_bytes(work.state_bytes)}")
@@ -226,7 +225,6 @@ def _compare(path: Path, images: "NDArray[np.uint8]", session: Session) -> "Copy
 def _write_pictures(
     asked: SampleOptions, images: "NDArray[np.uint8]", row: int | None, record: dict[str, object]
 ) -> None:
-    """Write the grid, with `row` images in a row, and the animation; show some images in the terminal."""
     from linformer_cli.report.grids import frame_rows, hide_rows, render_grid
 
     write_png(str(asked.out), render_grid(images, row, asked.scale), record)

@@ -98,7 +98,6 @@ def score(asked: ScoreOptions) -> None:
 
 
 def _open_other(asked: ScoreOptions, session: Session) -> Session | None:
-    """Open the second model: the one asked for, or the shipped model of colour pictures if these have its size."""
     shape, name = session.model.config.image, asked.against
     fits = (shape.height, shape.width, shape.channels, shape.palette) == (32, 32, 3, ())
     if name is None and fits and session.checkpoint.name != _PHOTOGRAPHS:

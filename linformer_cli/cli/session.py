@@ -60,7 +60,6 @@ class Session:
 
     @property
     def words(self) -> Words:
-        """What a sequence of the model's training data is called."""
         return self.checkpoint.info.data.words
 
     @property
@@ -90,7 +89,6 @@ class Session:
             yield from (first, *first.others)
 
     def require_images(self, message: str) -> None:
-        """Raise `UsageError` with a message for a model of bytes."""
         if self.words is WINDOWS:
             raise UsageError(message)
 
@@ -159,7 +157,6 @@ class DrawingOptions:
     engine: options.Engine = "auto"
 
     def open(self, checkpoint: str | None, team: Team = ALONE) -> Session:
-        """Check the filters, then open the model."""
         from linformer_cli.sampling.choose import Filters
 
         Filters(self.temperature, self.top_k, self.top_p)

@@ -146,7 +146,6 @@ def train(asked: TrainOptions) -> None:
 
 
 def _name_pictures(argument: str, data: str | None) -> str:
-    """Return the data set for the argument PICTURES. Raises `UsageError` if it is not a folder of pictures."""
     folder = Path(argument)
     if not argument or (folder / "config.toml").is_file() or not folder.is_dir():
         hint = f"name a folder of pictures or, to resume a run: lintx train --resume {argument}"
@@ -204,7 +203,6 @@ def _begin(asked: TrainOptions, team: "Team") -> "Trainer[PixelTask]":
 
 
 def _explain_choice(settings: "Settings", count: int) -> None:
-    """Say what was chosen for a folder of pictures, and what to expect of few."""
     train = settings.train
     lengths = [f"{getattr(train, name):g} {name}" for name in ("steps", "epochs") if getattr(train, name) is not None]
     if train.max_time is not None:
@@ -323,7 +321,6 @@ def _run(trainer: "Trainer[PixelTask]", path: Path, json: bool) -> None:
 
 
 def _dry_run(trainer: "Trainer[PixelTask]", json: bool) -> None:
-    """Print the settings, sizes, memory and step time that the run would have."""
     import tomli_w
 
     from linformer_cli.system.memory import measure_peak_memory

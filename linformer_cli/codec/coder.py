@@ -40,7 +40,6 @@ class Lanes:
         return int(self.lengths.max(initial=0))
 
     def pair(self, coders: Sequence[Any]) -> Iterator[tuple[Any, slice]]:
-        """Yield the coder and the sequences of each block."""
         ends = np.cumsum(self.blocks).tolist()
         for coder, size, end in zip(coders, self.blocks, ends, strict=True):
             yield coder, slice(end - size, end)
@@ -70,7 +69,6 @@ class Predictor:
         self._parameters = torch.empty(0)
 
     def start(self) -> None:
-        """Begin new sequences. The first tokens are those of `PixelModel.start_tokens`."""
         self._engine.start()
 
     def predict(self, tokens: Tensor) -> NDArray[np.float64]:

@@ -77,10 +77,7 @@ def compute_checksum(data: bytes, before: int = 0) -> int:
 
 
 def encode_header(header: Header) -> bytes:
-    """The bytes of a header. Their number does not depend on the blocks' entries.
-
-    Raises `UsageError` if there are too many names.
-    """
+    """The bytes of a header, as many for any entries of blocks. Raises `UsageError` for too many names."""
     tiling, name, text = header.contents.tiling, header.checkpoint.encode(), _encode_items(header.contents)
     shape = tiling.shape
     numbers = (

@@ -78,7 +78,6 @@ class Tiling:
         return item.height * item.width * (1 if self.shape.palette else item.bands)
 
     def name_tile(self, name: str) -> Item:
-        """An item that is exactly one tile."""
         return Item(name, self.shape.height, self.shape.width, self.shape.channels)
 
     def cut(self, picture: Pixels) -> Pixels:
@@ -144,7 +143,6 @@ class Contents:
 
     @property
     def unit(self) -> str:
-        """What the sequences are called in messages."""
         if self.tiling.is_bytes:
             return "windows"
         return "images" if self.sequences == self.count else "tiles"

@@ -81,9 +81,9 @@ def require_room(coder: Coder, batch: int, positions: int) -> None:
 def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, batch: int, report: Progress) -> Packed:
     """Write `header`, whose blocks are still missing, and the blocks of `source` to an empty file that can seek.
 
-    About `batch` sequences are coded at once, but at least one block. `report` is called with the number of sequences
-    that are done. Memory does not depend on the number of sequences, except for their names and the entries of the
-    blocks. Raises `LintxError` if there is not enough memory, and the errors of `source` and `coder`.
+    About `batch` sequences are coded at once, but at least one block; `report` gets the number of those done. Memory
+    does not depend on it, except for names and entries. Raises `LintxError` if there is not enough memory, and the
+    errors of `source` and `coder`.
     """
     contents, size = header.contents, header.block
     batch = max(1, batch // size) * size
@@ -127,7 +127,6 @@ def encode_values(values: NDArray[np.int64]) -> bytes:
 
 
 def _split(sequences: int, block: int) -> list[int]:
-    """The numbers of sequences in the blocks of a batch."""
     return [min(block, sequences - start) for start in range(0, sequences, block)]
 
 
@@ -190,10 +189,9 @@ class PackedFile:
             )
 
     def read_blocks(self, coder: Coder, batch: int, report: Progress) -> Iterator[Restored]:
-        """Decode the blocks in order, about `batch` sequences at once, but at least one block.
+        """Decode the blocks in order, about `batch` sequences at once. A damaged one is lost alone.
 
-        A damaged block is lost alone. `report` is called with the number of sequences that are done. Raises
-        `LintxError` if there is not enough memory.
+        `report` gets the number of sequences that are done. Raises `LintxError` if there is not enough memory.
         """
         header, done = self.header, 0
         blocks, at_once = range(len(header.blocks)), max(1, batch // header.block)

@@ -29,7 +29,6 @@ class Outcome:
 
 
 def require_free_names(header: Header, folder: Path) -> None:
-    """Raise `UsageError` if a file would be overwritten."""
     if not folder.exists():
         return
     contents = header.contents
@@ -40,10 +39,7 @@ def require_free_names(header: Header, folder: Path) -> None:
 
 
 def require_distinct_names(header: Header) -> None:
-    """Raise `UsageError` if two items would be the same file.
-
-    macOS and Windows ignore the case of names, and macOS also how their accents are encoded.
-    """
+    """Raise `UsageError` if two items would be one file where the system ignores case or how accents are encoded."""
     if sys.platform not in ("darwin", "win32"):
         return
     seen: dict[str, str] = {}
@@ -106,7 +102,6 @@ def _restore_picture(part: Part, parts: Iterator[Part], folder: Path, tiling: Ti
 
 
 def _choose_paths(folder: Path, name: str) -> tuple[Path, Path]:
-    """The paths of an item that is whole, and of one that is damaged."""
     whole = folder.joinpath(*name.split("/"))
     return whole, whole.with_name(DAMAGED.format(whole.name))
 

@@ -63,8 +63,6 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class PictureSource:
-    """Picture files. `label` is the class of all of them, if the model needs it."""
-
     contents: Contents
     files: Sequence[Path | bytes]
     label: int | None = None
@@ -87,8 +85,6 @@ class PictureSource:
 
 @dataclass(frozen=True)
 class ByteSource:
-    """Open files, cut into windows of bytes."""
-
     contents: Contents
     files: Sequence[Path | BinaryIO]
     label: int | None = None
@@ -135,7 +131,6 @@ def describe_picture(file: Path | bytes, name: str, shape: ImageShape) -> Item:
 
 
 def _list_colours(picture: Image.Image) -> Pixels:
-    """The colours [N, 4] of a picture's palette."""
     bands = picture.getpalette() or []
     strip = Image.frombytes("P", (len(bands) // 3, 1), bytes(range(len(bands) // 3)))
     strip.putpalette(bands)

@@ -53,10 +53,9 @@ _FREE = {("train", "device"), ("data", "data_dir")}
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions under which the runs are computed and timed.
+    """The conditions of the runs: training uses `precision`, sampling float32 and `batch` images at once.
 
-    Training uses `precision`. Sampling uses float32 and draws `batch` images at once. A speed is the median of
-    `repeats` repeats.
+    A speed is the median of `repeats` repeats.
     """
 
     device: str
@@ -93,17 +92,14 @@ class Entry:
 
     @property
     def training_file(self) -> Path:
-        """The file with the times of training steps."""
         return self.folder.path / "training.json"
 
     @property
     def sampling_file(self) -> Path:
-        """The file with the times of sampled batches."""
         return self.folder.path / "sampling.json"
 
     @property
     def step_images(self) -> int:
-        """The number of images in one training step."""
         return self.config.train.batch * self.config.train.accumulation
 
     @property
@@ -114,7 +110,6 @@ class Entry:
 
     @property
     def saved(self) -> Checkpoint | None:
-        """The last checkpoint of the run, or None."""
         return read_checkpoint(self.folder.last) if holds_checkpoint(self.folder.last) else None
 
     @property
@@ -128,7 +123,6 @@ class Entry:
         return saved if share >= 1 else None
 
     def require_finished(self) -> Checkpoint:
-        """Return `finished`. Raises `LintxError` if the run has no such checkpoint."""
         checkpoint = self.finished
         if checkpoint is None:
             raise LintxError(f"the run '{self.folder.path}' is not finished")
@@ -249,9 +243,8 @@ def _read_digest(entry: Entry) -> object:
 def match_parameters(config: ModelConfig, wanted: int) -> ModelConfig:
     """`config` with the feed-forward width for which the model has about `wanted` parameters.
 
-    A gated block has no feed-forward network, so the width of its values changes instead. An LSTM chooses its own width
-    to have as many parameters as a block with softmax attention. Raises `UsageError` if the closest model differs by
-    more than `_TOLERANCE`.
+    A gated block has no feed-forward network, so the width of its values changes instead. An LSTM chooses its own.
+    Raises `UsageError` if the closest model differs by more than `_TOLERANCE`.
     """
     mixer = find_mixer(config.attention)
 

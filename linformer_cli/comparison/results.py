@@ -52,14 +52,11 @@ class ComparisonRow:
 
     @property
     def bits(self) -> str | None:
-        """Return bits/dim with the standard error as text."""
         return None if self.bits_per_dim is None else format_bits(self.bits_per_dim, self.standard_error, digits=3)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonReport(Report):
-    """A row for each mechanism, and the errors of those that failed."""
-
     rows: Sequence[ComparisonRow]
     settings: Mapping[str, Any]
     failures: Mapping[str, str]
@@ -140,7 +137,6 @@ def _measure_rate(samples: Sequence[float], images: int) -> tuple[float | None, 
 
 
 def _list_table_columns(rows: Sequence[ComparisonRow], words: Words) -> tuple[Column, ...]:
-    """Return the columns of the table for a terminal or Markdown, in the words for the data."""
     short = "img" if words is IMAGES else words.items
     rates = {
         "training_images_per_second": Shown(f"train {short}/s", format_count),

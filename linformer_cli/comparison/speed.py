@@ -47,12 +47,10 @@ class Speed:
 
 
 def training_speed(entry: Entry, conditions: Conditions) -> Speed:
-    """Return the conditions under which `time_training_once` measures."""
     return Speed(entry.step_images, conditions.device, conditions.precision, *_describe_machine(), steps=TIMED_STEPS)
 
 
 def sampling_speed(checkpoint: Checkpoint, conditions: Conditions) -> Speed:
-    """Return the conditions under which `time_sampling_once` measures."""
     machine = _describe_machine()
     return Speed(conditions.batch, conditions.device, "fp32", *machine, weights_sha256=checkpoint.digest)
 
@@ -118,6 +116,5 @@ def _keep_samples(file: Path, speed: Speed, samples: Sequence[float]) -> None:
 
 
 def forget_speeds(entry: Entry) -> None:
-    """Delete the files with the times of `entry`."""
     for file in (entry.training_file, entry.sampling_file):
         file.unlink(missing_ok=True)

@@ -86,7 +86,6 @@ def arrange_picture(array: NDArray[Any], path: Path) -> NDArray[Any]:
 
 
 def _suggest(shape: tuple[int, ...], path: Path) -> str:
-    """The line of numpy that makes images of an array, as far as its shape tells."""
     save = f"numpy.save('{path.name}', array"
     if len(shape) == 2 and (side := round(shape[1] ** 0.5)) ** 2 == shape[1] and side > 1:
         return f"for square images: {save}.reshape(-1, {side}, {side}))"

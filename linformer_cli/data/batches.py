@@ -14,8 +14,9 @@ _WORDS_PER_COUNT = 4
 class Batches:
     """An endless stream of epochs over `count` images, each a permutation drawn from (seed, epoch).
 
-    The image at a place in the stream depends only on `seed`, `count` and the place. A trainer that stores how many
-    images it has seen therefore resumes with the same images, at any batch size. The latest permutations are cached.
+    The image at a place in the stream, its shift, its flip and whether its class is hidden depend only on `seed`,
+    `count` and the place. A trainer that stores how many images it has seen therefore resumes with the same images, at
+    any batch size.
     """
 
     def __init__(self, count: int, seed: int) -> None:
@@ -42,26 +43,17 @@ class Batches:
         return np.concatenate(pieces)
 
     def shifts(self, start: int, size: int, most: int) -> NDArray[np.int64]:
-        """Shifts in pixels (down, right) for the images that `batch` returns for `start` and `size`, int64 [size, 2].
-
-        Each shift is uniform over -most .. most and depends only on the seed and the place in the stream.
-        """
+        """Shifts (down, right), int64 [size, 2], uniform over -most .. most pixels, of `batch(start, size)`."""
         # The remainder of a 64-bit word is uniform to within (2 * most + 1) / 2**64.
         chosen = self._draw(_SHIFTS, start, size)[:, :2] % np.uint64(2 * most + 1)
         return chosen.astype(np.int64) - most
 
     def flips(self, start: int, size: int) -> NDArray[np.bool_]:
-        """Whether to flip the images that `batch` returns for `start` and `size`, bool [size].
-
-        Half of the images are flipped. The choice depends only on the seed and the place in the stream.
-        """
+        """Whether to flip each image of `batch(start, size)`, bool [size]: half of them."""
         return self._draw(_FLIPS, start, size)[:, 0] >= 2**63
 
     def hidden_classes(self, start: int, size: int, share: float) -> NDArray[np.bool_]:
-        """Whether to hide the classes of the images that `batch` returns for `start` and `size`, bool [size].
-
-        A class is hidden with probability `share`, which depends only on the seed and the place in the stream.
-        """
+        """Whether to hide the class of each image of `batch(start, size)`, bool [size], with probability `share`."""
         return self._draw(_CLASSES, start, size)[:, 0] / 2.0**64 < share
 
     def _draw(self, purpose: int, start: int, size: int) -> NDArray[np.uint64]:

@@ -124,7 +124,6 @@ def divide_bytes(count: int) -> dict[Split, list[range]]:
 
 
 def _open_files(path: Path) -> JoinedFiles:
-    """The files of `path`. Raises `DataError` if it is missing, cannot be read or has no bytes."""
     try:
         if is_special(path):
             raise DataError(f"{path} is a pipe or a device; save the bytes to a file")
@@ -141,10 +140,7 @@ def _open_files(path: Path) -> JoinedFiles:
 
 
 def _measure_files(folder: Path, skipped: list[str]) -> dict[Path, int]:
-    """The sizes of all files below `folder`, in the order of their paths. Adds a message to `skipped` for each failure.
-
-    Raises `OSError` if `folder` itself cannot be read.
-    """
+    """The sizes of all files below `folder`, in the order of their paths. Failures are added to `skipped`."""
     os.listdir(folder)
 
     def skip(error: OSError) -> None:

@@ -45,7 +45,6 @@ class DataDigest(Config):
 
 
 def digest_data(training: ImageSet, validation: ImageSet) -> DataDigest:
-    """The digest of the images of a run."""
     return DataDigest(training=_digest(training), validation=_digest(validation))
 
 

@@ -54,21 +54,19 @@ def load_folder(
 ) -> list[FolderImages]:
     """Load the images of each of `splits` in `folder` and its subfolders, all with the same look.
 
-    Without a `look`, it is measured over the whole folder, with the settings in `wanted`. Every frame of a picture is
-    an image, and every tile, if the look cuts tiles. The classes are named by `labels.csv`, with the columns file and
-    label, or by the folders directly under `folder` if all images are in two or more of them, in the order of names.
+    Without a `look`, it is measured over the whole folder, with the settings in `wanted`. Every frame of a picture, and
+    every tile if the look cuts tiles, is an image. The classes are named by `labels.csv`, with the columns file and
+    label, or by the folders directly under `folder` if all images are in two or more of them.
 
-    If `folder` contains `train/` and also `test/` or `val/` (or `valid/`, `validation/`), these folders are the splits,
-    and the folders inside them are the classes. A split without a folder is a tenth of the remaining images, chosen by
-    the digest of their names. Copies of an image are in the same split, and so are the frames and tiles of a file if
-    there are at least ten files. Links to folders are followed, but each folder is read only once. Training images are
-    sorted by name. Validation and test images are sorted by digest, so that the first of them usually cover all
-    classes. Both orders depend only on the names, so training with the same seed uses the images in the same order on
-    every machine.
+    If `folder` contains `train/` and also `test/` or `val/` (or `valid/`, `validation/`), these are the splits, and the
+    folders inside them the classes. A split without a folder is a tenth of the remaining images, chosen by the digest
+    of their names. Copies of an image are in the same split, and so are the frames and tiles of a file if there are at
+    least ten files. Links to folders are followed, but each folder is read once. Training images are sorted by name,
+    the others by digest, so that the first of them usually cover all classes.
 
     Decoded images are cached in `cache` until a name, size or date in the folder changes. Raises `DataError` if the
     folder is missing, has fewer than three different images, has no readable image for a split, or has classes that a
-    given look lacks. Raises `UsageError` if the images would be too large for a model.
+    given look lacks, and `UsageError` if the images would be too large for a model.
     """
     listing = list_folder(folder)
     asked = repr(wanted.model_copy(update={"name": ""}) if look is None else dataclasses.replace(look, frame=None))
@@ -128,7 +126,6 @@ def _is_current(home: Path, fingerprint: str) -> bool:
 
 
 def _build(home: Path, folder: Path, listing: Listing, wanted: DataConfig, look: Look | None, fingerprint: str) -> None:
-    """Decode all images into a new folder, then rename it to `home`."""
     if not listing.pictures:
         extra = f" ({'; '.join(listing.notes)})" if listing.notes else ""
         raise DataError(f"{folder} has 0 images; at least 3 are needed, one for each split{extra}")
@@ -250,17 +247,13 @@ def _read_items(folder: Path, name: str, tile: int | None) -> Iterator[tuple[Ite
 
 
 def _read_first(folder: Path, names: Sequence[str], tile: int | None) -> Iterator[Pixels]:
-    """The images of files, without those that cannot be read."""
     for name in names:
         with contextlib.suppress(DataError):
             yield from (pixels for _, pixels in _read_items(folder, name, tile) if pixels is not None)
 
 
 def _remove_leftovers(home: Path, key: str) -> None:
-    """Remove caches of earlier states of the folder with this `key`, and partial caches of killed processes.
-
-    A partial cache that has not changed for a day is assumed to belong to a killed process.
-    """
+    """Remove caches of earlier states of the folder with this `key`, and partial ones that are a day old."""
     for folder in home.parent.glob(f"{key}*"):
         if folder != home:
             shutil.rmtree(folder, ignore_errors=True)

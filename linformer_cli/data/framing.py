@@ -58,10 +58,7 @@ class _Found:
 
 
 def measure_frame(images: NDArray[np.uint8]) -> Frame | None:
-    """The frame of grey images [N, H, W, C]; None if they are in colour, or are not drawings on a plain ground.
-
-    Box and grey level are medians over the images, and the centre is a mean.
-    """
+    """The frame (medians, and the mean centre) of grey images [N, H, W, C] of drawings on a plain ground, or None."""
     if images.shape[3] != 1 or min(images.shape[1:3]) < 3:
         return None
     border = _border(images.shape[1:3], 1)
@@ -211,7 +208,6 @@ def _centre(ink: Floats) -> tuple[float, float]:
 
 
 def _span(present: Any) -> slice:
-    """The slice from the first to the last True of bool [n]."""
     where = np.flatnonzero(present)
     return slice(int(where[0]), int(where[-1]) + 1)
 
@@ -225,10 +221,7 @@ def _is_doubtful(found: _Found | None) -> bool:
 
 
 def _close_lines(picture: Image.Image) -> Image.Image:
-    """A copy of `_SMALL` pixels without what is darker than its surroundings and narrower than `_PEN` of that.
-
-    What is left is the paper in its own light, and the desk around it.
-    """
+    """A copy of `_SMALL` pixels without what is dark and narrower than `_PEN` of that: the paper in its own light."""
     small = picture.copy()
     small.thumbnail((_SMALL, _SMALL))
     turns = round(_SMALL * _PEN / 4)
@@ -273,7 +266,6 @@ def _find_ink(pixels: Floats, ground: Floats | None = None, thin: int = 1) -> _F
 
 
 def _border(shape: tuple[int, ...], width: int) -> NDArray[np.bool_]:
-    """Where the outermost `width` pixels of an image are."""
     border = np.ones(shape, dtype=bool)
     border[width:-width, width:-width] = False
     return border

@@ -98,11 +98,7 @@ class ImageSet:
         return self.labels
 
     def border_mean(self) -> float:
-        """Mean brightness, 0 to 255, of the border pixels of the first 1,000 images.
-
-        It is near 0 for light drawings on a dark background, and near 255 for dark drawings on a light background. It
-        is 0 for images with a palette.
-        """
+        """Mean brightness, 0 to 255, of the border pixels of the first 1,000 images; 0 for images with a palette."""
         if self.look.shape.palette:
             return 0.0
         return float(np.mean([border_brightness(image) for image in self.images[:_BORDER_IMAGES]]))
@@ -134,7 +130,6 @@ def load_for_training(data: DataConfig, look: Look | None = None) -> tuple[Image
 
 
 def _load(data: DataConfig, splits: Sequence[Split], look: Look | None) -> list[ImageSet]:
-    """Load `splits`: either `test` alone, or splits of the set's own training images."""
     name = data.name
     for split in splits:
         if split not in SPLITS:
@@ -178,7 +173,6 @@ def _load(data: DataConfig, splits: Sequence[Split], look: Look | None) -> list[
 
 
 def _check_settings(data: DataConfig, kind: str) -> None:
-    """Raise `UsageError` for a setting that the data set does not take, or an impossible size."""
     takers = {
         "image_size": ("glyphs", "folder"),
         **dict.fromkeys(("fit", "tile"), ("folder",)),
@@ -244,10 +238,7 @@ def _part(name: str, split: Split, count: int) -> slice:
 
 
 def find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
-    """Return the existing folder of torchvision's sets, and what set it: an option, a variable or the default.
-
-    Only the default folder is created if missing: a named folder that does not exist is probably misspelt.
-    """
+    """The folder of torchvision's sets, and what set it. Only the default is created: another may be misspelt."""
     named, origin = (data_dir, "--data-dir") if data_dir is not None else (os.environ.get("LINTX_DATA"), "LINTX_DATA")
     try:
         if named:
@@ -266,7 +257,6 @@ def find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
 
 
 def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
-    """Images [N, H, W, C], memory-mapped, and labels [N] if there are any."""
     images_path = Path(os.path.expanduser(folder)) / f"{part}-images.npy"
     labels_path = images_path.with_name(f"{part}-labels.npy")
     images = arrange_images(open_array(images_path), images_path)

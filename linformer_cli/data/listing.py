@@ -47,7 +47,6 @@ class Listing:
 
 
 def list_folder(folder: Path) -> Listing:
-    """Find the pictures in a folder, their labels, and what else is there."""
     files, unread = _list_files(folder)
     endings = list_endings() | {".npy"}
     pictures = [name for name in files if PurePosixPath(name).suffix.lower() in endings]
@@ -83,11 +82,7 @@ def _read_labels(folder: Path, pictures: Sequence[str]) -> tuple[dict[str, str],
 
 
 def _list_files(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the relative paths of all files below `folder`, and messages about what cannot be read.
-
-    Paths use `/`, and both lists are sorted. Hidden files and folders are left out. Raises `DataError` if `folder`
-    itself cannot be read.
-    """
+    """The relative paths of all files below `folder` but hidden ones, and messages about what is unreadable, sorted."""
     endings = list_endings()
     found, unread = [], []
     # Each folder is read once. Folders come before links, so that a folder is read under its own name, and the order
@@ -127,7 +122,6 @@ def _list_files(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def compare_classes(classes: dict[str, list[str]]) -> list[str]:
-    """Lines about the classes of the images in each split."""
     counts = Counter(name for part in classes.values() for name in part)
     late = [name for name in sorted(counts) if name not in set(classes["train"])]
     lines = [f"{len(counts)} classes: {shorten(', '.join(f'{name} ({counts[name]:,})' for name in sorted(counts)))}"]
@@ -174,7 +168,6 @@ def _order(item: Item) -> tuple[bytes, int, int]:
 
 
 def _split_folder(name: str) -> str | None:
-    """Return the split that a file's top folder is named after, or None."""
     first, _, rest = name.partition("/")
     return _SPLIT_FOLDERS.get(first.casefold()) if rest else None
 

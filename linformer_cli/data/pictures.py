@@ -58,11 +58,7 @@ def _register_heic() -> None:
 
 @contextlib.contextmanager
 def open_picture(file: Path | bytes, name: str) -> Iterator[Image.Image]:
-    """A context with the open picture of a file or its data. `name` is its name in messages.
-
-    Raises `DataError` for a file that is missing, broken or too large to open safely, also if this shows only when the
-    pixels are read in the context.
-    """
+    """A context with an open picture, called `name` in messages. Raises `DataError` for what cannot be read safely."""
     try:
         if isinstance(file, Path) and is_special(file):
             raise DataError(f"'{name}' is a pipe or a device, and images are read from files only; save it to a file")
@@ -92,10 +88,7 @@ def open_picture(file: Path | bytes, name: str) -> Iterator[Image.Image]:
 
 
 def read_frames(path: Path) -> Iterator[Pixels | None]:
-    """All frames of a file, upright, or all images of a `.npy` file; None for frames that are not used.
-
-    These have another size than the first frame, or are previews. Raises `DataError` as `open_picture` does.
-    """
+    """All frames, upright, or images of a `.npy` file; None for previews and other sizes. Raises as `open_picture`."""
     if path.suffix.lower() == ".npy":
         yield from arrange_picture(open_array(path), path)
         return
@@ -182,10 +175,7 @@ def load_picture(
 def _choose_pixels(
     part: Part, pixels: Pixels, size: tuple[int, int], look: Look, fit: Fit | None
 ) -> tuple[NDArray[np.bool_], NDArray[np.uint8] | None]:
-    """The pixels bool [H, W] of a picture's image that are kept, and the mask that decides: the part's, or opacity.
-
-    Raises `DataError` if nothing is left to draw, and what `_fit_mask` raises.
-    """
+    """The kept pixels bool [H, W] of a picture's image, and the mask that decides: the part's, or its opacity."""
     if part.yields and pixels.shape[2] == 4 and not look.keeps_opacity:
         opaque = _fit_mask(pixels[..., 3], size, look, fit)
         if not opaque.all():  # a few transparent pixels of a large picture are lost in its image
@@ -197,10 +187,7 @@ def _choose_pixels(
 
 
 def _fit_mask(mask: NDArray[np.uint8], size: tuple[int, int], look: Look, fit: Fit | None) -> NDArray[np.bool_]:
-    """The pixels bool [H, W] that a mask uint8 [h, w] keeps, brought to the images' size as its picture is.
-
-    `size` is the width and height of the picture. Raises `DataError` if the mask has another size.
-    """
+    """The pixels bool [H, W] that a mask uint8 [h, w] keeps, of a picture whose width and height are `size`."""
     shape = ImageShape(height=look.shape.height, width=look.shape.width)
     sizes = {size[::-1], (shape.height, shape.width)}
     if mask.shape not in sizes:

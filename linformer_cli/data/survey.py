@@ -92,11 +92,7 @@ class Survey:
             self._spans.append((float(values.min()), float(low), float(high), float(values.max())))
 
     def choose(self, wanted: DataConfig, sample: Iterable[Pixels]) -> tuple[Look, list[str]]:
-        """The look of the set, with the settings in `wanted`, and lines that explain it.
-
-        `sample` has up to `SAMPLE_PICTURES` of the pictures, for a palette. Raises `UsageError` if images of the wanted
-        size are too large for a model.
-        """
+        """The look of the set and lines about it; `sample` is for a palette. Raises `UsageError` for large images."""
         span, notes = self._choose_range(wanted)
         art = 2 * self._art > len(self._seen) and not self._spans
         (height, width), enlarged = self._choose_size(wanted, art)
@@ -149,7 +145,6 @@ class Survey:
         return span, [f"numbers from {span[0]:g} (black) to {span[1]:g} (white){note}; --range LO,HI changes this"]
 
     def _choose_size(self, wanted: DataConfig, art: bool) -> tuple[tuple[int, int], list[str]]:
-        """Height and width of the images, and a line about pixel art that was enlarged."""
         if wanted.image_size is not None:
             return wanted.image_size, []
         sizes: Counter[tuple[int, int]] = Counter()
@@ -175,7 +170,6 @@ class Survey:
     def _choose_palette(
         self, most: int | None, span: tuple[float, float] | None, sample: Iterable[Pixels]
     ) -> tuple[list[str], str]:
-        """The colours of a palette, and a line that describes them."""
         if self._colours is not None and not self._spans and len(self._colours) <= (most or _MOST_COLOURS):
             chosen, error = unpack_colours(self._colours), 0.0
         else:
@@ -231,7 +225,6 @@ def describe_sizes(sizes: Mapping[tuple[int, int], int], look: Look) -> list[str
 
 
 def sample_evenly(items: Any) -> Any:
-    """At most `_SAMPLE_PICTURES` of the items."""
     return items[:: -(-len(items) // _SAMPLE_PICTURES) or 1]
 
 

@@ -112,10 +112,7 @@ def _as_arrays(name: str, data: Any, root: Path) -> tuple[NDArray[np.uint8], NDA
 
 
 def _download(name: str, build: Any, train: bool, root: Path, origin: str) -> Any:
-    """Download the set into a temporary folder, then move its files into `root`. An aborted download leaves no files.
-
-    Archives that are already in `root` are unpacked instead of downloaded.
-    """
+    """Download the set to a temporary folder, then move it to `root`. Archives in `root` are only unpacked."""
     try:
         with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as staging_name, _quiet(), _network_timeout():
             staging = Path(staging_name)

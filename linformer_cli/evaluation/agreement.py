@@ -5,6 +5,7 @@ Errors are relative to max(1, largest output). The tolerances of `lintx check` a
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from linformer_cli.attention.base import measure_state_bytes
 from linformer_cli.errors import DisagreementError
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.report.tables import Shown
 
 # In float64, only rounding may make the two forms differ.
 FLOAT64_TOLERANCE = 1e-9
@@ -27,10 +29,10 @@ CHECKED_POSITIONS = 96
 class AgreementRow:
     """One comparison: the largest error found (None if a value was NaN or infinite) and the largest error allowed."""
 
-    name: str
-    error: float | None
-    tolerance: float
-    passed: bool
+    name: Annotated[str, Shown("comparison")]
+    error: Annotated[float | None, Shown("largest error", ".2e")]
+    tolerance: Annotated[float, Shown("allowed", ".0e")]
+    passed: Annotated[bool, Shown("passed")]
 
     def __str__(self) -> str:
         found = "NaN or infinity" if self.error is None else f"{self.error:.2g}"
@@ -44,8 +46,6 @@ def build_row(name: str, error: float, tolerance: float) -> AgreementRow:
 
 @dataclass(frozen=True)
 class Agreement:
-    """All comparisons of one model over `positions` positions of `images` images."""
-
     rows: tuple[AgreementRow, ...]
     positions: int
     images: int

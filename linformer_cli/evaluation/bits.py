@@ -50,7 +50,6 @@ class PositionBits:
 
     @property
     def bits(self) -> str:
-        """Return bits/dim with the standard error as text."""
         return format_bits(self.bits_per_dim, self.standard_error)
 
 
@@ -64,7 +63,6 @@ class ImageNats:
 
     @property
     def first(self) -> Tensor:
-        """The nats of the first value of every image, float64 [N]."""
         return self.by_range[:, 0]
 
     @property
@@ -73,25 +71,18 @@ class ImageNats:
         return _to_bits(self.whole, self.positions)
 
     def describe(self) -> Bits:
-        """Return bits/dim: the nats divided by ln 2 and by the number of values."""
         bits, error = _mean_and_error(self.whole, self.positions)
         rest, rest_error = _mean_and_error(self.whole - self.first, self.positions - 1)
         return Bits(bits, error, rest, rest_error, len(self.whole), self.positions)
 
     def describe_positions(self) -> list[PositionBits]:
-        """Return bits/dim for each range of positions."""
         return [
             PositionBits(part.start, part.stop - 1, *_mean_and_error(nats, len(part)))
             for part, nats in zip(_double_ranges(self.positions), self.by_range.unbind(dim=1), strict=True)
         ]
 
     def measure_difference(self, other: "ImageNats") -> tuple[float, float | None]:
-        """Return bits/dim minus the bits/dim of `other` on the same images, and its standard error. Negative is better.
-
-        The difference is computed for each image and then averaged. Bits/dim usually differ far more between images
-        than between two models on one image. The standard error of the difference is then much smaller than those of
-        the two figures.
-        """
+        """Bits/dim minus those of `other` on the same images, with the standard error of the mean difference."""
         return _mean_and_error(self.whole - other.whole, self.positions)
 
 
@@ -106,11 +97,10 @@ def measure_nats(
 ) -> ImageNats:
     """Measure the nats of each image of `images`, uint8 [N, H, W, C], summed over the values of the image.
 
-    Windows of bytes may be longer or shorter than those of the model; for longer ones, `nats` is `block_nats`.
-
-    `before_batch` is called before every batch and may raise to stop. `nats` computes the nats [B, T] of values int64
-    [B, T] and labels int64 [B] or None; the default is the model's parallel form. A model with classes needs `labels`
-    int64 [N], and the nats are conditional on the class. When memory runs out, the batch is halved.
+    Windows of bytes may have any length; for those longer than the model's, `nats` is `block_nats`. `before_batch` is
+    called before every batch and may raise to stop. `nats` computes the nats [B, T] of values int64 [B, T] and labels
+    int64 [B] or None, by default in parallel. A model with classes needs `labels` int64 [N], and the nats are
+    conditional on them. When memory runs out, the batch is halved.
     """
 
     def measure(part: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,6 @@ class Score:
 
     @property
     def rank(self) -> float:
-        """The higher, the odder."""
         return self.bits_per_dim if self.difference is None else self.difference
 
 

@@ -47,7 +47,6 @@ class ShortConvolution(nn.Module):
         return y, inputs[:, x.shape[1] :].clone()
 
     def init_recent(self, batch: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The state before the first position."""
         return torch.zeros(batch, self.width - 1, self.columns, device=device, dtype=dtype)
 
     def emit(self, builder: Builder, source: int, name: str, others: int) -> int:
@@ -134,15 +133,11 @@ class AttentionLayer(nn.Module):
 
     @torch.no_grad()
     def start_extra_bias(self) -> None:
-        """Set the bias of the extra scalars to the mechanism's `extra_bias`."""
         if self.inner.extra_per_head:
             self.input.bias[self.input_rows["extra"]] = self.inner.extra_bias
 
     def project(self, x: Tensor, recent: Tensor | None = None) -> tuple[HeadInputs, Tensor | None]:
-        """The inputs of the mechanism for x [..., width], and the convolution's state, which was `recent` before x.
-
-        x has an axis T, unless it is a single position.
-        """
+        """The mechanism's inputs for x [..., width], of many positions or one, and the convolution's state after x."""
         projected = self.input(x)
         widths = [self.heads * width for width in self.widths]
         parts = list(_Split.apply(projected, widths))
@@ -183,11 +178,7 @@ class AttentionLayer(nn.Module):
         return self.finish(y.transpose(1, 2), inputs.gate), inner if recent is None else LayerState(recent, inner)
 
     def attend_all(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Outputs [B, T, width] for x [B, T, width], where a position sees its whole sequence.
-
-        `lengths` and the padding are those of `Attention.attend_all`. The short convolution stays causal: q, k and v of
-        a position depend on earlier positions only.
-        """
+        """Outputs [B, T, width] for x [B, T, width]; see `Attention.attend_all`. The short convolution stays causal."""
         inputs, _ = self.project(fill_padding(x, lengths))
         q, k, v, extra = (None if part is None else part.transpose(1, 2) for part in inputs[:4])
         assert q is not None and k is not None and v is not None
@@ -211,7 +202,6 @@ class AttentionLayer(nn.Module):
 
     @property
     def end(self) -> nn.Linear:
-        """The last matrix of the branch."""
         return self.output
 
     def emit(self, builder: Builder, source: int, name: str) -> int:
@@ -266,7 +256,6 @@ class QueryLayer(nn.Module):
 
     @property
     def end(self) -> nn.Linear:
-        """The last matrix of the branch: if its weights and bias are 0, the output is 0."""
         return self.inner.end
 
     def emit(self, builder: Builder, source: int, name: str) -> int:
@@ -285,7 +274,6 @@ class QueryLayer(nn.Module):
 
 
 def build_convolution(config: NetworkConfig, inner: Attention) -> ShortConvolution | None:
-    """The short convolution of a layer around `inner`, or None if `config` has none."""
     if not config.short_convolution:
         return None
     shape = inner.shape

@@ -19,11 +19,7 @@ from .linear_layers import Linear
 
 
 class FeedForward(nn.Module):
-    """A linear layer and an activation, then a second linear layer or, for `boom`, a sum of chunks.
-
-    The chunks are as wide as the model, so `boom` has half the weights of `dense`. It is the layer of that name in
-    Merity 2019, arXiv 1911.11423.
-    """
+    """Linear, activation, then linear or, for `boom` (Merity 2019, arXiv 1911.11423), a sum of chunks of the width."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -39,7 +35,6 @@ class FeedForward(nn.Module):
 
     @property
     def end(self) -> nn.Linear:
-        """The last matrix of the branch: if its weights and bias are 0, the output is 0."""
         return self.input if self.output is None else self.output
 
     def emit(self, builder: Builder, source: int) -> int:
@@ -52,9 +47,8 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module, ABC):
-    """One layer of a model. Its residual branches mix positions and transform vectors.
+    """One layer of a model. Its residual branches mix positions and transform vectors of the model's width.
 
-    A block has the same methods as an attention mechanism, but its inputs and outputs are vectors of the model's width.
     LayerNorm is applied before each branch (`pre`) or after the sum (`post`).
     """
 
@@ -84,10 +78,7 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def branch_ends(self) -> Sequence[nn.Linear]:
-        """The last matrix of every residual branch; `initialise_weights` divides its weights by sqrt(branches).
-
-        If the weights and the bias of a branch's last matrix are 0, the output of the branch is 0.
-        """
+        """The last matrix of every residual branch: if its weights and bias are 0, the branch outputs 0."""
 
     def start_biases(self) -> None:
         """Set the biases whose initial value is not 0."""
@@ -110,8 +101,7 @@ class Block(nn.Module, ABC):
     ) -> tuple[Vectors, Any]:
         """The sum of x and the output of `branch`, normalised as configured, and the state that `branch` returns.
 
-        `branch` reads the rounded copy of x, if there is one. `reads_copy` must be False unless matrix products alone
-        read the input of `branch`.
+        `reads_copy`: only matrix products read its input, which may then be the rounded copy of x.
         """
         copy = x.copy if isinstance(x, Rounded) and reads_copy else exact(x)
         x = exact(x)
@@ -142,15 +132,11 @@ class InnerBlock(Block):
 
     @property
     def stateful(self) -> Attention | AttentionLayer | QueryLayer:
-        """The part that has the state."""
         return self.inner
 
     @abstractmethod
     def attend_all(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Outputs [B, T, width] for x [B, T, width], where a position sees its whole sequence.
-
-        `lengths` and the padding are those of `Attention.attend_all`. The mechanism must have a bidirectional form.
-        """
+        """Outputs [B, T, width] for x [B, T, width]; see `Attention.attend_all`."""
 
     @property
     def unbounded(self) -> bool:
@@ -205,7 +191,6 @@ class TransformerBlock(InnerBlock):
             self.attention.start_extra_bias()
 
     def add_branches(self, x: Vectors, attention: Callable[[Tensor], tuple[Tensor, Any]]) -> tuple[Vectors, Any]:
-        """x after both branches, and the state that `attention` returns; `attend` and `step` share this."""
         x, state = self.add_branch(x, self.attention_norm, attention, isinstance(self.attention, AttentionLayer))
         x, _ = self.add_branch(x, self.feed_forward_norm, lambda x: (self.feed_forward(x), None))
         return x, state

@@ -72,10 +72,7 @@ class ChannelNetwork(nn.Module):
         return add_dropped(x, self.feed_forward(self.norm(x)), self.dropout), predictions, pixels[:, -1]
 
     def emit(self, builder: Builder, recent: int, pixel: int) -> int:
-        """Emit a step without predictions; returns the buffer of the slots, which `emit_predictions` needs.
-
-        `recent` is the ring of recent values, and `pixel` the state with the pixel's vector.
-        """
+        """Emit a step without predictions, from the ring `recent` and the state `pixel`; returns the slots' buffer."""
         count = self.count - 1
         slots = ring_slots(self.sources, builder.buffers[recent].width).to(torch.int32)
         every, own = builder.shared(slots), builder.shared(slots[:, :count])

@@ -31,15 +31,11 @@ Vectors = Tensor | Rounded
 
 
 def exact(x: Vectors) -> Tensor:
-    """x without its rounded copy, if it has one."""
     return x.exact if isinstance(x, Rounded) else x
 
 
 def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
-    """x plus `branch` (same shape) after dropout, which zeroes elements with `probability` and scales up the rest.
-
-    The mask depends on the state of torch's generator. The compiled form and torch draw different masks.
-    """
+    """x plus `branch` (same shape) after dropout with `probability`. The compiled form draws other masks than torch."""
     if probability == 0:
         return x + branch
     if _is_compiled(x, branch):
@@ -48,10 +44,7 @@ def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
 
 
 def add_and_normalise(x: Tensor, branch: Tensor, probability: float, norm: nn.LayerNorm) -> Vectors:
-    """The LayerNorm `norm` of `add_dropped(x, branch, probability)`, over the last dimension, with the same mask.
-
-    If `branch` is bfloat16, the compiled form also rounds the result to bfloat16 and returns both.
-    """
+    """The LayerNorm `norm` of `add_dropped(...)`, with a copy in bfloat16 if compiled for a bfloat16 `branch`."""
     if not (_is_compiled(x, branch) and norm.weight.dtype == torch.float32):
         return norm(add_dropped(x, branch, probability))
     seed = _draw_seed() if probability else 0

@@ -43,27 +43,21 @@ class EmbeddingState(NamedTuple):
 
     @property
     def tokens(self) -> int | Tensor:
-        """The number of tokens seen."""
         return int(self.position) if self.place is None else self.place
 
 
 def count_from(first: int | Tensor, count: int, device: torch.device) -> Tensor:
-    """The numbers int64 [count] from `first` on."""
     return torch.arange(count, device=device) + first
 
 
 def take_rows(table: Tensor, first: int | Tensor, count: int) -> Tensor:
-    """`count` rows of `table` from number `first` on."""
     if isinstance(first, int):
         return table[first : first + count]
     return table.index_select(0, count_from(first, count, table.device))
 
 
 def first_value(position: Any, reach: int) -> Any:
-    """The number of the value in column 0 of `recent` after `position` tokens; column c holds value first_value + c.
-
-    The newest of `position` tokens is value number `position - 2`, because token 0 is the start token.
-    """
+    """The number of the value in column 0 of `recent` after `position` tokens, the first of which is no value."""
     return position - reach - 1
 
 
@@ -125,10 +119,7 @@ def find_same_channel(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> 
 
 
 def read_values(tokens: Tensor, state: EmbeddingState, sources: Tensor, missing: int) -> Tensor:
-    """The values int64 [B, n, slots] numbered `sources` [n, slots], where -1 becomes `missing`.
-
-    They are among the values of `tokens` int64 [B, T] and the recent values of the state before these tokens.
-    """
+    """Values int64 [B, n, slots] number `sources` [n, slots], of `tokens` or before them; -1 becomes `missing`."""
     known = torch.cat([state.recent, tokens.to(torch.int16)], dim=1)
     columns = (sources - first_value(state.tokens, state.recent.shape[1])).clamp(min=0)
     values = known[:, columns.flatten()].unflatten(1, sources.shape).long()
@@ -136,10 +127,7 @@ def read_values(tokens: Tensor, state: EmbeddingState, sources: Tensor, missing:
 
 
 def sum_tables(values: Tensor, tables: Tensor, levels: int) -> Tensor:
-    """The sum [B, n, W] of the vectors of values int64 [B, n, slots], each from the table of its slot.
-
-    `tables` [slots (levels + 1), W] has all tables, one after the other.
-    """
+    """The sum [B, n, W] of a vector for each of values int64 [B, n, slots], from `tables` [slots (levels + 1), W]."""
     rows = values + torch.arange(values.shape[-1], device=values.device) * (levels + 1)
     return functional.embedding_bag(rows.flatten(0, 1), tables, mode="sum").unflatten(0, rows.shape[:2])
 

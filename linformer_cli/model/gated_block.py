@@ -48,8 +48,6 @@ class GatedBlock(InnerBlock):
         return exact(y_t), state
 
     def _mix(self, x: Vectors, run: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]) -> tuple[Vectors, Any]:
-        """Add the branch whose positions are mixed by `run`, which takes q, k and v of a single head."""
-
         def branch(x: Tensor) -> tuple[Tensor, Any]:
             gate, v, z = self._project(x)
             y, new = run(z.unsqueeze(1), z.unsqueeze(1), v.unsqueeze(1))

@@ -112,9 +112,8 @@ class MixtureHead(Head):
     def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         """Values int64 [B] drawn from the mixture, without a table of all values.
 
-        A component is drawn, then a number from the component's logistic by inversion. The number is rounded to a
-        value. One uniform number is enough for both draws, because its position within the chosen component's share is
-        also uniform.
+        A component is drawn, then a number from its logistic, which is rounded. One uniform number is enough for both
+        draws, because its position within the chosen component's share is also uniform.
         """
         logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         component, place = invert_cumulative(logits.softmax(dim=-1), uniforms)

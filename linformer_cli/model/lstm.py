@@ -51,7 +51,6 @@ class LstmBlock(Block):
 
     @staticmethod
     def count_state_traffic(positions: int) -> float:
-        """A step reads and writes the whole state."""
         return 2.0
 
     def __init__(self, config: NetworkConfig, options: LstmOptions) -> None:

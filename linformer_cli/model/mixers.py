@@ -25,7 +25,6 @@ BASELINES: dict[str, Baseline] = {LstmBlock.name: LstmBlock, NoneBlock.name: Non
 
 
 def list_mixers() -> list[str]:
-    """The names of all mechanisms, and then of the baselines."""
     return [*list_attentions(), *BASELINES]
 
 
@@ -108,7 +107,6 @@ def default_state_bytes(name: str, network: NetworkConfig, shape: AttentionShape
 
 
 def describe_mixing(name: str) -> str:
-    """The token mixer of a model whose `attention` is `name`, in words for messages."""
     return f"{name} ({BASELINES[name].family})" if name in BASELINES else f"{name} attention"
 
 
@@ -128,12 +126,10 @@ class Variant:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The fields of a row about the mechanism."""
         return {"name": self.label, "attention": self.attention, "attention_options": self.options}
 
 
 def list_variants(baselines: bool = False) -> list[Variant]:
-    """List every mechanism of the catalogue with its defaults. With `baselines`, `lstm` and `none` are included."""
     return [parse_variant(name, baselines) for name in (list_mixers() if baselines else list_attentions())]
 
 

@@ -47,7 +47,6 @@ class Differences(NamedTuple):
     up: int
 
     def arguments(self, values: int) -> dict[str, int]:
-        """The integers of the native operations that read `values` values."""
         places = {"own": self.own, "left": self.left, "up": self.up}
         return {"values": values, "levels": self.levels, "channels": self.channels, **places}
 

@@ -50,7 +50,6 @@ class PixelModel(nn.Module):
 
     @property
     def typed_blocks(self) -> list[Block]:
-        """The blocks in order."""
         # A ModuleList has no type for its elements.
         return cast(list[Block], list(self.blocks))
 
@@ -150,10 +149,7 @@ class PixelModel(nn.Module):
         return parameters.squeeze(1), PixelState(embedding, tuple(layers), pixel)
 
     def _read_head(self, x: Tensor, tokens: Tensor, before: EmbeddingState, pixel: Tensor) -> tuple[Tensor, Tensor]:
-        """Head parameters [B, T, P] at tokens int64 [B, T] that follow `before`, and the last pixel's vector.
-
-        `x` are the vectors of the blocks, and `pixel` is the vector of the pixel before them.
-        """
+        """Head parameters [B, T, P] at tokens int64 [B, T] after `before` and `pixel`, and the last pixel's vector."""
         if self.channels is None:
             return self.head(self.norm(x)), pixel
         x, predictions, pixel = self.channels(x, tokens, before, pixel)
@@ -187,11 +183,7 @@ def expected_weights(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
 
 
 def build_skeleton(config: ModelConfig) -> PixelModel:
-    """A model to fill with `load_state_dict(..., assign=True)`. Most of its parameters have no memory.
-
-    Buffers computed from the configuration are real tensors. Raises `UsageError` for a configuration that fits no
-    model.
-    """
+    """A model to fill with `load_state_dict(..., assign=True)`: most parameters have no memory, but buffers do."""
     with _WithoutWeights():
         return PixelModel(config)
 

@@ -103,7 +103,6 @@ class Target:
 
     @property
     def instruction_sets(self) -> tuple[InstructionSet, ...]:
-        """The instruction sets of this architecture. An unknown architecture has one, with its own name."""
         unknown = InstructionSet(self.architecture, "what every processor of this architecture has")
         return INSTRUCTION_SETS.get(self.architecture, (unknown,))
 
@@ -125,7 +124,6 @@ def this_machine() -> Target:
 
 
 def library_file(target: Target, instruction_set: InstructionSet, folder: Path | None = None) -> Path:
-    """The file of a library in `folder`, or else in the package."""
     return (folder or LIBRARIES) / f"{instruction_set.name}{target.suffix}"
 
 
@@ -204,8 +202,6 @@ def find_compiler(target: Target) -> Compiler | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The libraries of a target, and one line for each reason why one is missing."""
-
     libraries: tuple[Path, ...]
     problems: tuple[str, ...]
 
@@ -252,7 +248,6 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _compile(compiler: Compiler, target: Target, instruction_set: InstructionSet, source: str, folder: Path) -> str:
-    """Compile a C++ file and return the path of the result."""
     compiled = folder / f"{instruction_set.name}-{Path(source).stem}.o"
     compiler.run(*_list_arguments(compiler, target, instruction_set, source), "-o", str(compiled))
     return str(compiled)
@@ -261,7 +256,6 @@ def _compile(compiler: Compiler, target: Target, instruction_set: InstructionSet
 def _list_arguments(
     compiler: Compiler, target: Target, instruction_set: InstructionSet, source: str
 ) -> tuple[str, ...]:
-    """The arguments that compile a C++ file, without the name of the result."""
     flags = (*OPTIONS, compiler.sources[source], *compiler.options(target, instruction_set))
     digest = f'-DLINTX_DIGEST="{compute_digest(instruction_set)}"'
     return *flags, digest, "-I", str(PACKAGE / "native"), "-c", str(PACKAGE / source)

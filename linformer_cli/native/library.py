@@ -29,8 +29,6 @@ class NoLibrary(LintxError):
 
 @dataclass(frozen=True)
 class Library:
-    """A loaded library, its instruction set, and why this set was chosen."""
-
     functions: ctypes.CDLL
     instruction_set: InstructionSet
     reason: str

@@ -37,8 +37,6 @@ class NoProgram(LintxError):
 
 
 class Kind(enum.IntEnum):
-    """The kind of a buffer; see the top of this module."""
-
     SHARED = 0
     STATE = 1
     SCRATCH = 2
@@ -170,7 +168,6 @@ class MixInputs:
         self.builder.emit(f"mix.{name}", inputs=self.projected, outputs=self.output, **dict(sizes), **arguments)
 
     def state(self, width: int, initial: float = 0.0, dtype: torch.dtype = torch.float32) -> int:
-        """Add a state of `width` numbers for each head of each image."""
         return self.builder.state(self.sizes[0] * width, initial, dtype)
 
 
@@ -265,7 +262,6 @@ class Builder:
             self.norm(norm, pre=False)
 
     def keep(self) -> int:
-        """Copy x plus the pending branch to a new state, and return this state."""
         if self.pending >= 0:
             self.add(self.pending)
             self.pending = NO_BUFFER
@@ -274,5 +270,4 @@ class Builder:
         return kept
 
     def add(self, source: int) -> None:
-        """Add the first `width` columns of a buffer to x."""
         self.emit("add", x=self.x, branch=source, width=self.width)

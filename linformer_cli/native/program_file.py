@@ -45,7 +45,6 @@ class Images:
 
 
 def encode_program(program: Program, images: Images) -> bytes:
-    """Return the bytes of a program file. Weights are packed as the engine needs them."""
     data = lay_out_program(program, images)
     data[_CHECKSUM:_CHECKED] = np.frombuffer(_integers(zlib.crc32(data[_CHECKED:].data)), np.uint8)
     return data.tobytes()
@@ -140,7 +139,6 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def count_words(weight: Tensor, dtype: torch.dtype) -> int:
-    """The number of words that `pack` returns."""
     rows, columns = weight.shape
     numbers = 4 // dtype.itemsize
     return (rows + -rows % TILE_ROWS) * (-(-columns // numbers) + (2 if dtype == torch.int8 else 0))
@@ -153,10 +151,7 @@ def _arrange(rows: Tensor) -> Tensor:
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return integers int8 [rows, columns] from -127 to 127, and the factor float32 [rows] of each row.
-
-    The factor is NaN for a row that contains NaN or infinity.
-    """
+    """Integers int8 [rows, columns] from -127 to 127, and the factor float32 [rows] of each row (NaN unless finite)."""
     weight = weight.float()
     scales = weight.abs().amax(dim=1) / 127
     scales = scales.where(scales.isfinite(), torch.nan)

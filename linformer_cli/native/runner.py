@@ -78,7 +78,6 @@ class Runner:
 
     @classmethod
     def of(cls, program: Program, images: Images, batch: int) -> "Runner":
-        """A runner for `batch` images of `program`."""
         return cls(lay_out_program(program, images), batch)
 
     def call(self, name: str, *arguments: object) -> int:

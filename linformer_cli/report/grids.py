@@ -246,7 +246,6 @@ def _enlarge(image: NDArray[np.uint8], scale: int) -> Image.Image:
 
 
 def _repeat_pixels(image: NDArray[Value], scale: int) -> NDArray[Value]:
-    """Return [H, W, C] enlarged to [H * scale, W * scale, C]."""
     return image.repeat(scale, axis=0).repeat(scale, axis=1)
 
 

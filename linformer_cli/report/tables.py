@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import enum
+import functools
 import io
 import json
 import math
@@ -49,8 +50,8 @@ class Column:
 
     key: str
     title: str = ""
-    unit: str = ""
     format: str | Callable[[Any], str] = ""
+    unit: str = ""
     names: bool = False
 
     @property
@@ -58,37 +59,30 @@ class Column:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
 
-@dataclasses.dataclass(frozen=True)
-class Shown:
-    """How tables show a field or property of a record: a mark in its type, as in `Annotated[int, Shown("bytes", ",")]`.
-
-    The arguments are those of `Column`.
-    """
-
-    title: str
-    format: str | Callable[[Any], str] = ""
-    unit: str = ""
-    names: bool = False
+# How tables show a field or property of a record: a mark in its type, as in `Annotated[int, Shown("bytes", ",")]`.
+Shown = functools.partial(Column, "")
 
 
-def list_columns(record: type, keys: str | None = None, other: Mapping[str, Shown] | None = None) -> tuple[Column, ...]:
+def list_columns(
+    record: type, keys: str | None = None, other: Mapping[str, Column] | None = None
+) -> tuple[Column, ...]:
     """Return the columns of the fields and properties `keys`, separated by spaces: by default, all marked fields.
 
     `other` has marks that replace those of the type. A key without a mark is only for CSV.
     """
     chosen = [key for key in get_type_hints(record) if _find_mark(record, key)] if keys is None else keys.split()
-    marks = {key: (other or {}).get(key) or _find_mark(record, key) or Shown("") for key in chosen}
-    return tuple(Column(key, mark.title, mark.unit, mark.format, mark.names) for key, mark in marks.items())
+    marks = {key: (other or {}).get(key) or _find_mark(record, key) or Shown() for key in chosen}
+    return tuple(dataclasses.replace(mark, key=key) for key, mark in marks.items())
 
 
-def _find_mark(record: Any, key: str) -> Shown | None:
+def _find_mark(record: Any, key: str) -> Column | None:
     name, _, rest = key.partition(".")
     found = getattr(record, name, None)
     holder, name = (found.fget, "return") if isinstance(found, property) else (record, name)
     hint = get_type_hints(holder, include_extras=True)[name]
     if rest:
         return _find_mark(next(part for part in get_args(hint) if dataclasses.is_dataclass(part)), rest)
-    return next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Shown)), None)
+    return next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Column)), None)
 
 
 class RecordTable(NamedTuple):
@@ -118,7 +112,6 @@ class FittedTable:
             yield self._render(part, options.max_width, complete=number == 0)
 
     def _split(self, room: int) -> list[list[int]]:
-        """Return the indices of the columns in each part."""
         places = range(len(self.columns))
         widths = [self._narrowest(place) + _GAP for place in places]
         naming = [place for place in places if self._is_name(place)]
@@ -132,7 +125,6 @@ class FittedTable:
         return [sorted(part) for part in parts]
 
     def _is_name(self, place: int) -> bool:
-        """Whether the column identifies a record. If no column is marked, the first one is used."""
         return self.columns[place].names or (place == 0 and not any(column.names for column in self.columns))
 
     def _narrowest(self, place: int) -> int:

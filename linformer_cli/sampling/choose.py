@@ -17,13 +17,11 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class Filters:
-    """Changes to a distribution before drawing, in this order: guidance, temperature, top-k, top-p.
+    """Changes to a distribution before drawing, in this order: guidance (see `guide`), temperature, top-k, top-p.
 
-    `guidance` makes images follow their class more closely, as `guide` explains. Log probabilities are divided by
-    `temperature`. Then only the `top_k` likeliest values are kept. Of these, only the smallest set of likeliest values
-    whose total probability reaches `top_p` is kept. The result is renormalised. Filters act on the probabilities of
-    values, so they mean the same for every head. A mixture of logistics is first turned into a table of probabilities.
-    The default changes nothing.
+    Log probabilities are divided by `temperature`. Then only the `top_k` likeliest values are kept, and of these only
+    the smallest set of likeliest values whose total probability reaches `top_p`. The result is renormalised. Filters
+    act on the probabilities of values, so they mean the same for every head. The default changes nothing.
     """
 
     temperature: float = 1.0
@@ -55,7 +53,6 @@ class Filters:
 
 
 def choose_guidance(model: PixelModel, weight: float | None, has_class: bool) -> float:
-    """Return `weight`, or if it is None, the default for images of `model` with a class or without."""
     if weight is not None:
         return weight
     return CLASS_GUIDANCE if has_class and model.config.optional_class else 1.0
@@ -72,11 +69,7 @@ def check_guidance(model: PixelModel, weight: float, has_class: bool) -> None:
 
 
 class UniformStreams:
-    """One stream of random numbers per image, determined by (seed, image index).
-
-    An image therefore does not depend on the other images of its batch. Numbers are drawn in blocks, so memory stays
-    constant.
-    """
+    """One stream of random numbers per image, determined by (seed, image index) and drawn in blocks."""
 
     def __init__(self, seed: int, indices: Sequence[int]) -> None:
         self.seed, self.indices = seed, indices
@@ -98,7 +91,6 @@ class UniformStreams:
         return numbers
 
     def skip(self, count: int) -> None:
-        """Leave out the numbers of the next `count` calls of `take`."""
         self.taken += count
 
 

@@ -87,10 +87,7 @@ class Sampler:
         return SampledBatch(indices, values, time.perf_counter() - began, engine.state_bytes, passes)
 
     def start_tokens(self, count: int, labels: Tensor | None) -> Tensor:
-        """Return the start tokens of `count` images with these classes, int64 [rows]: a row of the engine per image.
-
-        With guidance, another `count` rows follow, for the same images without a class.
-        """
+        """The start tokens of `count` images with these classes, int64 [rows]; with guidance, also without a class."""
         tokens = self.model.start_tokens(count, labels)
         return tokens if self.filters.guidance == 1 else torch.cat([tokens, self.model.start_tokens(count)])
 
@@ -165,7 +162,6 @@ class WholeImages:
         return seconds
 
     def _draw(self, engine: Engine, steps: int) -> None:
-        """Draw the first `steps` values of the next images."""
         engine.start()
         first = engine.step(self.model.start_tokens(self.batch))
         streams = UniformStreams(0, range(self.drawn, self.drawn + self.batch))

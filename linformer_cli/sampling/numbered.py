@@ -90,7 +90,6 @@ class ImageNumbers:
         return bool(self.chosen) or self.turns > 0
 
     def class_of(self, index: int) -> int | None:
-        """Return the class of image number `index`, or None if it has none."""
         return self[index] if self.have_class else None
 
     def __getitem__(self, index: int, /) -> int:
@@ -120,7 +119,6 @@ class Drawn:
         return self.drawn + self.found
 
     def stack(self, indices: Iterable[int]) -> NDArray[np.uint8]:
-        """Return the images with these numbers, uint8 [N, H, W, C]."""
         return np.stack([self.images[index] for index in indices])
 
 

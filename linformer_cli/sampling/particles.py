@@ -69,10 +69,7 @@ class _Groups:
         self.weights = np.zeros(len(self.rows))
 
     def part(self, drawn: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Let a group become one group for each value of `drawn` [particles] that its particles drew.
-
-        Returns the row of the engine that each group continues, and its value.
-        """
+        """Let a group become one for each value that its particles drew; returns the engine's row and value of each."""
         owners = np.repeat(np.arange(len(self.rows)), self.copies)
         pairs, first, copies = np.unique(np.stack([owners, drawn]), axis=1, return_index=True, return_counts=True)
         order = first.argsort()

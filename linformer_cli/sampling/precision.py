@@ -17,11 +17,7 @@ _BATCH, _STEPS = 8, 4
 
 
 def choose_sampling_precision(model: PixelModel, engine: str) -> Choice:
-    """Return the precision in which `engine` samples the float32 `model`: int8 or fp32.
-
-    Only the native engine supports int8. There, int8 is chosen unless fp32 is clearly faster, because int8 images are
-    the same on every processor.
-    """
+    """int8 or fp32 for `engine`: int8, whose images are the same everywhere, unless fp32 is clearly faster."""
     if engine != NATIVE or (refusal := NativeEngine.refusal(model, torch.int8)) is not None:
         return Choice("fp32", f"only the engine {NATIVE} supports int8" if engine != NATIVE else f"no int8: {refusal}")
     asked = f"{model.config.model_dump_json()} {describe_library()}"
@@ -31,11 +27,7 @@ def choose_sampling_precision(model: PixelModel, engine: str) -> Choice:
 
 
 def choose_formats(wanted: SamplingPrecision, model: PixelModel) -> tuple[Choice, dict[str, torch.dtype]]:
-    """Return the precision in which the native engine samples the models of a table, and the `products` of each engine.
-
-    `auto` is decided once, for `model`, so that all rows have the same precision. Engines without `products` use the
-    model's type.
-    """
+    """The precision in which the native engine samples all models of a table, and the `products` of each engine."""
     if wanted == "auto":
         choice = choose_sampling_precision(model, NATIVE)
         return choice, {NATIVE: torch.int8} if choice.value == "int8" else {}

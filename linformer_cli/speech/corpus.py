@@ -117,7 +117,6 @@ def _load_folder(folder: Path) -> Corpus:
 
 
 def _read_transcripts(path: Path) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Return file, speaker and symbols of every line."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as opened:
             rows = list(csv.reader(opened, delimiter="\t", quoting=csv.QUOTE_NONE))

@@ -136,7 +136,6 @@ class CtcTask(Task[Encoder, Batch]):
         return self._batches[(number - self._first) % len(self._batches)]
 
     def measure_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the mean loss in nats per symbol, twice."""
         log_probabilities, positions = self.model(batch.features, batch.lengths)
         loss = ctc_loss(log_probabilities, positions, batch.symbols, batch.counts)
         return loss, loss

@@ -24,10 +24,7 @@ _LONGEST_SIDE = 64
 
 @dataclass(frozen=True)
 class EncoderSettings:
-    """The sizes of an encoder. `stack` frames are joined to one position.
-
-    Heads are `width / heads` wide, and feed-forward layers are four times as wide as the model.
-    """
+    """The sizes of an encoder: `stack` frames are joined to one position; heads are `width / heads` wide."""
 
     layers: Layers
     heads: Size

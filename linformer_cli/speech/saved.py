@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +16,7 @@ from linformer_cli.documents import parse_json
 from linformer_cli.errors import CheckpointError, UsageError
 from linformer_cli.files import write_file
 from linformer_cli.model.pixel_model import expected_weights
+from linformer_cli.report.tables import Shown
 from .ctc_task import decode_greedily
 from .encoder import Encoder, EncoderSettings, build_encoder
 from .waves import HOP_SECONDS, Wave, log_mel, normalise
@@ -42,10 +43,10 @@ class Recogniser:
 class Heard:
     """A symbol, its start and end in seconds, and the mean probability of its positions."""
 
-    symbol: str
-    start_seconds: float
-    end_seconds: float
-    probability: float
+    symbol: Annotated[str, Shown("symbol")]
+    start_seconds: Annotated[float, Shown("start", ".2f", "s")]
+    end_seconds: Annotated[float, Shown("end", ".2f", "s")]
+    probability: Annotated[float, Shown("probability", ".2f")]
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,6 @@ class Transcript:
 
 
 def save_recogniser(path: Path, recogniser: Recogniser) -> None:
-    """Write a recogniser. Raises `LintxError` if the file cannot be written."""
     about = {
         field.name: getattr(recogniser, field.name)
         for field in dataclasses.fields(recogniser)

@@ -62,7 +62,6 @@ def draw_strings(
 
 
 def take_recordings(corpus: Corpus, speakers: Sequence[str]) -> list[Utterance]:
-    """Return every recording of `speakers` as one utterance."""
     return [
         describe(corpus, one.name, one.speaker, one.samples, one.symbols)
         for one in corpus.recordings

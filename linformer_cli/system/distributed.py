@@ -111,7 +111,6 @@ class Team:
         return self._reduce(value, "SUM")
 
     def most(self, value: int) -> int:
-        """The largest `value` of all processes."""
         return int(self._reduce(value, "MAX"))
 
     def from_leader(self, work: Callable[[], Value]) -> Value:

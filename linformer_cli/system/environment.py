@@ -14,7 +14,6 @@ from .device import multiplies_bf16
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, processor, threads and GPUs, as plain values for JSON."""
     import torch
 
     packages = ("numpy", "pillow", "pydantic", "rich", "safetensors", "torch", "torchvision", "triton", "typer")
@@ -36,7 +35,6 @@ def describe_environment() -> dict[str, Any]:
 
 
 def describe_machine(environment: Mapping[str, Any]) -> str:
-    """Describe the processor of `environment` in a few words."""
     return f"{environment['processor']}, {environment['threads']} threads, torch {environment['versions']['torch']}"
 
 

@@ -45,11 +45,7 @@ def give_back_freed_memory() -> None:
 
 
 def allocate_zeros(shape: tuple[int, ...], dtype: "torch.dtype") -> "torch.Tensor":
-    """Return zeros on the CPU, in pages of 2 MiB where the system has them.
-
-    Reading a large cache of keys and values is slower with pages of 4 KiB, because the processor looks up the place of
-    every page.
-    """
+    """Zeros on the CPU, in pages of 2 MiB where there are any: large caches of keys and values are then read faster."""
     import torch
 
     size = math.prod(shape) * dtype.itemsize
@@ -95,12 +91,10 @@ def work_in_batches(
     work: Callable[[Sequence[int]], Result],
     on_halve: Callable[[int], None] | None = None,
 ) -> Iterator[Result]:
-    """Split `indices` into consecutive parts of at most `batch` indices, and yield `work(part)` for each.
+    """Split `indices` into consecutive parts of at most `batch` indices, and yield `work(part)` (never None) for each.
 
-    `work` never returns None.
-
-    When memory runs out, the batch is halved for the rest of the work, `on_halve` is called with the new batch, and the
-    same indices are tried again. Raises `LintxError` if there is not enough memory for a single index.
+    When memory runs out, the batch is halved from then on, `on_halve` gets the new batch, and the same indices are
+    tried again. Raises `LintxError` if there is not enough memory for a single index.
     """
     start = 0
     while start < len(indices):

@@ -22,16 +22,14 @@ class Timing:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """Return the first and the third quartile. If there is only one sample, both are equal to it."""
         first, third = np.quantile(self.samples, (0.25, 0.75)).tolist()
         return first, third
 
     def rate(self, count: float) -> float:
-        """Return the median rate per second of work that handles `count` items."""
+        """The median rate per second of work that handles `count` items."""
         return count / self.median
 
     def rate_quartiles(self, count: float) -> tuple[float, float]:
-        """Return the first and the third quartile of the rate for `count` items."""
         first, third = self.quartiles
         return count / third, count / first
 
@@ -48,9 +46,9 @@ def time_work(work: Callable[[], object], device: str) -> float:
 def compare_turns(speed: float, samples: Sequence[float], other_speed: float, other_samples: Sequence[float]) -> float:
     """Return the speed of one measurement relative to another, as the median ratio over all rounds.
 
-    The samples are interleaved: each round has one sample of each measurement. `speed` and `other_speed` belong to the
-    median samples and have the same unit. A slow moment of the machine usually affects both samples of a round, so it
-    cancels out. It would not cancel out in a ratio of two medians. A round with only one sample is ignored.
+    Each round has one interleaved sample of each. `speed` and `other_speed` belong to the median samples and have the
+    same unit. A slow moment of the machine usually affects both samples of a round, so it cancels out, as it would not
+    in a ratio of two medians.
     """
     work, other_work = speed * statistics.median(samples), other_speed * statistics.median(other_samples)
     turns = zip(samples, other_samples, strict=False)

@@ -102,10 +102,7 @@ class Learner(Generic[AnyTask]):
         return Step(total, norm, rate)
 
     def _differentiate(self, run_passes: Callable[[list[Any]], Tensor]) -> tuple[float, float]:
-        """Compute the clipped gradients of a step. Return the mean nats, and the gradient norm before clipping.
-
-        A device is waited for only once, at the end.
-        """
+        """Compute the clipped gradients of a step, and return the mean nats, and the gradient norm before clipping."""
         task, count = self.task, self.task.settings.accumulation
         seed_own_dropout(self.team, task.settings.seed, self.progress.step)
         batches = [task.load_batch(self.progress.step * count + part, self.rows) for part in range(count)]
@@ -125,7 +122,6 @@ class Learner(Generic[AnyTask]):
         return torch.stack([*parts, norm])
 
     def time_one_step(self) -> float:
-        """Return the seconds of one training step, after a warm-up step. Changes the weights."""
         self.train_step()
         return time_work(self.train_step, self.task.device)
 
@@ -223,7 +219,6 @@ def seed_own_dropout(team: Team, seed: int, step: int) -> None:
 
 
 def random_state(device: str) -> dict[str, Tensor]:
-    """Return the random states of the CPU and of `device`."""
     tensors = {"random.cpu": torch.get_rng_state()}
     if device.startswith("cuda"):
         tensors["random.cuda"] = torch.cuda.get_rng_state(device)

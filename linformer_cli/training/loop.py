@@ -38,7 +38,6 @@ class Trainer(Learner[AnyTask]):
 
     @property
     def has_lost_patience(self) -> bool:
-        """Whether the last validations were no better than an earlier one, so that the run ends early."""
         return 0 < self.task.settings.patience <= self.progress.worse_validations
 
     def run(self, reporter: Reporter, stop: StopRequest) -> Progress:
@@ -102,9 +101,8 @@ class Trainer(Learner[AnyTask]):
     def resume(self, accept_changed_data: bool = False) -> str:
         """Restore the contents of `last/`: weights, optimizer, position in the data, random state, metrics.
 
-        A run that was killed before its first save starts again. Returns a line about its images if there is something
-        to say. Raises `DataError` if they have changed, unless this is accepted, and `CheckpointError` if the save is
-        damaged.
+        A run that was killed before its first save starts again. Raises `DataError` if its images have changed, unless
+        this is accepted, which is then the text that is returned, and `CheckpointError` if the save is damaged.
         """
         folder = self.folder
         assert folder is not None
@@ -117,16 +115,14 @@ class Trainer(Learner[AnyTask]):
             return ""
         checkpoint = read_checkpoint(folder.last)
         images, data = checkpoint.info.data.train_images, self.task.describe(self.progress).data
-        changed, note = "", ""
+        changed = ""
         if data.train_images != images:
             changed = (
                 f"'{folder.path}' was trained on {images:,} images, but '{data.name}' now has {data.train_images:,}"
             )
         elif self.team.leads and (digest := self.task.digest_data()) is not None:
-            if changed := folder.compare_data(digest):
-                changed = f"'{data.name}' has changed since '{folder.path}' began: {changed}"
-            elif not folder.data_file.exists():
-                note = f"'{folder.path}' began before lintx recorded images; later changes of '{data.name}' are noticed"
+            found = folder.compare_data(digest)
+            changed = f"'{data.name}' has changed since '{folder.path}' began: {found}" if found else ""
         if changed and not accept_changed_data:
             raise DataError(f"{changed}; use the same images, start a new run, or resume with --accept-changed-data")
         state = load_training_state(checkpoint)
@@ -144,10 +140,9 @@ class Trainer(Learner[AnyTask]):
             cut_metrics(folder.metrics_file, self.progress.step, validated=self.progress.is_validated)
             if changed:  # the images are recorded again
                 folder.data_file.unlink(missing_ok=True)
-        return f"{changed}, which is accepted" if changed else note
+        return f"{changed}, which is accepted" if changed else ""
 
     def _check_is_due(self) -> bool:
-        """Whether it is time to validate, draw and save, in a run that does so at intervals of time."""
         every, last = self.task.settings.check_every, self.progress.checked_seconds
         return every is not None and self.progress.elapsed_seconds - last >= (every if last else every / 2)
 
@@ -185,7 +180,6 @@ class Trainer(Learner[AnyTask]):
         return TrainingError(f"{what}; {good}; try a lower --learning-rate")
 
     def _leave(self, signal_number: int) -> None:
-        """End a run that is saved. Raises `Interrupted`."""
         self.team.wait()  # if a process ended now, torchrun would also end the process that is saving
         done = f"Stopped at step {self.progress.step}"
         if self.folder is not None:
@@ -235,7 +229,6 @@ class Trainer(Learner[AnyTask]):
                 log.append(row)
 
     def _evaluate(self, reporter: Reporter, stop: StopRequest) -> None:
-        """Measure bits/dim, and save the weights if they are the best so far. Raises `Interrupted` if stopped."""
         bits = self.team.from_leader(lambda: self.task.validate(self.evaluated_model, stop.raise_if_set))
         if bits is None:
             return
@@ -267,7 +260,6 @@ class Trainer(Learner[AnyTask]):
             reporter.on_evaluate(self.progress, bits, is_best)
 
     def _sample(self, reporter: Reporter, stop: StopRequest) -> None:
-        """Write samples. Raises `Interrupted` if `stop` is set."""
         if self.folder is None:
             return
         path = self.folder.samples / f"step-{self.progress.step:07d}"

@@ -19,14 +19,13 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
     Only the matrices of linear layers decay, not biases, norms or embedding tables. Muon trains these matrices, except
     the head's, whose rows belong to values rather than hidden units. The joint projection to queries, keys and values
-    is treated as one matrix. Muon's steps are scaled to the size of AdamW's (Liu 2025, arXiv 2502.16982), so both use
-    one learning rate and one weight decay. Muon's momentum is 0.95; `beta1` and `beta2` are for AdamW. With Muon, the
-    learning rate of a mixture head is `MIXTURE_SHARE` of the others', because a mean is in units of half the range of
-    values: steps that suit logits would be far too large for it.
+    is one matrix. Muon's steps are scaled to the size of AdamW's (Liu 2025, arXiv 2502.16982), so both use one learning
+    rate and one weight decay. Muon's momentum is 0.95; `beta1` and `beta2` are for AdamW. With Muon, a mixture head
+    learns at `MIXTURE_SHARE` of the rate: a mean is in units of half the range of values, so steps that suit logits
+    would be too large.
 
-    torch's Muon orthogonalises in bfloat16. This amplifies rounding differences of gradients, such as those between a
-    run with one process and a run with two. After nine steps at a learning rate of 0.01, the weights of two such runs
-    differed by 4e-3; with AdamW they differed by 2e-6.
+    torch's Muon orthogonalises in bfloat16, which amplifies rounding differences, such as those between one process and
+    two: after nine steps at a learning rate of 0.01, weights differed by 4e-3; with AdamW by 2e-6.
     """
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     head = {
@@ -65,7 +64,6 @@ class JoinedOptimizer(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Make the parts use this optimizer's groups and state."""
         start = 0
         for part in self.parts:
             end = start + len(part.param_groups)
@@ -94,8 +92,8 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> bool:
     """Load the result of `optimizer_tensors`. The settings of the groups do not change.
 
-    Returns whether every parameter has its moments. A parameter that never had a gradient has none. Raises `ValueError`
-    for moments that do not fit the parameters. torch itself would fail at the next step, or read other memory.
+    Returns whether every parameter has its moments; one that never had a gradient has none. Raises `ValueError` for
+    moments that do not fit, with which torch would fail at the next step, or read other memory.
     """
     wanted = dict(enumerate(_list_moments(optimizer)))
     state: dict[int, dict[str, Tensor]] = {}
@@ -139,5 +137,4 @@ def build_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None
 
 
 def strip_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with `prefix`, with the prefix removed."""
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}

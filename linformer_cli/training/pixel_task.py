@@ -46,9 +46,8 @@ class Teachers:
     def predict(self, values: Tensor, labels: Tensor | None) -> Tensor:
         """Probabilities [B, T, levels] of the next value, for values int64 [B, T] and labels int64 [B].
 
-        They are proportional to the geometric mean of the models' probabilities. A model without classes cannot tell
-        how a class changes an image. The others tell: a class changes its log probabilities as it changes theirs, on
-        average over those in which the class is optional.
+        They are proportional to the geometric mean of the models' probabilities. For a model without classes, a class
+        changes its log probabilities as it does those of the others, on average over those with an optional class.
         """
         logs = [_log_probabilities(model, values, labels if model.config.classes else None) for model in self.models]
         mean = torch.stack(logs).mean(dim=0)
@@ -63,10 +62,9 @@ class Teachers:
     def measure_loss(
         self, model: PixelModel, values: Tensor, labels: Tensor | None, share: float
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss and the nats [B, T] of `model`, for values int64 [B, T] and labels int64 [B].
+        """The loss and the nats [B, T] of `model`, for values int64 [B, T] and labels int64 [B].
 
-        The loss is `share` times the cross-entropy with the predictions of the teachers, plus 1 - `share` times the
-        nats.
+        The loss is `share` of the cross-entropy with the teachers, and 1 - `share` of the nats.
         """
         predicted, logs = self.predict(values, labels), _log_probabilities(model, values, labels)
         nats = -logs.gather(-1, values.unsqueeze(-1)).squeeze(-1)
@@ -111,7 +109,6 @@ class PixelTask(Task[PixelModel, tuple[Tensor, Tensor | None]]):
         super().__init__(model, build_optimizer(model, settings), settings, device)
 
     def transfer(self, source: PixelModel) -> Transfer:
-        """Start from every tensor of `source` that fits."""
         self.pretrained = True
         return transfer_weights(self.model, source)
 
@@ -142,7 +139,6 @@ class PixelTask(Task[PixelModel, tuple[Tensor, Tensor | None]]):
             return loss.mean(), nats.mean()
 
     def describe_batch(self, step: int) -> str:
-        """Describe the batch of a step by its number, its epoch and its first images, so a user can find it."""
         size = self.settings.batch * self.settings.accumulation
         epoch, place = divmod(step * size, self.items)
         first = ", ".join(str(index) for index in self.batches.batch(step * size, min(size, 3)))
@@ -173,7 +169,7 @@ class PixelTask(Task[PixelModel, tuple[Tensor, Tensor | None]]):
         return digest_data(self.training, self.validation)
 
     def describe(self, progress: Progress) -> CheckpointInfo:
-        """Describe the network, its images and its training. Only validated weights have bits/dim."""
+        """Only validated weights have bits/dim."""
         measured = progress.is_validated
         return CheckpointInfo(
             model=self.config.model,

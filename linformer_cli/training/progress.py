@@ -87,7 +87,6 @@ class Progress:
 
     @property
     def marks(self) -> tuple[int, int, int, bool]:
-        """Return the numbers that distinguish two saves of the run."""
         return self.step, self.evaluated_at, self.sampled_at, self.is_validated
 
     @property

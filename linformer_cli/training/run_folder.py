@@ -48,8 +48,6 @@ def find_newest_run() -> Path:
 
 
 class RunFolder:
-    """Paths and files of one run."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file = path / "config.toml"
@@ -100,7 +98,6 @@ class RunFolder:
         return parse_config(DataDigest, document, str(self.data_file)).describe_changes(now)
 
     def record_data(self, now: DataDigest) -> None:
-        """Write `data.json`, with which a resumed run compares its images."""
         write_file(self.data_file, (now.model_dump_json(indent=2) + "\n").encode())
 
     def keep(self, step: int, keep_last: int) -> None:
@@ -127,10 +124,7 @@ class RunFolder:
         return True
 
     def keep_before_spike(self, step: int) -> Path:
-        """Keep the last save from before the loss rose at `step`. Later saves do not replace it.
-
-        If `last/` was saved at `step`, its weights already have the high loss, so the previous save is kept instead.
-        """
+        """Keep the save from before the loss rose at `step`: the previous one if `last/` already has the high loss."""
         return self._keep_as("before-spike", step, _KEPT_SPIKES, self.previous)
 
     def _keep_as(self, kind: str, step: int, newest: int, preferred: Path | None = None) -> Path:
@@ -188,7 +182,6 @@ class RunFolder:
 
 
 def _identify(file: Path) -> tuple[int, int] | None:
-    """The device and the inode of a file, or None if it is missing."""
     try:
         status = file.stat()
     except OSError:

@@ -100,7 +100,6 @@ class Settings:
 
 
 def _parse_network(values: Mapping[str, Any]) -> NetworkConfig:
-    """Return the network with every option of its attention."""
     network = parse_config(NetworkConfig, values, "model")
     options = parse_options(network.attention, network.attention_options)
     check_parts(network, options)
@@ -108,10 +107,7 @@ def _parse_network(values: Mapping[str, Any]) -> NetworkConfig:
 
 
 def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
-    """Return the checkpoint to start from: `name`, or else the checkpoint in `file` if `file` is a run's config.toml.
-
-    Raises `CheckpointError` if the checkpoint's weights differ from those that `file` names.
-    """
+    """The checkpoint to start from: `name`, or else that in `file`, a run's config.toml, unless it changed."""
     if name is not None:
         return read_checkpoint(name)
     table = None if file is None else read_tables(file).get(_INIT_FROM)
@@ -121,10 +117,7 @@ def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
 
 
 def find_teachers(names: Sequence[str], file: Path | None) -> list[Checkpoint]:
-    """Return the checkpoints to learn from: `names`, or else those in `file` if `file` is a run's config.toml.
-
-    Raises `CheckpointError` if the weights of one differ from those that `file` names.
-    """
+    """The checkpoints to learn from: `names`, or else those in `file`, a run's config.toml, unless they changed."""
     if names or file is None:
         return [read_checkpoint(name) for name in names]
     tables = read_tables(file).get(_DISTILL_FROM, [])

@@ -48,7 +48,6 @@ class Task(ABC, Generic[Model, Batch]):
         """Return the mean loss, whose gradient trains the model, and the mean nats, which are reported."""
 
     def learning_rate_at(self, step: int, share: float) -> float:
-        """Return the learning rate after `step` steps, when the finished share of the run is `share`."""
         return learning_rate_at(self.settings, step, share)
 
     def describe_batch(self, step: int) -> str:

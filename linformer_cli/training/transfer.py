@@ -26,10 +26,9 @@ _BLOCK = re.compile(r"^blocks\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Transfer:
-    """The names of the copied and the other tensors. `name[part]` is one part of a projection.
+    """The names of the model's `copied` and `new` tensors, and of those of the source that are `left`.
 
-    `copied` lists the tensors of the model that got values from the source. `new` lists the other tensors of the model.
-    `left` lists the tensors of the source that fit nowhere.
+    `name[part]` is one part of a projection.
     """
 
     copied: tuple[str, ...]
@@ -41,13 +40,10 @@ class Transfer:
 def transfer_weights(model: PixelModel, source: PixelModel) -> Transfer:
     """Copy every tensor of `source` whose name and shape fit into `model`, and tables of positions of another length.
 
-    The tables of rows and columns are then interpolated. The numbers of another palette mean other colours, so their
-    tables are not copied.
-
-    If `model` has more blocks, the branches of the additional blocks initially output zero. With LayerNorm before the
-    branches, the model then computes the same as `source` (as in Net2Net, Chen 2016). If only `model` has classes,
-    their vectors start at 0, so they do not change what it computes either. Raises `CheckpointError`, with `model`
-    unchanged, if no tensor fits.
+    The latter are interpolated. Tables of the numbers of another palette, which mean other colours, are not copied. The
+    branches of additional blocks initially output zero, so with LayerNorm before the branches, the model computes the
+    same as `source` (as in Net2Net, Chen 2016), and so do the vectors of classes that only `model` has. Raises
+    `CheckpointError`, with `model` unchanged, if no tensor fits.
     """
     places = spread_blocks(len(source.blocks), len(model.blocks))
     ours, theirs = split_projections(model, source, places)
@@ -88,7 +84,6 @@ def spread_blocks(source: int, target: int) -> list[int]:
 
 
 def _move_name(name: str, places: Sequence[int] | Mapping[int, int]) -> str:
-    """Return the name of a block's tensor in another block."""
     return _BLOCK.sub(lambda block: f"blocks.{places[int(block[1])]}.", name)
 
 
@@ -137,9 +132,8 @@ def _layout(model: PixelModel) -> Layout:
 def _find_origin(name: str, tensor: Tensor, theirs: Mapping[str, Tensor]) -> str | None:
     """Find the tensor in `theirs` with the values for `name`, or None if no tensor has the right shape.
 
-    A shared projection is copied to both queries and keys. In the other direction, the projection of the queries is
-    copied to the shared one. A mechanism with a shared projection normalises the keys, so the lengths of the source's
-    keys would be lost anyway.
+    A shared projection is copied to both queries and keys, and the queries' projection to a shared one, whose mechanism
+    normalises the keys anyway.
     """
     names = [name]
     for part, other in (("[q]", "[qk]"), ("[k]", "[qk]"), ("[qk]", "[q]")):

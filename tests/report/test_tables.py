@@ -229,7 +229,7 @@ class Timed:
 
 def test_rows_declare_how_tables_show_their_fields_and_properties() -> None:
     name = Column("name", "model", names=True)
-    seconds = Column("seconds", "time", "s", ".1f")
+    seconds = Column("seconds", "time", ".1f", "s")
     assert list_columns(Timed) == (name, seconds)
     assert list_columns(Timed, "rate name samples") == (Column("rate", "rate"), name, Column("samples"))
     assert list_columns(Timed, "seconds", {"seconds": Shown("s")}) == (Column("seconds", "s"),)

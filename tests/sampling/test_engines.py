@@ -304,7 +304,6 @@ def test_unsupported_models_use_the_reference_engine(build_tiny_model, raises_on
         choose_engine("native", model)
     assert isinstance(build_engine("auto", model, 2), ReferenceEngine)
     assert choose_engine("reference", model).reason == "requested"
-    assert choose_engine("textbook", model).value == "reference"
 
 
 def test_engines_pass_random_numbers_to_the_head_unchanged(build_tiny_model, monkeypatch) -> None:

@@ -45,10 +45,9 @@ Inputs = WeakValueDictionary[tuple[str, int], torch.Tensor]
 def build_pass(setup: PassSetup, inputs: Inputs | None = None) -> Callable[[], None]:
     """Build a forward pass from the initial state and a backward pass from a random gradient to inputs and parameters.
 
-    The first call also draws the inputs. Drawing them takes about as long as a pass of the fastest mechanism, so use
-    the first call as a warm-up or to measure memory. Between calls, a pass keeps only its inputs. Passes with the same
-    positions, batch and heads can share `inputs`. A mechanism that uses the layout of an image gets the sequence as an
-    approximately square image.
+    The first call also draws the inputs, which takes long, so use it as a warm-up or to measure memory. Between calls,
+    a pass keeps only its inputs, which passes of equal sizes can share. A mechanism that uses the layout of an image
+    gets an approximately square one.
     """
     attention = _build(setup)
     shape = attention.shape  # a mechanism may have its own widths
@@ -80,7 +79,7 @@ def build_pass(setup: PassSetup, inputs: Inputs | None = None) -> Callable[[], N
 
 
 def build_warm_pass(setup: PassSetup) -> Callable[[], None]:
-    """Build a pass after a short one. The pass also draws its inputs, so its peak memory includes them."""
+    """Build a pass after a short one. Its peak memory includes its inputs."""
     build_pass(replace(setup, positions=min(setup.positions, WARM_UP_POSITIONS), batch=1))()
     return build_pass(setup)
 

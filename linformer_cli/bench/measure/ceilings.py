@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch.nn import functional
 from linformer_cli.model.compile_step import compile_step
 from linformer_cli.model.mixers import find_mixer
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.report.tables import Shown
 from linformer_cli.system.device import torch_dtype
 from linformer_cli.system.memory import allocate_zeros, measure_free_memory
 from linformer_cli.system.timing import Timing, time_work
@@ -29,14 +31,14 @@ MOST_ROWS, MOST_ROWS_ON_GPU = 1024, 2**16
 class ProductCeiling:
     """The rate in GFLOP/s of a model's `products` matrix products, each computed for `rows` positions at once.
 
-    Every product has its own matrix, as in the model, so weights are read from the same level of cache or memory as
-    in the model. `gigaflops` is the median over the samples.
+    Every product has its own matrix, as in the model, so weights come from the same level of cache or memory.
+    `gigaflops` is the median over the samples.
     """
 
-    products: int
-    rows: int
-    precision: str
-    gigaflops: float
+    products: Annotated[int, Shown("products")]
+    rows: Annotated[int, Shown("rows at once", ",")]
+    precision: Annotated[str, Shown("precision")]
+    gigaflops: Annotated[float, Shown("GFLOP/s", ".4g")]
     gigaflops_quartiles: tuple[float, float]
     flops: int
     samples_seconds: Sequence[float]
@@ -53,8 +55,6 @@ class CopyCeiling:
 
 @dataclasses.dataclass(frozen=True)
 class CeilingsReport:
-    """All ceilings that a benchmark measured."""
-
     copy: CopyCeiling
     products: list[ProductCeiling]
 
@@ -68,7 +68,7 @@ class CeilingsReport:
 
 
 def time_samples(work: Callable[[], object], device: str, repeats: int) -> tuple[float, ...]:
-    """Return seconds per `work` in each of `repeats` samples, after a warm-up. In a sample, short work is repeated."""
+    """Return seconds per `work` in each sample, after a warm-up. In a sample, short work is repeated."""
 
     def run(times: int) -> float:
         def work_often() -> None:
@@ -98,7 +98,6 @@ class Ceilings:
         return self._products[key]
 
     def both_products(self, shapes: Sequence[tuple[int, int]], rows: int) -> dict[str, ProductCeiling]:
-        """Measure the ceilings in both precisions, so that the report contains both."""
         return {precision: self.product(shapes, rows, precision) for precision in ("fp32", "bf16")}
 
     @functools.cached_property
@@ -158,12 +157,10 @@ def count_product_flops(model: nn.Module) -> int:
 
 
 def sum_flops(module: nn.Module) -> int:
-    """Count the FLOPs of every product of `list_products` once."""
     return sum(2 * inputs * outputs for inputs, outputs in list_products(module))
 
 
 def count_rerun_positions(positions: int) -> int:
-    """Count the positions that a re-run reads for a whole image: 1 for the first value, up to T for the last."""
     return positions * (positions + 1) // 2
 
 
@@ -173,11 +170,7 @@ def count_state_bytes(model: PixelModel, batch: int, products: torch.dtype | Non
 
 
 def state_traffic_bytes(model: PixelModel, batch: int, products: torch.dtype | None = None) -> int | None:
-    """Return the bytes of state that a step reads and writes, averaged over an image, or None if they are unknown.
-
-    The mechanism declares its share of the state. Weights and activations are not counted. If blocks step over pixels,
-    this is the mean over the channels of a pixel.
-    """
+    """The bytes of state that a step reads and writes, a mean over an image, or None if the mechanism does not say."""
     share = find_mixer(model.config.attention).count_state_traffic(model.config.block_image.positions)
     whole = count_state_bytes(model, batch, products) // model.embedding.stride
     return None if share is None else round(share * whole)

@@ -114,8 +114,7 @@ def refuse_misfits() -> Iterator[None]:
 def run_fresh(work: Callable[..., Result], *arguments: object, limit_seconds: float) -> Result:
     """Call `work`, a function at the top of a module, in a fresh process, and return its result.
 
-    Raises `PassFailed` if the process ends without a result or takes longer than `limit_seconds` plus
-    `STARTING_SECONDS`.
+    Raises `PassFailed` if there is none or it takes longer than `limit_seconds` plus `STARTING_SECONDS`.
     """
     give_back_freed_memory()
     context: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")

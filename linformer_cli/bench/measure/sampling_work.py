@@ -39,11 +39,10 @@ MEMORY_METHOD = (
 
 @dataclass
 class MiddleSteps:
-    """Draw `steps` values around the middle of every image. `MiddleSteps` is used if whole images take too long.
+    """Draw `steps` values around the middle of every image, if whole images take too long.
 
-    If the cost is linear in the position, as with a key-value cache, the cost in the middle is the mean over the image.
-    The state is created by reading a prefix in parallel. The model did not draw this prefix, so the engine does not
-    look ahead.
+    If the cost is linear in the position, as with a key-value cache, it is the mean over the image. The state is
+    created by reading a prefix in parallel, which the model did not draw, so the engine does not look ahead.
     """
 
     model: PixelModel
@@ -69,9 +68,9 @@ class MiddleSteps:
 
 @dataclass
 class RerunPrefixes:
-    """Sample without a state: the whole prefix is read again for every value. Only a few prefix lengths are timed.
+    """Sample without a state, as softmax in Katharopoulos 2020: every value reads the whole prefix again.
 
-    The lengths are `shares` of the positions. Katharopoulos 2020 calls this method softmax.
+    Only prefixes of the lengths `shares` of the positions are timed.
     """
 
     model: PixelModel
@@ -106,7 +105,6 @@ SamplingWork = WholeImages | MiddleSteps | RerunPrefixes
 
 
 def place_state(model: PixelModel, position: int) -> PixelState:
-    """Return the state of one image after `position` tokens, with room for a whole image."""
     tokens = torch.zeros(1, position, dtype=torch.int64, device=model.device)
     return model.attend(tokens, model.init_state(1))[1]
 
@@ -124,7 +122,7 @@ class SamplingSetup:
 
 
 def build_last_steps(setup: SamplingSetup) -> Callable[[], None]:
-    """Return a function that builds a batch's state and takes the last steps of its images, after doing so for one."""
+    """A function that builds a batch's state and takes the last steps of its images, after doing so for one."""
     with seeded(0):
         model = PixelModel(setup.model)
     model = model.to(device=setup.device, dtype=torch_dtype(setup.precision)).eval()

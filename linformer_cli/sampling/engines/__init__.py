@@ -31,10 +31,9 @@ def build_engine(
 
 
 class EngineCache:
-    """Builds the engine `wanted` of `model` for the first batch and reuses it for later batches of the same size.
+    """Builds the engine `wanted` of `model`, and reuses it for later batches of the same size.
 
-    Only the last engine is kept, so memory stays bounded. `wanted` and `products` are passed to `build_engine`. The
-    model's weights must not change while the cache is used, because engines may hold copies.
+    The model's weights must not change meanwhile, because engines may hold copies.
     """
 
     def __init__(self, wanted: str, model: PixelModel, products: torch.dtype | None = None) -> None:
@@ -43,7 +42,6 @@ class EngineCache:
 
     @property
     def batch(self) -> int:
-        """The number of images of the engine that is kept, 0 without one."""
         return 0 if self._engine is None else self._engine.batch
 
     @contextmanager
@@ -67,7 +65,6 @@ def choose_engine(wanted: str, model: PixelModel, products: torch.dtype | None =
     `products` is the same as in `Engine`. Raises `UsageError` for an unknown name, and if the engine does not support
     the model (for `auto`: if no engine supports it).
     """
-    wanted = REFERENCE if wanted == "textbook" else wanted  # its name before version 0.1
     if wanted != AUTO:
         if wanted not in ENGINES:
             raise unknown_name("engine", wanted, [AUTO, *ENGINES])

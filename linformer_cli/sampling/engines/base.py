@@ -73,8 +73,7 @@ class Engine(ABC):
     def read(self, tokens: Tensor) -> Tensor:
         """Begin `batch` new images with given tokens int64 [n, t], and return the head parameters [B, P] after them.
 
-        Each of the n rows is continued by `batch` / n adjacent images. The tokens are read in parallel, in blocks of
-        T, so that the memory stays bounded.
+        Tokens are read in parallel, in blocks of T. Each row is continued by `batch` / n adjacent images.
         """
         state = self.model.init_state(len(tokens))
         for block in tokens.split(self.model.config.image.positions, dim=1):

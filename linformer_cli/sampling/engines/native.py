@@ -59,7 +59,6 @@ class NativeEngine(Engine):
         self.use_threads(torch.get_num_threads())
 
     def use_threads(self, threads: int) -> None:
-        """Let up to `threads` threads work on every step."""
         self.runner.call("use_threads", threads)
 
     @classmethod
@@ -164,7 +163,6 @@ class NativeEngine(Engine):
         self.runner.call("seed", streams.seed, np.array(streams.indices, np.uint64), streams.taken)
 
     def _draw(self, count: int, before_step: Check) -> Iterator[int]:
-        """Draw the next `count` values of every image in parts, and yield the number of values in each part."""
         done, steps = 0, 1
         while done < count:
             before_step()
