@@ -44,7 +44,7 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
     down to the length of a row. Let r and c be the row and column of a position, and W the length of a row. Then
 
         raster:  w(t, j) = exp(-(t - j) / m_h)
-        plane:   w(t, j) = exp(-(r_t - r_j) W / m_h) cos(pi (c_t - c_j) / 2 W)^(2 P)
+        plane:   w(t, j) = exp(-(r_t - r_j) W / m_h) cos(pi (c_t - c_j) / (2 W))^(2 P)
 
     Both are running sums, s_t = d_t s_{t-1} + phi(k_t) v_t^T and u_t = phi(q_t) s_t / sqrt(K). In `raster`, phi(x) = x
     and d_t = exp(-1 / m_h). In `plane`, phi(x_t) holds x_t times 1, cos(pi n c_t / W) and sin(pi n c_t / W) for n =

@@ -33,7 +33,7 @@ class EmbeddingState(NamedTuple):
 
     `recent` is int16 [B, reach] with the newest value last. `position` is a 0-d int64 tensor. `label` is int64 [B, 1],
     or [B, 0] in a model without classes. For a CUDA graph, `place` is the number of tokens, on the device. `position`
-    is then any number that is as far from a pixel's first value, and 0 only at the start.
+    then only tells which value of a pixel comes next, and is 0 only at the start.
     """
 
     recent: Tensor
