@@ -7,7 +7,9 @@ from loops import loop_over
 
 import linformer_cli
 from linformer_cli import build_layer, complete, evaluate, score, train
+from linformer_cli.attention.catalogue import list_attentions
 from linformer_cli.cli.session import open_session
+from linformer_cli.config import ImageShape
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.errors import UsageError
 from linformer_cli.sampling.decode import Sampler
@@ -82,3 +84,17 @@ def test_images_of_another_size_are_refused(build_tiny_model, raises_one_line) -
 def test_layers_can_be_compiled(name) -> None:
     layer, x = build_layer(name, 32, 2, positions=64), torch.randn(2, 64, 32)
     assert torch.equal(torch.compile(layer, backend="eager")(x), layer(x))
+
+
+@pytest.mark.slow
+@loop_over("name", sorted(set(list_attentions()) - {"probsparse"}))
+def test_models_can_be_exported(name, build_tiny_model) -> None:
+    options = {"attention_options": {"iterations": 1}} if name == "mesa" else {}  # each is traced on its own
+    shape = ImageShape(height=2, width=3, channels=1)
+    model = build_tiny_model(attention=name, image=shape, layers=1, heads=1, width=4, feed_forward=4, **options)
+    tokens = torch.arange(6).unsqueeze(0)
+    attend = torch.nn.Module()
+    attend.model, attend.forward = model, lambda tokens: model.attend(tokens)[0]
+    with torch.no_grad():
+        exported = torch.export.export(attend, (tokens,), strict=False).module()
+        torch.testing.assert_close(exported(tokens), model.attend(tokens)[0])

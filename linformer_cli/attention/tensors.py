@@ -2,11 +2,12 @@
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 from typing_extensions import TypeVar
 
 Settings = TypeVar("Settings", default=None)
@@ -41,7 +42,13 @@ def host_number(value: int = 0) -> Tensor:
 @functools.cache
 def constant(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """A tensor of these numbers, which is made only once, because a copy from the host waits for the device."""
-    return torch.tensor(numbers, device=device, dtype=dtype)
+    with real_tensors():
+        return torch.tensor(numbers, device=device, dtype=dtype)
+
+
+def real_tensors() -> AbstractContextManager[object]:
+    """A context for tensors that are kept. Otherwise, `torch.export` would make them of its own kind."""
+    return _disable_current_modes() if torch.compiler.is_exporting() else nullcontext()
 
 
 @contextmanager
@@ -61,7 +68,7 @@ def defer_checks() -> Iterator[None]:
 
 def may_check(device: torch.device) -> bool:
     """Whether `attend` may read numbers from `device` to decide what to compute."""
-    return device.type in HOSTS or not _checks_are_deferred
+    return not torch.compiler.is_exporting() and (device.type in HOSTS or not _checks_are_deferred)
 
 
 def find_padding(lengths: Tensor, positions: int) -> Tensor:

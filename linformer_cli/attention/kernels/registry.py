@@ -80,7 +80,7 @@ def find_kernel(
 
     `feature_map` is that of linear attention, for operations that apply one.
     """
-    if feature_map is not None and feature_map not in COMPILED_MAPS:
+    if torch.compiler.is_exporting() or (feature_map is not None and feature_map not in COMPILED_MAPS):
         return None
     if operation.cpu is not None and device.type == "cpu":
         return operation.cpu if dtype in CPU_TYPES and has_library() else None

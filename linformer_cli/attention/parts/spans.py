@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
 from linformer_cli.attention.base import AttentionShape, Gates, MixInputs, Options
-from linformer_cli.attention.tensors import accumulator_dtype, find_padding
+from linformer_cli.attention.tensors import accumulator_dtype, find_padding, real_tensors
 from .caches import CachedAttention, CacheLayout, FixedCache, KeyValueCache, attend_masked, emit_rows, place_spans
 from .key_sets import Lists, attend_lists
 
@@ -105,7 +105,8 @@ class _Kept:
             if len(self._results) == _MOST_KEPT:
                 # The first result stays, because recorded training steps may read it.
                 del self._results[list(self._results)[1]]
-            self._results[key] = {torch.device("cpu"): compute()}
+            with real_tensors():
+                self._results[key] = {torch.device("cpu"): compute()}
         copies = self._results[key]
         if device not in copies:
             copies[device] = tree_map_only(Tensor, lambda x: x.to(device), copies[torch.device("cpu")])
