@@ -68,6 +68,12 @@ def find_checkpoint(name: str | Path | None = None) -> Path:
         raise CheckpointError(f"no checkpoint at '{str(name)[:200]}': {describe_reason(error)}") from None
 
 
+def names_model(name: str) -> bool:
+    """Whether an argument that may be a picture names a model: a folder, a shipped model or `hf:USER/NAME`."""
+    path = Path(name)
+    return name.startswith(PREFIX) or path.is_dir() or (name in shipped_checkpoints() and not path.exists())
+
+
 def _find(name: str | Path, path: Path) -> Path:
     if path.is_dir():
         for folder in (path, path / "best", path / "last"):

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from linformer_cli.checkpoint_files import DEFAULT_CHECKPOINT, names_model
 from linformer_cli.config import DEFAULT_PART, PARTICLES, Fit
 from linformer_cli.data import Framing
 from linformer_cli.errors import DataError, LintxError, UsageError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from linformer_cli.data.pictures import Picture
     from linformer_cli.sampling.complete import Completion
     from linformer_cli.sampling.decode import Sampler
+    from linformer_cli.sampling.numbered import NumberedImages
 
 # The native engine takes so many at most.
 _MOST_PARTICLES = 2**16
@@ -37,7 +39,9 @@ _UNLIKE = 3
 
 @dataclass(frozen=True, kw_only=True)
 class CompleteOptions:
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files of any size and format.")]
+    images: Annotated[
+        list[Path], typer.Argument(metavar="[CHECKPOINT] IMAGE...", help="The model, and image files of any format.")
+    ]
     checkpoint: options.CheckpointOption = None
     keep: str | None = option(
         None,
@@ -59,6 +63,7 @@ class CompleteOptions:
     class_name: str | None = option(None, "The class of the images, for a model with classes.", "--class")
     count: int = option(3, "Completions of each image.", "-n", "--count", min=1, max=_MOST_COMPLETIONS)
     out: Path = option(Path("completed.png"), "PNG file for the result.", "-o", "--out")
+    files: Path | None = option(None, "Also write each completion in its true size, as a numbered PNG in this folder.")
     frame: Framing = option(
         "auto",
         "'auto' gives a drawing the position, size and contrast of the training images, unless "
@@ -80,15 +85,17 @@ def complete(asked: CompleteOptions) -> None:
     Examples:
 
     - `lintx complete digit.png --keep top:0.5 -n 3 -o completed.png`
-    - `lintx complete photo-of-a-digit.jpg --keep top:0.6`
+    - `lintx complete runs/mine sprite.png -n 8 --files finished/`
     - `lintx complete scans/*.jpg --invert --fit pad --keep top:10rows`
     - `lintx complete digit.png --erase box:9,9,10,10 --particles 256`
 
     Keeps a part of each image, by default the top, and draws the rest several times. Each image gives a row: given |
     completions | original. Lower bits/dim mean that the model finds a part more likely.
     """
+    asked = _take_model(asked)
     options.require_output("-o", asked.out, ".png")
     options.require_output("--gif", asked.gif, ".gif")
+    options.require_output("--files", None if asked.files is None else asked.files / "00000.png", ".png")
     options.require_distinct(asked.out, asked.gif)
     options.require_inputs_kept(filter(None, (*asked.images, asked.mask)), asked.out, asked.gif)
 
@@ -109,6 +116,7 @@ def complete(asked: CompleteOptions) -> None:
     settings = {**session.record, "seed": sampler.seed, "batch": asked.count, **vars(sampler.filters)}
     settings |= {"keep": DEFAULT_PART if part.yields else asked.keep, "erase": asked.erase, "mask": asked.mask}
     settings |= {"particles": asked.particles, "invert": asked.invert, "class": label}
+    files = _number_files(asked, session, settings)
     done: list[tuple[Picture, Completion]] = []
     failures: list[dict[str, object]] = []
     stopped: BaseException | None = None
@@ -121,8 +129,10 @@ def complete(asked: CompleteOptions) -> None:
         stopped = error
     if done:
         _write_pictures(asked, session, done, {**settings, "images": [picture.path for picture, _ in done]})
+        if files is not None:
+            _write_files(files, done, session)
     if asked.json:
-        written = {"out": asked.out, "gif": asked.gif} if done else {"out": None, "gif": None}
+        written = {name: getattr(asked, name) if done else None for name in ("out", "gif", "files")}
         rows = [_describe(*pair) for pair in done]
         print_json({**settings, "images": len(rows), "rows": rows, "failures": failures, **written})
     if stopped is not None:
@@ -134,6 +144,29 @@ def complete(asked: CompleteOptions) -> None:
     if failures:
         others = "; the others were completed" if done else ""
         raise DataError(f"{len(failures)} of {len(asked.images)} images could not be read{others}")
+
+
+def _take_model(asked: CompleteOptions) -> CompleteOptions:
+    """Read a first argument that names a model as `--checkpoint`, if pictures follow."""
+    model, *images = asked.images
+    if not images or not names_model(str(model)):
+        return asked
+    if asked.checkpoint is not None:
+        raise UsageError(f"'{model}' and --checkpoint {asked.checkpoint} are two models; name one")
+    return replace(asked, checkpoint=str(model), images=images)
+
+
+def _number_files(asked: CompleteOptions, session: Session, settings: dict[str, Any]) -> "NumberedImages | None":
+    """The files of --files. Raises `UsageError` if the first one exists and was not written by such a command."""
+    from linformer_cli.sampling.numbered import NumberedImages
+
+    if asked.files is None:
+        return None
+    record = {**settings, "count": asked.count, "images": asked.images}
+    colours = session.model.config.image.colours
+    files = NumberedImages(asked.files, lambda index: {**record, "index": index}, colours)
+    files.holds(0)
+    return files
 
 
 def _complete_all(
@@ -158,7 +191,7 @@ def _complete_all(
         values = images_to_values(picture.image[None], shape)[0]
         kept = torch.as_tensor(picture.kept).flatten().repeat_interleave(shape.channels)
         work = complete_values(sampler, values, kept, asked.count, label, warn_smaller_batch, asked.particles)
-        _show_bits(picture, work, asked.particles, session.checkpoint.info.training.validation_bits_per_dim)
+        _show_bits(picture, work, asked, session.checkpoint.info.training.validation_bits_per_dim)
         yield picture, work
         if work.stopped:
             raise KeyboardInterrupt
@@ -200,7 +233,18 @@ def _write_pictures(
     write_gif(asked.gif, render, frame_rows(shape.height, first // shape.values_per_row), record)
 
 
-def _show_bits(picture: "Picture", completion: "Completion", particles: int, usual: float | None) -> None:
+def _write_files(files: "NumberedImages", done: "Sequence[tuple[Picture, Completion]]", session: Session) -> None:
+    from linformer_cli.data.sequence import values_to_images
+
+    shape = session.model.config.image
+    images = [image for _, work in done for image in values_to_images(work.values, shape)]
+    for index, image in enumerate(images):
+        files.holds(index)  # raises for the file of another command
+        files.write(index, image)
+    info(f"wrote {len(images)} files in {files.folder}")
+
+
+def _show_bits(picture: "Picture", completion: "Completion", asked: CompleteOptions, usual: float | None) -> None:
     """Print the bits/dim of an image, and how well its kept part was followed. `usual`: of validation images."""
     kept, completed = completion.kept_bits_per_dim, completion.completed_bits_per_dim
     shown = "none" if math.isnan(kept) else f"{kept:.3f}"
@@ -212,9 +256,13 @@ def _show_bits(picture: "Picture", completion: "Completion", particles: int, usu
         info(f"{picture.path}: {number}: kept part {image.bits:.1f} bits, effective sample size {image.fewest:.1f}")
     if few := sum(image.fewest < _FEW for image in completion.particles):
         found = f"{few} of {len(completed)} completions rest on one or two particles"
-        info(f"hint: {picture.path}: {found}; if they do not fit, try --particles {4 * particles}")
+        info(f"hint: {picture.path}: {found}; if they do not fit, try --particles {4 * asked.particles}")
     if usual is not None and kept > _UNLIKE * usual:
-        info(f"{picture.path}: the kept part is unlike the training images, whose bits/dim are {usual:.3f}")
+        other = f"; another model than {DEFAULT_CHECKPOINT}: lintx complete MODEL {picture.path}"
+        info(
+            f"{picture.path}: the kept part is unlike the training images, whose bits/dim are {usual:.3f}"
+            f"{other if asked.checkpoint is None else ''}"
+        )
 
 
 def _describe(picture: "Picture", completion: "Completion") -> dict[str, object]:

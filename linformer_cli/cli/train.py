@@ -147,7 +147,9 @@ def train(asked: TrainOptions) -> None:
 
 def _name_pictures(argument: str, data: str | None) -> str:
     folder = Path(argument)
-    if not argument or (folder / "config.toml").is_file() or not folder.is_dir():
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder '{argument}'; name a folder of pictures, or a data set with --data")
+    if not argument or (folder / "config.toml").is_file():
         hint = f"name a folder of pictures or, to resume a run: lintx train --resume {argument}"
         raise UsageError(f"unexpected argument '{argument}'; {hint}")
     if data is not None:

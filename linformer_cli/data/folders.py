@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ from .survey import Survey, describe_sizes, sample_evenly
 CACHE_VERSION = 8
 _IMAGES = "images.bin"
 _LEFTOVER_SECONDS = 24 * 60 * 60
+_MOST_NAMED = 5  # files in a line
+_FAR = 8  # times the longer side of the usual picture, which may be a photograph among sprites
 _LOOK = TypeAdapter(Look)
 
 
@@ -88,7 +91,7 @@ def load_folder(
         classes: list[str] = index["classes"][split]
         if not classes:
             skipped = index["skipped"]
-            broken = f"; {len(skipped)} cannot be read, the first: {skipped[0]}" if skipped else ""
+            broken = f"; {len(skipped)} cannot be read: {_list_some(skipped)}" if skipped else ""
             raise DataError(f"{folder} has no readable image for '{split}'; add some{broken}")
         if unknown := sorted(set(own) - numbers.keys()):
             raise DataError(f"{folder} has the class '{unknown[0]}', and the model knows {shorten(', '.join(numbers))}")
@@ -102,8 +105,12 @@ def load_folder(
 
 def note_skipped(skipped: Sequence[str]) -> tuple[str, ...]:
     """A line about files that cannot be read, if there are any."""
-    many = f"{len(skipped)} files skipped, the first: " if len(skipped) > 1 else "1 file skipped: "
-    return (many + skipped[0],) if skipped else ()
+    return (f"{count_words(len(skipped), 'file')} skipped: {_list_some(skipped)}",) if skipped else ()
+
+
+def _list_some(texts: Sequence[str]) -> str:
+    more = [f"and {len(texts) - _MOST_NAMED:,} more"] if len(texts) > _MOST_NAMED else []
+    return "; ".join([*texts[:_MOST_NAMED], *more])
 
 
 def _fingerprint(folder: Path, listing: Listing) -> str:
@@ -207,6 +214,7 @@ def _survey(folder: Path, listing: Listing, tile: int | None) -> tuple[Survey, l
     """Look at all images: the survey, the images that can be read, messages about the others, and lines to show."""
     items: list[Item] = []
     survey, skipped, unused = Survey(), [], 0
+    sides: dict[str, int] = {}
     for name in listing.pictures:
         before = len(items)
         try:
@@ -215,6 +223,7 @@ def _survey(folder: Path, listing: Listing, tile: int | None) -> tuple[Survey, l
                     unused += 1
                 else:
                     items.append(dataclasses.replace(item, digest=survey.add(pixels).hex()))
+                    sides[name] = max(pixels.shape[:2])
         except DataError as error:
             used = count_words(len(items) - before, "image")
             skipped.append(f"{error}, after {used}, used anyway" if len(items) > before else str(error))
@@ -223,6 +232,9 @@ def _survey(folder: Path, listing: Listing, tile: int | None) -> tuple[Survey, l
     if len(items) > files:
         what = f"tiles of {tile} x {tile}" if tile is not None else "frames"
         notes.append(f"{len(items):,} {what} in {count_words(files, 'file')}, each an image of its own")
+    usual = median_low(sides.values()) if sides else 0
+    if large := [name for name, side in sides.items() if side > _FAR * usual]:
+        notes.append(f"far larger than the others, and one image each (--tile cuts sheets): {_list_some(large)}")
     if unused:
         what = "of another size, or a preview" if tile is None else "of one colour, or cut off by an edge"
         notes.append(f"not used: {count_words(unused, 'frame' if tile is None else 'tile')} {what}")

@@ -251,10 +251,17 @@ def test_complete_reports_a_broken_picture_and_completes_the_other(lintx, run_fo
     good, broken, out = tmp_path / "good.png", tmp_path / "broken.png", tmp_path / "out.png"
     Image.fromarray(np.linspace(0, 255, 600).astype(np.uint8).reshape(20, 30)).save(good)
     broken.write_text("not an image")
-    outcome = lintx(
-        "complete", good, broken, "--checkpoint", run_folder, "--keep", "top:3rows", "-n", 2, "-o", out, "--json"
-    )
+    files = ("--files", tmp_path / "files")
+    base = ("complete", run_folder, good, broken, *files, "-o", out, "--json")
+    outcome = lintx(*base, "--keep", "top:3rows", "-n", 2)
     assert outcome.code == 1 and "1 of 2 images" in outcome.stderr
+    drawn = [np.asarray(Image.open(path)) for path in sorted((tmp_path / "files").iterdir())]
+    assert [image.shape for image in drawn] == [(10, 10)] * 2 and (drawn[0][:3] == drawn[1][:3]).all()
+    assert (drawn[0] != drawn[1]).any() and outcome.document["files"] == str(tmp_path / "files")
+    refused = lintx(*base, "--seed", 1)
+    assert refused.code == 2 and "choose another folder" in refused.stderr
+    refused = lintx("complete", run_folder, good, "--checkpoint", "sprites")
+    assert refused.code == 2 and "are two models; name one" in refused.stderr
     document = outcome.document
     (row,) = document["rows"]
     assert row["known_values"] == 30 and len(row["completed_bits_per_dim"]) == 2
@@ -265,6 +272,18 @@ def test_complete_reports_a_broken_picture_and_completes_the_other(lintx, run_fo
     outcome = lintx("complete", broken, broken, "--checkpoint", run_folder, "-o", out, "--json")
     assert outcome.code == 1 and outcome.stderr.splitlines()[-1].endswith("2 of 2 images could not be read")
     assert outcome.document["out"] is None and not out.exists()
+
+
+def test_complete_by_default_says_how_to_name_another_model(lintx, run_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("linformer_cli.cli.complete._UNLIKE", 0)
+    monkeypatch.setattr(
+        "linformer_cli.checkpoint_files.shipped_checkpoints", lambda: {"mnist-deep": run_folder / "best"}
+    )
+    Image.new("L", (10, 10)).save(tmp_path / "p.png")
+    base = ("complete", tmp_path / "p.png", "-n", 1, "-o", tmp_path / "c.png")
+    assert f"another model than mnist-deep: lintx complete MODEL {tmp_path / 'p.png'}" in lintx(*base).stderr
+    assert "unlike the training images, whose bits/dim" in (named := lintx(*base, "--checkpoint", run_folder).stderr)
+    assert "another model" not in named
 
 
 def test_complete_frames_a_drawing_unless_asked_not_to(lintx, run_folder, tmp_path):

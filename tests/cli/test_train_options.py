@@ -260,7 +260,10 @@ def test_a_folder_of_pictures_is_all_that_train_needs(lintx, tmp_path, monkeypat
 
 
 def test_the_argument_of_train_must_be_a_folder_of_pictures(lintx, tmp_path):
-    assert "to resume a run: lintx train --resume nothing" in lintx("train", "nothing").stderr
+    assert "there is no folder 'nothing'" in lintx("train", "nothing").stderr
+    (tmp_path / "config.toml").touch()
+    assert f"to resume a run: lintx train --resume {tmp_path}" in lintx("train", tmp_path).stderr
+    (tmp_path / "config.toml").unlink()
     outcome = lintx("train", tmp_path, "--data", "mnist")
     assert outcome.code == 2 and "two data sets" in outcome.stderr
     assert "unexpected argument ''" in lintx("train", "").stderr

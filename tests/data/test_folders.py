@@ -391,11 +391,15 @@ def test_a_folder_with_only_broken_images_is_refused(tmp_path: Path, cache: Path
 def test_a_folder_is_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
     write_pictures(tmp_path / "pictures", 6)
-    (tmp_path / "pictures" / "broken.png").write_text("not an image")
+    for number in range(7):
+        (tmp_path / "pictures" / f"broken{number}.png").write_text("not an image")
+    Image.new("L", (110, 8)).save(tmp_path / "pictures" / "wide.png")
     (tmp_path / "pictures" / "notes.txt").write_text("a text")
     found = load_images(f"folder:{tmp_path / 'pictures'}", "train", image_size=16, channels=3)
     assert found.images.shape[1:] == (16, 16, 3)
-    assert any("1 file skipped: " in note and "broken.png" in note for note in found.notes)
+    (line,) = list_skipped(found)
+    assert line.count("broken") == 5 and "broken0.png" in line and line.endswith("; and 2 more")
+    assert any("far larger than the others" in note and note.endswith(": wide.png") for note in found.notes)
     assert any("1 file ignored" in note and "notes.txt" in note for note in found.notes)
     with pytest.raises(DataError, match="nowhere does not exist; pass a folder"):
         load_images(f"folder:{tmp_path / 'nowhere'}", "train")
