@@ -307,9 +307,9 @@ def test_timing_uses_the_settings_of_the_run_and_does_not_change_it(finished, mo
 def test_nothing_is_timed_if_attend_and_step_disagree(finished, monkeypatch, raises_one_line) -> None:
     right = LinearAttention.step
     monkeypatch.setattr(LinearAttention, "step", lambda self, q, k, v, *rest: right(self, q, k, v * 1.01, *rest))
-    for use in (lambda: time_sampling(finished), lambda: time_training(finished)):
+    for use in (lambda entry: draw_samples(entry, "cpu"), time_sampling, time_training):
         with raises_one_line(DisagreementError, "'linear' is not timed"):
-            use()
+            use(finished)
     assert not finished.sampling_file.exists() and not finished.training_file.exists()
 
 

@@ -40,15 +40,22 @@ def read_file(file: str) -> tuple[Mechanism, ...]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the code of somebody else raises
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        place = f", line {lines[-1]}" if lines else ""
-        raise UsageError(f"'{file}'{place}: {type(error).__name__}: {shorten(str(error))}") from error
-    own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == name]
-    found = [one for one in own if issubclass(one, Attention)]
+        hint = "; install it as a package, whose entry point names the class" if isinstance(error, ImportError) else ""
+        place = find_line(error, file) or f"'{file}'"
+        raise UsageError(f"{place}: {type(error).__name__}: {shorten(str(error))}{hint}") from error
+    types = dict.fromkeys(one for one in vars(module).values() if isinstance(one, type))
+    found = [one for one in types if issubclass(one, Attention) and not one.__module__.startswith("linformer_cli.")]
     if not found:
         raise UsageError(f"'{file}' defines no mechanism: a class derived from linformer_cli.attention.base.Attention")
     complete = [one for one in found if not inspect.isabstract(one)]
     return tuple(check_class(one, file) for one in complete or found)
+
+
+def find_line(error: Exception, file: str) -> str:
+    """The last line that raised `error` among the files of the folder of `file`, such as "'mine.py', line 3", or ""."""
+    frames, folder = traceback.extract_tb(error.__traceback__), os.path.dirname(file)
+    own = [frame for frame in frames if os.path.dirname(frame.filename) == folder]
+    return f"'{own[-1].filename}', line {own[-1].lineno}" if own else ""
 
 
 def read_class(text: str) -> Mechanism:

@@ -82,6 +82,9 @@ def _check_mechanism(name: str, json: bool) -> None:
         print_json({**variant.described, "passed": not failed, "rows": rows})
     else:
         print_records(rows, list_columns(AgreementRow), "table")
+    for row in rows:
+        if row.where:
+            info(f"{row.name}: {row.where}")
     if failed:
         raise DisagreementError(
             f"'{variant.label}' breaks the contract in {len(failed)} of {len(rows)} checks: {', '.join(failed)}"

@@ -19,6 +19,7 @@ from linformer_cli.data.images import ImageSet
 from linformer_cli.data.sequence import paint
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import DataError, LintxError, UsageError
+from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.files import write_file
 from linformer_cli.model.lstm import LstmBlock
 from linformer_cli.model.mixers import Variant, find_mixer
@@ -214,12 +215,14 @@ def draw_samples(entry: Entry, device: str, check: Check = never_stop) -> bool:
     """Write samples of a finished run, unless its weights have some already. Return whether they were written.
 
     They are a grid of images, or a few windows of text. `check` is called before every step and may raise to stop.
+    Raises `DisagreementError` if the model's parallel and step forms disagree at any position of an image.
     """
     checkpoint = entry.require_finished()
     if _read_digest(entry) == checkpoint.digest:
         return False
-    text = entry.config.data.words is WINDOWS
-    images = Sampler(load_weights(checkpoint, device)).sample_images(TEXTS if text else GRID_IMAGES, before_step=check)
+    model, text = load_weights(checkpoint, device), entry.config.data.words is WINDOWS
+    require_agreement(model, images=1, positions=None)
+    images = Sampler(model).sample_images(TEXTS if text else GRID_IMAGES, before_step=check)
     if text:
         heading = f"{_DIGEST} {checkpoint.digest}\n"
         samples = (heading + render_windows([window.tobytes() for window in images])).encode()

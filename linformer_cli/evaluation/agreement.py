@@ -27,21 +27,25 @@ CHECKED_POSITIONS = 96
 
 @dataclass(frozen=True)
 class AgreementRow:
-    """One comparison: the largest error found (None if a value was NaN or infinite) and the largest error allowed."""
+    """One comparison: the largest error found (None if a value was NaN or infinite) and the largest error allowed.
+
+    `where` is the place of an error that is too large, or the first exception of its kind, if this is known.
+    """
 
     name: Annotated[str, Shown("comparison")]
     error: Annotated[float | None, Shown("largest error", ".2e")]
     tolerance: Annotated[float, Shown("allowed", ".0e")]
     passed: Annotated[bool, Shown("passed")]
+    where: str = ""
 
     def __str__(self) -> str:
         found = "NaN or infinity" if self.error is None else f"{self.error:.2g}"
         return f"{self.name} differs by {found}, allowed {self.tolerance:.0e}"
 
 
-def build_row(name: str, error: float, tolerance: float) -> AgreementRow:
+def build_row(name: str, error: float, tolerance: float, where: str = "") -> AgreementRow:
     """Return the row of an error. NaN and infinite errors do not pass."""
-    return AgreementRow(name, error if math.isfinite(error) else None, tolerance, error <= tolerance)
+    return AgreementRow(name, error if math.isfinite(error) else None, tolerance, error <= tolerance, where)
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,9 @@ def measure_agreement(model: PixelModel, images: int = 2, positions: int | None 
     return Agreement(tuple(rows), positions, images, measured, predicted)
 
 
-def require_agreement(model: PixelModel) -> None:
+def require_agreement(model: PixelModel, images: int = 2, positions: int | None = CHECKED_POSITIONS) -> None:
     """Raise `DisagreementError` if the parallel and the step form of a model that is to be timed disagree."""
-    agreement = measure_agreement(model, positions=CHECKED_POSITIONS)
+    agreement = measure_agreement(model, images, positions)
     if not agreement.passed:
         raise DisagreementError(
             f"'{model.config.attention}' is not timed: {agreement.describe_failure()}; see lintx check"

@@ -5,6 +5,7 @@ the package. An error is that of `relative_error`, so NaN and wrong sizes count 
 """
 
 import functools
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable
@@ -23,13 +24,25 @@ from linformer_cli.attention.base import (
     state_tensors,
 )
 from linformer_cli.attention.catalogue import find_attention, fit_attention
+from linformer_cli.attention.plugins import find_line
 from linformer_cli.errors import shorten
 from linformer_cli.model.mixers import Variant, parse_options
 from .agreement import CAUSALITY_TOLERANCE, FLOAT64_TOLERANCE, AgreementRow, build_row, relative_error
 
-# Positions of a sequence, unless a check needs others.
-LENGTH = 130
+# Positions of a sequence, unless a check needs others. `LONG` is more than the usual chunks.
+LENGTH, LONG = 130, 600
 _CPU = torch.device("cpu")
+
+
+class Difference(float):
+    """An error, and where it is, if it is too large."""
+
+    where: str
+
+    def __new__(cls, error: float, where: str = "") -> "Difference":
+        new = super().__new__(cls, error)
+        new.where = where
+        return new
 
 
 class Inputs(NamedTuple):
@@ -126,16 +139,50 @@ def _worst(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return max(relative_error(found[name], gradient) for name, gradient in expected.items())
 
 
-@torch.no_grad()
-def split_error(mechanism: Attention, length: int = LENGTH, capacity: int | None = None) -> float:
-    """Steps, and blocks at random cuts, against one pass. States have room for `capacity` positions (None: all)."""
+def compare(
+    found: Tensor, expected: Tensor, about: Callable[[int], str], tolerance: float = FLOAT64_TOLERANCE
+) -> Difference:
+    """The error of outputs [B, H, T, V]. `about` gets the first position whose error exceeds `tolerance`."""
+    error = relative_error(found, expected)
+    if found.shape != expected.shape:
+        return Difference(error, f"outputs have the sizes {[*found.shape]} and {[*expected.shape]}")
+    if error <= tolerance:
+        return Difference(error)
+    place = int((~torch.isclose(found, expected, rtol=0, atol=tolerance)).any(dim=(0, 1, 3)).nonzero()[0])
+    return Difference(error, f"from position {place} of {found.shape[2]}{about(place)}")
+
+
+def _pass_once(mechanism: Attention, length: int) -> tuple[Inputs, Tensor]:
     inputs = draw(mechanism, length, seed=length)
     whole, _ = attend(mechanism, inputs)
-    starts = [init(mechanism, inputs, capacity) for _ in range(3)]
-    found = [attend(mechanism, inputs, starts[0])[0], step_through(mechanism, inputs, starts[1])[0]]
-    for seed in range(4 if length > 1 else 0):
-        found.append(attend_blocks(mechanism, inputs, random_cuts(length, seed), starts[2] if seed % 2 else None)[0])
-    return max(relative_error(y, whole) for y in found) if whole.shape == inputs.v.shape else math.inf
+    if whole.shape != inputs.v.shape:
+        raise ValueError(f"attend returns outputs {[*whole.shape]} for values {[*inputs.v.shape]}")
+    return inputs, whole
+
+
+@torch.no_grad()
+def step_error(mechanism: Attention, length: int = LENGTH, capacity: int | None = None) -> Difference:
+    """Steps against one pass. The state has room for `capacity` positions (None: all)."""
+    inputs, whole = _pass_once(mechanism, length)
+    found, _ = step_through(mechanism, inputs, init(mechanism, inputs, capacity))
+    return compare(found, whole, lambda place: ", in steps")
+
+
+@torch.no_grad()
+def block_error(mechanism: Attention, length: int = LENGTH, capacity: int | None = None) -> Difference:
+    """Blocks at random cuts, and one block after an empty state, against one pass; see `step_error`."""
+    inputs, whole = _pass_once(mechanism, length)
+    start = init(mechanism, inputs, capacity)
+    errors: list[Difference] = []
+    for cuts in [[], *(random_cuts(length, seed) for seed in range(4 if length > 1 else 0))]:
+        state = None if len(errors) % 2 else start
+
+        def describe(place: int, ends: list[int] = [0, *cuts, length]) -> str:  # noqa: B006
+            first, last = next(pair for pair in itertools.pairwise(ends) if place < pair[1])
+            return f", in the block of {last - first} positions after {f'the cut at {first}' if first else 'the start'}"
+
+        errors.append(compare(attend_blocks(mechanism, inputs, cuts, state)[0], whole, describe))
+    return max(errors)
 
 
 def gradient_error(mechanism: Attention, length: int = LENGTH) -> float:
@@ -157,20 +204,23 @@ def state_gradient_error(mechanism: Attention) -> float:
 
 
 @torch.no_grad()
-def causality_error(mechanism: Attention, place: int, factor: float = 30.0) -> float:
+def causality_error(mechanism: Attention, place: int, factor: float = 30.0, length: int = LENGTH) -> Difference:
     """The change of earlier outputs if the inputs are multiplied from a position on, which must itself change."""
-    inputs = draw(mechanism)
+    inputs = draw(mechanism, length)
     before, _ = attend(mechanism, inputs)
     errors = []
-    for stop in (place + 1, LENGTH):
+    for stop in (place + 1, length):
         changed = inputs.map(Tensor.clone)
         for part in changed.leaves():
             part[:, :, place:stop] *= factor
         # If queries and keys are one tensor, sharing it before the scaling would scale it twice, and factors of -1
         # would cancel.
         after, _ = attend(mechanism, share(mechanism, changed))
-        effect = float((after[:, :, place] - before[:, :, place]).abs().max())
-        errors.append(relative_error(after[:, :, :place], before[:, :, :place]) if effect > 1e-3 else math.inf)
+        if not float((after[:, :, place] - before[:, :, place]).abs().max()) > 1e-3:
+            return Difference(math.inf, f"output {place} is NaN or does not depend on input {place}")
+        where = f", if the inputs from position {place} of {length} change"
+        earlier = before[:, :, :place]
+        errors.append(compare(after[:, :, :place], earlier, lambda _, where=where: where, CAUSALITY_TOLERANCE))  # type: ignore[misc]
     return max(errors)
 
 
@@ -192,11 +242,11 @@ def leak_error(mechanism: Attention, value: float) -> tuple[float, float]:
     """The change that `value`, such as NaN, makes to earlier outputs, and to those of another image."""
     inputs = draw(mechanism, 40)
     names = [name for name, part in inputs._asdict().items() if part is not None]
-    expected, _ = attend(mechanism, inputs)
     earlier, other = 0.0, 0.0
-    for name in names[mechanism.shared_query_key :]:
-        bad = share(mechanism, put(inputs, name, value))
-        for cuts in ([], [33]):  # with a cut at 33, only the state contains the value
+    for cuts in ([], [33]):  # with a cut at 33, only the state contains the value
+        expected, _ = attend_blocks(mechanism, inputs, cuts)
+        for name in names[mechanism.shared_query_key :]:
+            bad = share(mechanism, put(inputs, name, value))
             found, _ = attend_blocks(mechanism, bad, cuts)
             earlier = max(earlier, relative_error(found[0, :, :20], expected[0, :, :20]))
             other = max(other, relative_error(found[1], expected[1]))
@@ -284,16 +334,22 @@ def build_mechanism(variant: Variant) -> Attention:
 def measure_contract(mechanism: Attention) -> list[AgreementRow]:
     """The contract of a mechanism of `build_mechanism`. If it has a method `oracle`, that is compared, too."""
 
+    def change_late_input(one: Attention) -> Difference:
+        return causality_error(one, LONG - 50, length=LONG)
+
     def largest(measure: Callable[..., float], values: Iterable[int]) -> Callable[[Attention], float]:
         return lambda one: max(measure(one, value) for value in values)
 
-    places = (1, 15, 16, 64, 129)
+    places, lengths = (1, 15, 16, 64, 129), (1, 2, 63, 64, 65, LENGTH)
     checks: dict[str, tuple[Callable[[Attention], float], float]] = {
-        "steps and blocks equal one pass": (largest(split_error, (1, 2, 63, 64, 65, LENGTH)), FLOAT64_TOLERANCE),
-        "steps beyond the capacity equal one pass": (lambda one: split_error(one, 40, 1), FLOAT64_TOLERANCE),
+        "steps equal one pass": (largest(step_error, (*lengths, LONG)), FLOAT64_TOLERANCE),
+        "blocks equal one pass": (largest(block_error, lengths), FLOAT64_TOLERANCE),
+        "steps beyond the capacity equal one pass": (lambda one: step_error(one, 40, 1), FLOAT64_TOLERANCE),
+        "blocks beyond the capacity equal one pass": (lambda one: block_error(one, 40, 1), FLOAT64_TOLERANCE),
         "gradients of blocks equal those of one pass": (gradient_error, FLOAT64_TOLERANCE),
         "gradients pass through the state": (state_gradient_error, FLOAT64_TOLERANCE),
         "later inputs change no earlier output": (largest(causality_error, places), CAUSALITY_TOLERANCE),
+        f"later inputs change nothing in a pass of {LONG}": (change_late_input, CAUSALITY_TOLERANCE),
         "gradients reach no later input": (largest(later_gradient, places), 0.0),
         "NaN changes no earlier output": (lambda one: leak_error(one, math.nan)[0], CAUSALITY_TOLERANCE),
         "NaN changes no other image": (lambda one: leak_error(one, math.nan)[1], FLOAT64_TOLERANCE),
@@ -304,10 +360,16 @@ def measure_contract(mechanism: Attention) -> list[AgreementRow]:
     }
     if hasattr(mechanism, "oracle"):
         checks["outputs and gradients are those of the oracle"] = (oracle_error, FLOAT64_TOLERANCE)
-    rows = []
+    rows: list[AgreementRow] = []
+    raised: set[str] = set()
     for name, (measure, tolerance) in checks.items():
         try:
-            rows.append(build_row(name, measure(mechanism), tolerance))
-        except Exception as error:  # whatever the code of somebody else raises
-            rows.append(build_row(f"{name} ({type(error).__name__}: {shorten(str(error), 80)})", math.inf, tolerance))
+            error = measure(mechanism)
+            where = error.where if isinstance(error, Difference) else ""
+        except Exception as problem:  # whatever the code of somebody else raises
+            line = find_line(problem, inspect.getfile(type(mechanism)))
+            error, origin = math.inf, f"{type(problem).__name__}{f' in {line}' if line else ''}"
+            where = "" if origin in raised else f"{origin}: {shorten(str(problem))}"
+            raised.add(origin)
+        rows.append(build_row(name, error, tolerance, where))
     return rows

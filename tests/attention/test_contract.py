@@ -89,13 +89,15 @@ def test_every_choice_of_an_option_has_a_case(key: str) -> None:
 @every_case
 @loop_over("length", [1, 2, 63, 64, 65, LENGTH])
 def test_blocks_and_steps_match_a_single_pass(case: Case, length: int) -> None:
-    assert contract.split_error(build(case), length) <= FLOAT64
+    assert contract.step_error(build(case), length) <= FLOAT64
+    assert contract.block_error(build(case), length) <= FLOAT64
 
 
 @every_case
 @loop_over("capacity", [1, 20])
 def test_steps_beyond_the_capacity_match_a_single_pass(case: Case, capacity: int) -> None:
-    assert contract.split_error(build(case), 40, capacity) <= FLOAT64
+    assert contract.step_error(build(case), 40, capacity) <= FLOAT64
+    assert contract.block_error(build(case), 40, capacity) <= FLOAT64
 
 
 @every_case
@@ -167,6 +169,11 @@ def test_the_result_does_not_depend_on_the_chunk(case: Case, chunk: int) -> None
 @loop_over("place", [1, 15, 16, 17, 64, 129])
 def test_a_later_position_changes_no_earlier_output(case: Case, place: int, factor: float) -> None:
     assert contract.causality_error(build(case), place, factor) <= CAUSALITY
+
+
+@every_case
+def test_a_later_position_of_a_long_pass_changes_no_earlier_output(case: Case) -> None:
+    assert contract.causality_error(build(case), 550, length=contract.LONG) <= CAUSALITY
 
 
 @every_case

@@ -85,13 +85,16 @@ def test_compare_can_measure_speeds_later(lintx, tmp_path):
 
 
 def test_compare_continues_past_a_mechanism_that_fails(lintx, tmp_path, monkeypatch):
-    right = LinearAttention.step
+    """Only passes over whole images see the future, which the check of 96 positions before timing does not find."""
+    right = LinearAttention._attend
 
-    def wrong(self, q_t, k_t, v_t, *rest):
-        return right(self, q_t, k_t, v_t * 1.01, *rest)
+    def wrong(self, q, k, v, *rest):
+        return right(self, q, k, v + v.mean(2, True) if v.shape[2] > 100 else v, *rest)
 
-    monkeypatch.setattr(LinearAttention, "step", wrong)
-    outcome = compare(lintx, tmp_path, "--attention", "linear,softmax", "--json")
+    monkeypatch.setattr(LinearAttention, "_attend", wrong)
+    outcome = compare(
+        lintx, tmp_path, "--attention", "linear,softmax", "--image-size", 12, "--images", 8, "--repeats", 1, "--json"
+    )
     assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr
     broken, whole = outcome.document["rows"]
     assert "is not timed" in broken["missing"] and broken["images_per_second"] is None
