@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from linformer_cli.checkpoint import TrainingState, save_checkpoint
 from linformer_cli.checkpoint_files import CheckpointInfo, DataSummary, TrainingSummary
 from linformer_cli.config import ImageShape, ModelConfig, TrainConfig
-from linformer_cli.data import images
+from linformer_cli.data import glyphs, images
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.build import this_machine
@@ -166,10 +166,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def glyphs_drawn_once() -> Iterator[None]:
-    """Each process of the tests draws the images of `--data glyphs` once, which would take most of a short run."""
+def few_glyphs() -> Iterator[None]:
+    """`--data glyphs` has a tenth of its images, and each process of the tests draws them once: a run takes 0.2 s."""
     draw = functools.cache(images.draw_glyphs)
     with pytest.MonkeyPatch.context() as patch:
+        for split, count in (("train", 800), ("test", 200)):
+            patch.setitem(glyphs.COUNTS, split, count)
         patch.setattr(images, "draw_glyphs", lambda *place: tuple(array.copy() for array in draw(*place)))
         yield
 

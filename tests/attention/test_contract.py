@@ -87,7 +87,7 @@ def test_every_choice_of_an_option_has_a_case(key: str) -> None:
 
 @pytest.mark.smoke
 @every_case
-@loop_over("length", [1, 2, 63, 64, 65, LENGTH])
+@loop_over("length", [1, 2, 64, 65, LENGTH])
 def test_blocks_and_steps_match_a_single_pass(case: Case, length: int) -> None:
     assert contract.step_error(build(case), length) <= FLOAT64
     assert contract.block_error(build(case), length) <= FLOAT64
@@ -125,7 +125,9 @@ def test_an_earlier_block_learns_from_later_outputs(case: Case) -> None:
     assert contract.state_gradient_error(build(case)) <= FLOAT64
 
 
-@every_case
+@pytest.mark.parametrize(
+    "case", mark_variants(CASES, lambda case: case.attention, fast=("linear", "performer", "deltanet", "mamba"))
+)
 def test_float32_does_not_drift(case: Case) -> None:
     mechanism = build(case, torch.float32)
     inputs = draw(mechanism, 784, dtype=torch.float32)
@@ -366,17 +368,17 @@ def test_images_of_a_batch_are_independent(case: Case) -> None:
 @loop_over("copies, forked_after", [(1, "step"), (3, "attend")])
 def test_forked_states_are_independent(case: Case, copies: int, forked_after: str) -> None:
     mechanism = build(case)
-    inputs, others = draw(mechanism), draw(mechanism, LENGTH - 50, 2 * copies, seed=5)
+    inputs, others = draw(mechanism, 90), draw(mechanism, 40, 2 * copies, seed=5)
     prefix, rest = inputs.block(0, 50), inputs.block(50)
     with torch.no_grad():
         begin = step_through if forked_after == "step" else attend
-        _, state = begin(mechanism, prefix, init(mechanism, prefix, LENGTH))
+        _, state = begin(mechanism, prefix, init(mechanism, prefix, 90))
         forked = fork_state(state, copies)
         assert measure_state_bytes(forked) >= measure_state_bytes(state)
         shared, own = ({x.data_ptr() for x in state_tensors(each) if x.numel()} for each in (state, forked))
         assert not shared & own
         ours, theirs = [], []
-        for place in range(LENGTH - 50):
+        for place in range(40):
             y, state = step_through(mechanism, rest.block(place, place + 1), state)
             ours.append(y)
             y, forked = step_through(mechanism, others.block(place, place + 1), forked)
@@ -508,8 +510,15 @@ EXTREMES = {
 FAST_EXTREMES = ("gates -30", "gates 200", "gates of 2000 or -2000", "one key repeated")
 
 
-@every_case
-@pytest.mark.parametrize(("extremes", "length"), first_fast([(FAST_EXTREMES, 40), (tuple(EXTREMES), LENGTH)]))
+@pytest.mark.parametrize(
+    ("case", "extremes", "length"),
+    [
+        pytest.param(one.values[0], *size, id=f"{one.id}-{size[1]}", marks=one.marks or marks)
+        for size, marks in (((FAST_EXTREMES, 40), ()), ((tuple(EXTREMES), LENGTH), pytest.mark.slow))
+        for one in mark_variants(CASES, lambda case: case.attention)
+        if marks or not one.marks  # the slow tests of other variants have all extremes
+    ],
+)
 def test_gradients_of_extreme_gates_are_those_of_float64(case: Case, extremes: tuple[str, ...], length: int) -> None:
     """The gradient of a gate that lets nothing pass is 0 but for errors that are small compared with it."""
     if case.condition or case.options.get("forget_gate") == "exponential":

@@ -54,8 +54,9 @@ def step_through(
     return torch.stack(outputs, dim=2)
 
 
-@loop_over(("feature_map", "key_width", "value_width"), [("elu", 16, 32), ("relu", 16, 16)])
-@loop_over("fold", [1, 2, 4])
+@loop_over(
+    ("feature_map", "key_width", "value_width", "fold"), [("elu", 16, 32, 1), ("elu", 16, 32, 4), ("relu", 16, 16, 2)]
+)
 def test_outputs_match_the_reference_form_for_any_number_of_pending_pairs(feature_map, fold, key_width, value_width):
     attention, state = build(feature_map, key_width, value_width), draw_state(key_width, value_width)
     widths = (key_width, key_width, value_width)

@@ -19,6 +19,8 @@ from linformer_cli.data.pictures import load_picture
 
 SHAPE = ImageShape(height=28, width=28)
 DARK = Frame(ground=0, ink=250.0, box=20.0, centre=(14.5, 14.5))
+# Every third photograph has each paper, desk, shadow and ink; $LINTX_FULL takes all.
+SOME = range(0, len(CASES), 3)
 LIGHT = DARK.model_copy(update={"ground": 255})
 
 
@@ -61,7 +63,7 @@ def test_photographs_colour_and_empty_images_have_no_frame() -> None:
 
 
 def test_glyphs_have_a_frame() -> None:
-    found = load_images("glyphs", "train").look.frame
+    found = load_images("glyphs", "test").look.frame
     assert found is not None and found.ground == 0 and 10 < found.box < 20
 
 
@@ -73,7 +75,7 @@ def test_glyphs_have_a_frame() -> None:
         ({"size": (600, 800), "ink": 240, "ground": 10, "noise": 3}, False),
         ({"size": (300, 300), "ink": 90, "ground": 140, "noise": 4}, True),
         ({"size": (40, 40)}, True),
-        ({"size": (4000, 3000)}, True),
+        ({"size": (2000, 1500)}, True),
         ({"size": (1000, 1000), "pen": 3}, True),
     ],
 )
@@ -197,25 +199,18 @@ def find_wrong_boxes(numbers: Iterable[int]) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.slow
-def test_shadows_are_left_out() -> None:
-    """On white paper that fills the picture, with light ink, and on a desk, with dark ink."""
-    assert find_wrong_boxes((3, 6)) == []
-
-
-@pytest.mark.slow
-def test_most_photographs_give_the_box_of_the_digit() -> None:
-    """Five papers, on a desk or not, with a shadow or not, two inks, all tilted: 38 of 40 are right."""
-    wrong = find_wrong_boxes(range(len(CASES)))
-    assert len(wrong) <= 2, wrong
+def test_most_photographs_give_the_box_of_the_digit(share) -> None:
+    """Five papers, on a desk or not, with a shadow or not, two inks, all tilted."""
+    assert find_wrong_boxes(range(len(CASES)) if share else SOME) == []
 
 
 TURNS = [(0, 30), (-45, 0), (50, 15), (30, -25)]
 
 
-@pytest.mark.parametrize("numbers", [[2], pytest.param(range(len(CASES)), marks=pytest.mark.slow)])
-def test_a_turned_sheet_is_straightened(numbers) -> None:
+@pytest.mark.parametrize("numbers", [[2], pytest.param(SOME[1:], marks=pytest.mark.slow)])
+def test_a_turned_sheet_is_straightened(numbers, share) -> None:
     """Turned by up to 30 degrees and leaning up to 50 degrees: the digit is as wide for its height as on the sheet."""
-    for number in numbers:
+    for number in range(len(CASES)) if share else numbers:
         paper, _, shadow, ink = CASES[number]
         picture, (width, height) = photograph(number, paper, True, shadow, ink, TURNS[number % 4])
         ((_, note),) = frame_picture(picture, DARK, SHAPE)

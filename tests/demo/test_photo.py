@@ -29,11 +29,12 @@ def take(number: int) -> Image.Image:
 
 
 @needs_node
-@pytest.mark.parametrize("numbers", [[38], pytest.param(range(1, 40, 3), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("numbers", [[], pytest.param(range(1, 40, 9), marks=pytest.mark.slow)])
 def test_a_photograph_gives_the_drawing_of_the_command(tmp_path, numbers) -> None:
-    light = Image.fromarray(255 - np.asarray(take(0)))  # ink on black
     turned = photograph(6, *CASES[6], turned=(50, 15))[0].resize(SIDES, Image.Resampling.BOX)
-    pictures = [light, turned, *map(take, numbers)]
+    pictures = [turned, *map(take, numbers)]
+    if numbers:
+        pictures.append(Image.fromarray(255 - np.asarray(take(0))))  # ink on black
     found = Node(tmp_path).run(FIND, [picture.tobytes() for picture in pictures])
     for number, (picture, (box, *images)) in enumerate(zip(pictures, found, strict=True)):
         for frame, image in zip(FRAMES, images, strict=True):

@@ -62,14 +62,14 @@ def test_the_tolerances_never_change() -> None:
     assert (FLOAT64_TOLERANCE, FLOAT32_TOLERANCE, CAUSALITY_TOLERANCE) == (1e-9, 1e-3, 1e-12)
 
 
-@loop_over(("wanted", "positions"), [(None, 64), (20, 20), (64, 64), (1000, 64), (1, 1), (2, 2)])
+@loop_over(("wanted", "positions"), [(None, 64), (20, 20), (1000, 64), (1, 1), (2, 2)])
 def test_fewer_positions_can_be_compared(build_tiny_model, wanted, positions) -> None:
     agreement = measure_agreement(build_tiny_model(), positions=wanted)
     assert agreement.positions == positions
     assert agreement.passed
 
 
-@pytest.mark.parametrize("positions", [2, 3, 20, 64])
+@pytest.mark.parametrize("positions", [2, 3, 20])
 def test_the_split_has_several_blocks(build_tiny_model, monkeypatch, positions) -> None:
     blocks: list[int] = []
     attend = PixelModel.attend
@@ -98,7 +98,7 @@ def test_the_given_model_is_not_changed(build_tiny_model) -> None:
 
 def test_the_seed_changes_the_images_that_are_compared(build_tiny_model) -> None:
     model = build_tiny_model()
-    errors = [tuple(row.error for row in measure_agreement(model, seed=seed).rows) for seed in (0, 0, 1)]
+    errors = [tuple(row.error for row in measure_agreement(model, positions=20, seed=seed).rows) for seed in (0, 0, 1)]
     assert errors[0] == errors[1] != errors[2]
 
 
@@ -139,7 +139,7 @@ def test_damaged_forms_fail_where_they_differ(build_tiny_model, form, change, le
     model = build_tiny_model()
     with pytest.MonkeyPatch.context() as patch:
         damage(patch, form, change)
-        agreement = measure_agreement(model)
+        agreement = measure_agreement(model, positions=40)
     assert least <= failed(agreement) <= most and not agreement.passed
 
 
@@ -218,12 +218,12 @@ def test_errors_are_relative_to_the_largest_output(build_tiny_model, monkeypatch
 
     damage(monkeypatch, "step", step)
     model = build_tiny_model()
-    small = measure_agreement(model).rows[0].error
+    small = measure_agreement(model, positions=20).rows[0].error
     model.head.projection.weight.data.mul_(2)
     model.head.projection.bias.data.mul_(2)
     # Outputs and differences are twice as large, so relative errors stay similar. They are not equal, because the
     # sampled images differ.
-    assert measure_agreement(model).rows[0].error == pytest.approx(small, rel=0.9)
+    assert measure_agreement(model, positions=20).rows[0].error == pytest.approx(small, rel=0.9)
 
 
 def test_softmax_states_are_measured_at_their_full_length(build_tiny_model) -> None:

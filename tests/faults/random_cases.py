@@ -12,9 +12,9 @@ from linformer_cli.errors import LintxError
 
 
 def cases(share: float, many: int) -> Callable[..., Any]:
-    """Run this share of `many` cases, and at least 100."""
+    """Run this share of `many` cases, and at least 50."""
     return settings(
-        max_examples=max(round(share * many), 100),
+        max_examples=max(round(share * many), 50),
         derandomize=True,  # gives the same cases in every run
         database=None,
         deadline=None,

@@ -3,6 +3,7 @@
 Nothing may be overwritten, and memory must stay bounded.
 """
 
+import itertools
 import json
 import math
 import os
@@ -25,7 +26,7 @@ from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoin
 from linformer_cli.checkpoint_files import CONFIG, TRAINING, WEIGHTS
 from linformer_cli.system.memory import measure_peak_memory
 
-TENTHS, FLIPS = 10, 50
+TENTHS, FLIPS = 10, 16
 FILES = (WEIGHTS, CONFIG, TRAINING)
 Change = Callable[[bytes], bytes]
 
@@ -91,22 +92,20 @@ def test_a_foreign_file_with_the_right_digest_is_refused(new_copy, capsys, file:
     assert measure_peak_memory() - before < 64 * 2**20
 
 
-@loop_over("signed", [False, True])
-@loop_over("file", DIGESTS)
-@loop_over("changes", [{"width": 48}, {"layers": 3}, {"attention": "softmax"}, {"head": "mixture"}])
-def test_the_file_of_another_model_is_refused(new_copy, small_run_options, capsys, changes, file, signed) -> None:
-    copy = new_copy()
-    flags = [f"--{key}={value}" for key, value in changes.items()]
-    other = copy.parent / "other"
-    assert run_main(("train", *small_run_options, *flags, "--steps", "1", "--out", other), capsys).code == 0
-    shutil.copy(other / "last" / file, copy / "last" / file)
-    if signed:
-        sign(copy / "last", **{DIGESTS[file]: file})
-    if signed and changes == {"attention": "softmax"}:
-        # The tensors have the same names and shapes, so only the digest can tell the models apart.
-        assert use(copy, file, capsys).code == 0
-    else:
-        assert_refused(copy, file, capsys)
+@loop_over("change", ["--width=48", "--layers=3", "--attention=softmax", "--head=mixture"])
+def test_the_file_of_another_model_is_refused(new_copy, small_run_options, capsys, change) -> None:
+    other = new_copy().parent / "other"
+    assert run_main(("train", *small_run_options, change, "--steps", "1", "--out", other), capsys).code == 0
+    for file, signed in itertools.product(DIGESTS, (False, True)):
+        copy = new_copy()
+        shutil.copy(other / "last" / file, copy / "last" / file)
+        if signed:
+            sign(copy / "last", **{DIGESTS[file]: file})
+        if signed and change == "--attention=softmax":
+            # The tensors have the same names and shapes, so only the digest can tell the models apart.
+            assert use(copy, file, capsys).code == 0
+        else:
+            assert_refused(copy, file, capsys)
 
 
 @loop_over("file", DIGESTS)

@@ -48,7 +48,7 @@ def wait_for_a_save(run: Path, before: float | None, command: Command) -> None:
 
 @pytest.mark.slow
 def test_a_run_killed_at_random_moments_reaches_the_same_weights(small_run_options, tmp_path, share: float) -> None:
-    kills = max(round(1_000 * share), 8)
+    kills = max(round(1_000 * share), 5)
     steps = 10 * kills
     whole = tmp_path / "whole"
     began = time.monotonic()
@@ -110,7 +110,7 @@ def test_commands_killed_at_random_moments_leave_old_or_new_files_and_nothing_el
     small_run_options: list[str], tmp_path: Path, share: float, capsys
 ) -> None:
     pytest.importorskip("constriction")
-    run, cases = tmp_path / "run", max(round(480 * share), 8)
+    run, cases = tmp_path / "run", max(round(480 * share), 4)
     assert run_main(("train", *small_run_options, "--steps", "1", "--out", run), capsys).code == 0
     pictures = ("sample", run, "-n", "40", "--batch", "2", "--precision", "fp32", "--files")
     assert run_main((*pictures, tmp_path / "pictures", "-o", tmp_path / "grid.png"), capsys).code == 0

@@ -21,7 +21,7 @@ def test_a_signal_during_startup_gives_no_traceback(copy: Path, share: float) ->
     longest = time.monotonic() - began
     codes: Counter[int] = Counter()
     early = 0
-    for _ in range(max(round(600 * share), 6)):
+    for _ in range(max(round(600 * share), 4)):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         time.sleep(moments.uniform(0, longest))
         number = moments.choice((signal.SIGINT, signal.SIGTERM))

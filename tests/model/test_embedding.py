@@ -97,8 +97,7 @@ def test_a_slot_has_the_same_direction_at_every_position(size: tuple[int, int, i
 
 
 @loop_over("context", CONTEXTS)
-@loop_over("positional", ["grid", "paper", "none"])
-@loop_over("size", [(4, 5, 3), (4, 5, 1)])
+@loop_over("positional, size", [("grid", (4, 5, 3)), ("paper", (4, 5, 1)), ("none", (4, 5, 3))])
 def test_a_vector_depends_only_on_its_context(context: Context, positional: str, size: tuple[int, int, int]) -> None:
     embedding = build(context, size, positional)
     tokens = draw_tokens(embedding, 1)
@@ -200,8 +199,10 @@ def test_sinusoids_are_computed_in_float64_and_rounded_once(positions: int) -> N
 
 
 @loop_over("context", CONTEXTS)
-@loop_over("positional", ["grid", "paper", "none"])
-@loop_over("size", [(4, 4, 3), (5, 5, 1), (3, 1, 1), (1, 1, 1)])
+@loop_over(
+    "positional, size",
+    [("grid", (4, 4, 3)), ("grid", (5, 5, 1)), ("paper", (4, 4, 3)), ("paper", (3, 1, 1)), ("none", (1, 1, 1))],
+)
 @loop_over("block", [1, 7])
 def test_blocks_match_a_single_pass(context: Context, positional: str, size: tuple[int, int, int], block: int) -> None:
     embedding = build(context, size, positional)

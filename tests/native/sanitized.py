@@ -38,7 +38,8 @@ def train_everything() -> None:
     library.load_library()
     torch.set_num_threads(3)
     for form in FORMS:
-        for length, *widths in (*SIZES, (600, 8, 9)):  # with 600, the threads divide the positions of a head
+        # 66 positions are two blocks and a rest, where SIZES has 130. With 600, the threads divide a head's positions.
+        for length, *widths in (*((66 if size[0] == 130 else size[0], *size[1:]) for size in SIZES), (600, 8, 9)):
             for carry in (False, True):
                 inputs = [None if x is None else x.float() for x in draw(form, length, *widths, carry)]
                 differentiate(form, inputs)

@@ -111,7 +111,9 @@ def test_other_machines_draw_the_same_images(machine: Machine, cases, tmp_path: 
         command = ("aarch64-linux-gnu-objdump", "--disassemble", drawer)
         listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert ("\tsdot\t" in listing) == (machine == MACHINES[DOT_PRODUCTS.name])
-    counts = {name: (case, COUNT) for name, case in cases.items()}
+    # Machines without dot products run the same C++ but for the products, which every kind of network has.
+    chosen = CHANGES if machine == MACHINES[NEON.name] else cases
+    counts = {name: (cases[name], COUNT) for name in chosen}
     counts["mnist-deep"] = (draw_here(load_model("mnist-deep"), 1), 1)
     for name, (case, count) in counts.items():
         (tmp_path / "program").write_bytes(case.program)

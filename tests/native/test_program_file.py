@@ -529,7 +529,7 @@ def test_no_damage_makes_a_program_access_memory_outside_its_buffers(build_tiny_
     compile_executable(tmp_path / "fuzz", "-O1", *sanitizers, fuzz)
     environment = {"ASAN_OPTIONS": "allocator_may_return_null=1:max_allocation_size_mb=1000"}
     found = subprocess.run(
-        [tmp_path / "fuzz", "1", str(max(round(400 * share), 16)), *files],
+        [tmp_path / "fuzz", "1", str(max(round(400 * share), 5)), *files],
         env=environment,
         check=False,
         capture_output=True,

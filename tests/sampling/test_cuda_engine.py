@@ -99,8 +99,15 @@ def test_the_engine_continues_from_a_state_of_attend(build_tiny_model, known, ch
     assert_agree(CudaEngine(model, 1, fork_state(state, 1)).step(tokens[:1, known]), expected[:, known], FLOAT32)
 
 
-@loop_over("head", ["categorical", "mixture"])
-@loop_over("filters", [Filters(), Filters(temperature=0.5), Filters(top_k=3, top_p=0.8)])
+@loop_over(
+    "head, filters",
+    [
+        ("categorical", Filters()),
+        ("categorical", Filters(top_k=3, top_p=0.8)),
+        ("mixture", Filters(temperature=0.5)),
+        ("mixture", Filters(top_k=3, top_p=0.8)),
+    ],
+)
 def test_images_match_those_of_the_reference_engine(build_tiny_model, head, filters) -> None:
     model = build_tiny_model(head=head)
     plain, engine = ReferenceEngine(model, 20), CudaEngine(model, 20)

@@ -1,19 +1,22 @@
 """Tests of two processes that share one task, started as a user would start them, with gloo on the CPU."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from commands import Command, run_command
 from loops import loop_over
 from machine import TIMING_METRICS
 from PIL import Image
@@ -54,9 +57,30 @@ def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     return process.returncode, stdout, stderr
 
 
+@pytest.fixture
+def start_team(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Command]]]:
+    with contextlib.ExitStack() as stack:
+        yield lambda *given, **named: [stack.enter_context(one) for one in start_both(monkeypatch, *given, **named)]
+
+
+def start_both(monkeypatch: pytest.MonkeyPatch, *arguments: object, dying: int = 0) -> list[Command]:
+    """Start both processes of a job without torchrun. The second one is killed before image `dying`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": 2}
+    team = []
+    for rank in range(2):
+        script = f"from processes import die_at, main\ndie_at({dying})\nmain()" if rank and dying else ""
+        with monkeypatch.context() as patch:
+            for name, value in (place | {"RANK": rank, "LOCAL_RANK": rank}).items():
+                patch.setenv(name, str(value))
+            team.append(Command(*arguments, script=script))
+    return team
+
+
 def run_alone(*arguments: object) -> None:
-    command = [sys.executable, "-m", "linformer_cli", *map(str, arguments)]
-    subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
+    code, _, errors = run_command(*arguments)
+    assert code == 0, errors
 
 
 @pytest.mark.slow
@@ -156,17 +180,17 @@ def test_a_killed_process_ends_the_other_and_the_run_can_be_resumed(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_stop_reaches_both_processes_and_the_run_is_saved_once(tmp_path: Path) -> None:
+def test_a_stop_of_one_process_reaches_both_and_the_run_is_saved_once(tmp_path: Path, start_team) -> None:
     run = tmp_path / "run"
-    process = start("-m", "linformer_cli", *TRAIN, "--steps", "100000", "--save-every", "5", "--out", run)
+    first, second = start_team(*TRAIN, "--steps", "100000", "--save-every", "5", "--out", run)
     deadline = time.monotonic() + SECONDS
     while not (run / "last" / "config.json").exists():
-        assert time.monotonic() < deadline and process.poll() is None
+        assert time.monotonic() < deadline and first.process.is_alive()
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    code, _, errors = finish(process)
-    assert code != 0
-    assert errors.count("Stopped at step ") == 1 and "process 1:" not in errors
+    second.send_signal(signal.SIGTERM)
+    (code, _, errors), (other, _, silence) = first.finish(), second.finish()
+    assert code == other == 143
+    assert errors.count("Stopped at step ") == 1 and "Stopped" not in silence
     stopped = int(errors.split("Stopped at step ")[1].split(",")[0])
     assert read_checkpoint(run / "last").info.training.step == stopped
     rows = read_metrics(run / METRICS_FILE)
@@ -177,17 +201,21 @@ def test_a_stop_reaches_both_processes_and_the_run_is_saved_once(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_images_missing_after_a_kill_are_drawn_later_and_equal_those_of_one_process(tmp_path, tiny_checkpoint) -> None:
+def test_images_missing_after_a_kill_are_drawn_later_and_equal_those_of_one_process(
+    tmp_path, tiny_checkpoint, start_team
+) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     run_alone("sample", tiny_checkpoint, *SAMPLE, "--out", tmp_path / "alone.png", "--files", alone)
     arguments = ["sample", tiny_checkpoint, *SAMPLE, "--out", tmp_path / "shared.png", "--files", shared]
-    code, _, errors = finish(start(WORK, "dying", 4, *arguments))
-    assert code != 0
-    assert "the same command draws what is missing" in errors and "rank      : 1" in errors
+    first, second = start_team(*arguments, dying=4)
+    code, _, errors = first.finish()
+    assert code == 1 and second.wait() == -signal.SIGKILL
+    assert "the same command draws what is missing" in errors
     written = {path.name: path.stat().st_mtime_ns for path in shared.iterdir()}
     assert "00001.png" in written and "00007.png" not in written
-    code, stdout, errors = finish(start("-m", "linformer_cli", *arguments, "--json"))
-    assert code == 0, errors
+    first, second = start_team(*arguments, "--json")
+    code, stdout, errors = first.finish()
+    assert code == second.wait() == 0, errors
     found = json.loads(stdout)
     assert (found["images"], found["drawn"], found["processes"]) == (11, 11 - len(written), 2)
     for index in range(11):

@@ -124,6 +124,7 @@ STOPS = [
     [
         pytest.param(*given.values, *stop, id=f"{given.id}-{stop[2]}", marks=() if n % 3 == m else pytest.mark.slow)
         for (n, given), (m, stop) in itertools.product(enumerate(SETTINGS), enumerate(STOPS))
+        if n < 4 or n % 3 == m  # every setting has one stop, and the optimizers have all stops
     ],
 )
 def test_a_stopped_and_resumed_run_equals_the_uninterrupted_run_bit_for_bit(
