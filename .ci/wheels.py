@@ -39,10 +39,12 @@ def build_wheel(system: str, folder: Path) -> Path:
 
 
 def check_wheel(system: str, wheel: Path) -> None:
-    """Check the size, and the format, functions and glibc version of every library."""
+    """Check the size, the addresses in the readme, and the format, functions and glibc version of every library."""
     target = build.TARGETS[system]
     assert wheel.stat().st_size < MOST_BYTES, wheel.stat().st_size
     with zipfile.ZipFile(wheel) as content:
+        (about,) = (content.read(name) for name in content.namelist() if name.endswith(".dist-info/METADATA"))
+        assert b"](docs/" not in about and b"/raw/main/docs/" in about, "the readme has relative addresses"
         libraries = {Path(name).name: name for name in content.namelist() if "/native/libraries/" in name}
         expected = {build.library_file(target, one).name: one for one in target.instruction_sets}
         assert libraries.keys() == expected.keys(), libraries

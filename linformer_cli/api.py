@@ -59,7 +59,7 @@ def train(
     folder `out`, the run is logged and saved there, as by `lintx train --out`.
     """
     if unknown := config.keys() - {"preset", "model", "data", "train"}:
-        raise UsageError(f"a configuration has preset, model, data and train, found '{sorted(unknown)[0]}'")
+        raise UsageError(f"unknown key '{sorted(unknown)[0]}' in the configuration; known: preset, model, data, train")
     own = {"name": data if isinstance(data, str) else _MEMORY} | ({} if labels is None else {"labels": True})
     tables = {name: config.get(name, {}) for name in ("model", "data", "train")}
     given = Given(config.get("preset"), tables["model"], {**tables["data"], **own}, tables["train"])
@@ -90,7 +90,7 @@ def _hold_out(images: NDArray[np.uint8], labels: NDArray[np.int64] | None) -> tu
     if images.dtype != np.uint8 or images.ndim != 4 or len(images) < 2:
         raise UsageError(f"images must be uint8 [N, H, W, C] with N > 1, found {images.dtype} {list(images.shape)}")
     if labels is not None and len(labels) != len(images):
-        raise UsageError(f"there are {len(images)} images and {len(labels)} labels")
+        raise UsageError(f"found {len(images)} images and {len(labels)} labels; give one label per image")
     classes = 0 if labels is None else int(labels.max()) + 1
     first = len(images) - max(1, len(images) // 10)
 
@@ -136,9 +136,7 @@ def complete(
     shape = sampler.model.config.image
     sizes = (shape.height, shape.width, shape.channels)
     if image.shape != sizes or kept.shape != sizes[:2]:
-        raise UsageError(
-            f"the model needs an image {list(sizes)} and kept {list(sizes[:2])}, found {list(image.shape)}"
-        )
+        raise UsageError(f"the image must be {list(sizes)} and kept {list(sizes[:2])}, found {list(image.shape)}")
     values = images_to_values(image[None], shape)[0]
     places = torch.from_numpy(np.broadcast_to(kept[..., None], sizes).reshape(-1).copy())
     return values_to_images(complete_values(sampler, values, places, count, label, particles=particles).values, shape)
@@ -164,7 +162,7 @@ def build_layer(
     if mechanism.gated or mechanism.shared_key_value:
         raise UsageError(f"'{name}' needs a block of its own; use build_attention")
     if width % heads:
-        raise UsageError(f"a width of {width} is no multiple of {heads} heads")
+        raise UsageError(f"the width must be a multiple of {heads} heads, found {width}")
     shape = AttentionShape(heads, width // heads, width // heads, positions, row or max(1, math.isqrt(positions)))
     network = parse_config(NetworkConfig, {"width": width, "heads": heads}, "layer")
     return AttentionLayer(network, build_attention(name, options or {}, shape))

@@ -91,7 +91,7 @@ class ImageShape(Config):
                 f"a palette of {len(self.palette)} colours needs 1 channel and as many levels, found {found}"
             )
         if len(set(self.palette)) < len(self.palette):
-            raise ValueError("a palette has each colour once")
+            raise ValueError("the colours of a palette must differ from each other")
 
     @property
     def positions(self) -> int:
@@ -258,7 +258,7 @@ def _parse_number(value: Any) -> Any:
 
 def _check_range(value: tuple[float, float]) -> tuple[float, float]:
     if value[0] >= value[1]:
-        raise ValueError(f"the number that becomes black must be less than that of white, found {value}")
+        raise ValueError(f"the number for black must be less than the one for white, found {value}")
     return value
 
 
@@ -302,7 +302,7 @@ class DataConfig(Config):
 
     def check(self) -> None:
         if self.colours is not None and self.channels is not None:
-            raise ValueError("colours and channels exclude each other: a palette has one value a pixel")
+            raise ValueError("colours and channels cannot both be set: with a palette, a pixel is one value")
 
     @property
     def words(self) -> Words:
@@ -370,11 +370,11 @@ class TrainConfig(Config):
     def check(self) -> None:
         given = [name for name in LENGTHS if getattr(self, name) is not None]
         if not given or {"steps", "epochs"} <= set(given):
-            raise ValueError(f"steps or epochs, max_time, or both set the length, found {given or 'none'}")
+            raise ValueError(f"set the length by steps or epochs, by max_time, or by both, found {given or 'none'}")
         # Other optimizers overflow to infinity, which the next loss shows; torch's Muon fails instead.
         if self.optimizer == "muon" and self.learning_rate * max(1, self.weight_decay) > _LARGEST_MUON_RATE:
             raise ValueError(
-                f"optimizer 'muon' takes a learning_rate, also times weight_decay, of at most {_LARGEST_MUON_RATE:g}"
+                f"learning_rate, also times weight_decay, must be at most {_LARGEST_MUON_RATE:g} with optimizer 'muon'"
             )
 
 

@@ -33,8 +33,8 @@ def choose_precision(wanted: Precision, device: str, width: int = 256, feed_forw
         gain = remember(f"training {width} {feed_forward}: bf16", lambda: measure_bf16_gain(width, feed_forward))
         return Choice("bf16" if gain > CLEARLY_FASTER else "fp32", f"bf16 is {gain:.2g} times as fast as fp32 here")
     if device.startswith("cuda") and torch.cuda.is_bf16_supported():
-        return Choice("bf16", "this GPU multiplies bf16")
-    return Choice("fp32", "no fast bf16 is known for this device")
+        return Choice("bf16", "this GPU supports bf16")
+    return Choice("fp32", "bf16 is not known to be faster on this device")
 
 
 @functools.cache

@@ -58,8 +58,8 @@ def test_labels_make_a_model_of_classes() -> None:
         (lambda: train({"modle": {}}, IMAGES), "found 'modle'"),
         (lambda: train({"train": {"stesp": 1}}, IMAGES), "did you mean 'steps'"),
         (lambda: train(CONFIG, IMAGES[0]), "images must be uint8 [N, H, W, C]"),
-        (lambda: train(CONFIG, IMAGES, LABELS[1:]), "40 images and 39 labels"),
-        (lambda: build_layer("linear", 30, 4, positions=10), "30 is no multiple of 4 heads"),
+        (lambda: train(CONFIG, IMAGES, LABELS[1:]), "40 images but 39 labels"),
+        (lambda: build_layer("linear", 30, 4, positions=10), "multiple of 4 heads, found 30"),
         (lambda: build_layer("gau", 32, 2, positions=10), "'gau' needs a block of its own"),
         (lambda: build_layer("single_head", 32, 2, positions=10), "'single_head' needs a block of its own"),
         (lambda: build_layer("linaer", 32, 2, positions=10), "did you mean 'linear'"),
@@ -74,7 +74,7 @@ def test_images_of_another_size_are_refused(build_tiny_model, raises_one_line) -
     model = build_tiny_model()
     with raises_one_line(UsageError, "the model is for images of 8 x 8 x 1"):
         evaluate(model, IMAGES[:, :4])
-    with raises_one_line(UsageError, "the model needs an image [8, 8, 1] and kept [8, 8]"):
+    with raises_one_line(UsageError, "the image must be [8, 8, 1] and kept [8, 8]"):
         complete(model, IMAGES[0], np.ones((8, 4), bool))
 
 

@@ -164,7 +164,7 @@ def test_a_palette_has_one_colour_for_each_value(raises_one_line) -> None:
         parse_config(ImageShape, {**image, "levels": 3}, "image")
     with raises_one_line(UsageError, "found 3 and 2"):
         parse_config(ImageShape, {**image, "channels": 3}, "image")
-    with raises_one_line(UsageError, "image: a palette has each colour once"):
+    with raises_one_line(UsageError, "image: the colours of a palette must differ"):
         parse_config(ImageShape, {**image, "palette": ["#a0b1c2", "#a0b1c2ff"]}, "image")
     with raises_one_line(UsageError, "image: palette.1: ", "found '#A0B1C2'"):
         parse_config(ImageShape, {**image, "palette": ["#00000000", "#A0B1C2"]}, "image")
@@ -216,7 +216,7 @@ def test_a_length_may_have_a_time_limit(given: dict[str, float]) -> None:
 )
 def test_no_length_and_two_numbers_of_steps_are_refused(raises_one_line, given: dict[str, float]) -> None:
     found = ", ".join(f"'{key}'" for key in given) or "none"
-    with raises_one_line(UsageError, "train", "steps or epochs, max_time, or both set the length", found):
+    with raises_one_line(UsageError, "train", "set the length by steps or epochs, by max_time, or by both", found):
         parse_config(TrainConfig, given, "train")
 
 

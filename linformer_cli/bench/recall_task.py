@@ -44,7 +44,7 @@ class RecallSettings(CopySettings):
         super().__post_init__()
         if self.pairs > MOST_PAIRS or 4 * self.pairs > self.length:
             most = min(MOST_PAIRS, self.length // 4)
-            raise UsageError(f"sequences of length {self.length} have at most {most} pairs, found {self.pairs}")
+            raise UsageError(f"sequences of length {self.length} hold at most {most} pairs, found {self.pairs}")
 
     @property
     def title(self) -> str:

@@ -134,7 +134,7 @@ class SpeechReport(BudgetReport):
 
     def _list_findings(self) -> list[str]:
         about = (
-            f"{self.settings['seeds']} seeds, each with other held-out speakers. An epoch is "
+            f"{self.settings['seeds']} seeds, each of which holds out other speakers. An epoch is "
             f"{self.settings['epoch_utterances']:,} utterances with {self.settings['epoch_frames']:,} frames of 10 ms"
         )
         published = [row.published for row in self.rows if row.published][:1]

@@ -53,7 +53,7 @@ def export(
     path, shared = Path(out), out.startswith(PREFIX)
     program = not shared and path.suffix == SUFFIX
     if shared and license is None:
-        raise UsageError("say what others may do with the weights, such as --license mit; other is a licence, too")
+        raise UsageError("say what others may do with the weights, such as --license mit or --license other")
     if not shared and os.path.lexists(path):
         raise UsageError(f"'{out}' exists already; choose another {'file' if program else 'folder'}")
     if dtype == "int8" and not program:

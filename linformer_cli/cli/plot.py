@@ -78,7 +78,7 @@ def _watch(runs: list[Path]) -> NoReturn:
 
     console = Console()
     if not console.is_terminal:
-        raise UsageError("--watch redraws a terminal, and stdout is none; write a file with -o")
+        raise UsageError("--watch needs a terminal, and stdout is not one; write a file with -o")
     with Live(console=console, auto_refresh=False) as live:
         while True:
             try:

@@ -69,7 +69,7 @@ def run_and_show(
         if key in plots:
             write_plot(path, plots[key])
         elif path is not None:
-            info(f"no plot in '{path}': nothing was measured that it shows")
+            info(f"did not write '{path}': nothing was measured that it would show")
     stop.raise_if_set(output.stopped)
     if output.failure is not None:
         raise LintxError(output.failure)

@@ -96,7 +96,7 @@ def sample(asked: SampleOptions) -> None:
     repeating the command draws only missing images.
     """
     if asked.out == STREAM and asked.json:
-        raise UsageError("-o - and --json both want stdout; give -o a file")
+        raise UsageError("-o - and --json would both write to stdout; give -o a file")
     options.require_output("-o", asked.out, ".png", stdout=True)
     options.require_output("--gif", asked.gif, ".gif")
     options.require_output("--nearest", asked.nearest, ".png")
@@ -255,7 +255,9 @@ def print_text(
         count = max(0, model.config.image.positions - len(prompt))
     stream = Stream(sampler, torch.tensor(list(prompt), dtype=torch.int64), count)
     if count is None and record is not None:
-        raise UsageError("--json prints the text at its end, and this text has none; limit the bytes with -n")
+        raise UsageError(
+            "--json prints the text when it is complete, and this text never ends; limit the bytes with -n"
+        )
     if count is None:
         info("without end; stop with Ctrl-C, or limit the bytes with -n")
     text = SafeText() if sys.stdout.isatty() else None

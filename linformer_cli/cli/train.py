@@ -188,7 +188,7 @@ def _begin(asked: TrainOptions, team: "Team") -> "Trainer[PixelTask]":
     source = find_source(asked.init_from, asked.config)
     teachers = find_teachers(asked.distill_from or [], asked.config)
     if "distill_share" in asked.training and not teachers:
-        raise UsageError("--distill-share is for teachers; name one with --distill-from, or drop it")
+        raise UsageError("--distill-share needs a teacher; name one with --distill-from, or drop it")
     merged = merge_settings(_read_given(asked), asked.config, source)
     folder = RunFolder(asked.out if asked.out is not None else RUNS)
     if not asked.dry_run:  # this is checked first, because loading the images may take long

@@ -237,5 +237,5 @@ def _to_values(images: Pixels, shape: ImageShape, name: str) -> NDArray[np.int64
     """Values int64 [N, T] of images. Raises `DataError` if they have brightnesses that the model's levels lack."""
     values = images_to_values(images, shape)
     if shape.levels < 256 and not np.array_equal(values_to_images(values, shape), images):
-        raise DataError(f"the model has {shape.levels} levels of brightness, and {name} has others")
+        raise DataError(f"{name} has pixels that are not among the model's {shape.levels} levels of brightness")
     return values.numpy()

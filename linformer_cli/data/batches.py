@@ -24,7 +24,7 @@ class Batches:
         if count < 1:
             raise ValueError(f"batches need at least one image, found {count}")
         if not 0 <= seed < 2**64:
-            raise ValueError(f"a seed lies in [0, 2**64), found {seed}")
+            raise ValueError(f"a seed must be in [0, 2**64), found {seed}")
         self.count = count
         self.seed = seed
         self._permutations: dict[int, NDArray[np.int64]] = {}

@@ -94,7 +94,9 @@ def load_folder(
             broken = f"; {len(skipped)} cannot be read: {_list_some(skipped)}" if skipped else ""
             raise DataError(f"{folder} has no readable image for '{split}'; add some{broken}")
         if unknown := sorted(set(own) - numbers.keys()):
-            raise DataError(f"{folder} has the class '{unknown[0]}', and the model knows {shorten(', '.join(numbers))}")
+            raise DataError(
+                f"{folder} has the class '{unknown[0]}', which the model lacks; it knows {shorten(', '.join(numbers))}"
+            )
         # The splits are adjacent in the file, so that each is a view of it.
         start = sum(len(index["classes"][before]) for before in SPLITS[: SPLITS.index(split)])
         labels = np.array([numbers[name] for name in classes]) if own else None

@@ -1,11 +1,14 @@
-"""Hatchling's hook: compiles the libraries when the package is installed or a wheel is built."""
+"""Hatchling's hooks: they compile the libraries and describe the package when it is installed or a wheel is built."""
 
 import os
+import re
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
 class LibrariesHook(BuildHookInterface[Any]):
@@ -28,6 +31,16 @@ class LibrariesHook(BuildHookInterface[Any]):
             build_data["tag"] = f"py3-none-{target.tag}"
             included = {str(file): f"linformer_cli/native/libraries/{file.name}" for file in outcome.libraries}
             build_data["force_include"].update(included)
+
+
+class ReadmeHook(MetadataHookInterface):
+    """Makes relative addresses in README.md absolute, because a package index has no other files of the repository."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        text, place = Path(self.root, "README.md").read_text(encoding="utf-8"), metadata["urls"]["Repository"]
+        text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1{place}/raw/main/", text)
+        text = re.sub(r"(\]\()(?!https?:|#)", rf"\1{place}/blob/main/", text)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
 
 def _import_build(root: str) -> ModuleType:

@@ -24,13 +24,13 @@ def triton_refusal(device: "torch.device") -> str | None:
     import torch
 
     if device.type != "cuda" or torch.version.cuda is None:
-        return "kernels in Triton are for CUDA devices"
+        return "Triton kernels need a CUDA device"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if not torch.cuda.is_available():
         return None
     if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
-        return "this GPU is too old for the kernels in Triton"
+        return "this GPU is too old for Triton kernels"
     try:
         # Triton needs a C compiler and a writable cache.
         importlib.import_module("linformer_cli.native.triton_probe").run_kernel(device)

@@ -29,7 +29,7 @@ def render_runs(series: Sequence[RunSeries], kind: PlotFormat, words: Words = IM
     A band shows the standard error of the validation. Raises `UsageError` if there are more runs than colours.
     """
     if len(series) > len(PALETTE):
-        raise UsageError(f"a plot has colours for {len(PALETTE)} runs, found {len(series)}; name fewer")
+        raise UsageError(f"a plot can show at most {len(PALETTE)} runs, found {len(series)}; name fewer")
     longest = max(point.elapsed_seconds for run in series for part in (run.training, run.validation) for point in part)
     unit, seconds = next((unit, seconds) for limit, unit, seconds in _TIME_UNITS if longest <= limit)
     places: tuple[tuple[str, _Place], ...] = (

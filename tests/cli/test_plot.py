@@ -80,7 +80,7 @@ def test_only_requested_files_are_written(lintx, run_folder, tmp_path, monkeypat
         (["empty", "--samples", "x.svg"], 2, "ends in .png"),
         (["empty", "empty"], 2, "named twice"),
         ([], 2, "Missing argument"),
-        (["empty", "--watch"], 2, "stdout is none"),
+        (["empty", "--watch"], 2, "stdout is not one"),
         (["empty", "--watch", "--json"], 2, "drop --out, --samples and --json"),
     ],
 )

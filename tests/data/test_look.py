@@ -204,7 +204,7 @@ def test_classes_have_names(tmp_path: Path, table: str) -> None:
     # A model that knows more classes keeps their numbers.
     look = Look(found.shape, smooth=False, class_names=("axe", "bow", "sword"))
     assert set(load_images(name, "train", look=look).labels) == {0, 2}
-    with pytest.raises(DataError, match="class 'sword', and the model knows axe"):
+    with pytest.raises(DataError, match="class 'sword', which the model lacks; it knows axe"):
         load_images(name, "train", look=Look(found.shape, class_names=("axe",)))
     (folder / "labels.csv").write_text("000.png,axe\n")
     assert "labels.csv is ignored" in said(load_images(name, "train"))

@@ -124,10 +124,10 @@ def test_a_length_option_replaces_the_length_in_the_file(write) -> None:
 
 
 def test_steps_and_epochs_in_one_place_are_refused(write, raises_one_line) -> None:
-    with raises_one_line(UsageError, "steps or epochs, max_time, or both set the length"):
+    with raises_one_line(UsageError, "set the length by steps or epochs, by max_time, or by both"):
         build(train={"steps": 3, "epochs": 1.0})
     file = write("[train]\nsteps = 3\nepochs = 9")
-    with raises_one_line(UsageError, "steps or epochs, max_time, or both set the length"):
+    with raises_one_line(UsageError, "set the length by steps or epochs, by max_time, or by both"):
         build(file)
     assert build(file, train={"steps": 4}).train.steps == 4
 
