@@ -90,7 +90,7 @@ def _hold_out(images: NDArray[np.uint8], labels: NDArray[np.int64] | None) -> tu
     if images.dtype != np.uint8 or images.ndim != 4 or len(images) < 2:
         raise UsageError(f"images must be uint8 [N, H, W, C] with N > 1, found {images.dtype} {list(images.shape)}")
     if labels is not None and len(labels) != len(images):
-        raise UsageError(f"found {len(images)} images and {len(labels)} labels; give one label per image")
+        raise UsageError(f"found {len(images)} images but {len(labels)} labels; give one label per image")
     classes = 0 if labels is None else int(labels.max()) + 1
     first = len(images) - max(1, len(images) // 10)
 

@@ -55,7 +55,7 @@ def test_labels_make_a_model_of_classes() -> None:
 @loop_over(
     "call, message",
     [
-        (lambda: train({"modle": {}}, IMAGES), "found 'modle'"),
+        (lambda: train({"modle": {}}, IMAGES), "unknown key 'modle'"),
         (lambda: train({"train": {"stesp": 1}}, IMAGES), "did you mean 'steps'"),
         (lambda: train(CONFIG, IMAGES[0]), "images must be uint8 [N, H, W, C]"),
         (lambda: train(CONFIG, IMAGES, LABELS[1:]), "40 images but 39 labels"),

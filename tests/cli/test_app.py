@@ -179,7 +179,7 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["train", "--data", "mnsit"], 2, "did you mean 'mnist'?"),
         (["train", "--max-time", "soon"], 2, "'soon' is not a time"),
         (["train", "--config", "nosuch.toml"], 2, "no configuration at 'nosuch.toml'"),
-        (["train", "somewhere"], 2, "--resume somewhere"),
+        (["train", "somewhere"], 2, "no folder 'somewhere'"),
         (["train", "--resume", "nosuch"], 1, "not a run folder"),
         (["eval", "--data", "array:nosuch"], 1, "nosuch"),
         (["compare", "--attention", "linaer"], 2, "did you mean 'linear'?"),
