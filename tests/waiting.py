@@ -1,10 +1,11 @@
-"""Modes of torch: one checks where tensors are, and one stands for CUDA graphs."""
+"""Modes of torch: one checks where tensors are, one stands for CUDA graphs, and one counts kernels."""
 
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 
@@ -52,3 +53,31 @@ class Recorder(TorchDispatchMode):
                 if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
         self._has_run = False
+
+
+class KernelCounter(TorchDispatchMode):
+    """Counts the kernels that a GPU would run: operations on more than single numbers that are not views, and calls of
+    the modules in `watch`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        found = operation(*arguments, **(named or {}))
+        sized = any(isinstance(part, Tensor) and part.dim() for part in tree_leaves((arguments, named, found)))
+        self.kernels += sized and not operation.is_view and not any(x in str(operation) for x in ("empty", "detach"))
+        return found
+
+    def watch(self, module: ModuleType) -> Any:
+        """`module`, each of whose functions launches one kernel."""
+
+        def watch(name: str) -> Any:
+            def launch(*arguments: Any) -> Any:
+                self.kernels += 1
+                with _disable_current_modes():  # Triton's interpreter uses torch
+                    return getattr(module, name)(*arguments)
+
+            return launch
+
+        return type("Watched", (), {"__getattr__": lambda _, name: watch(name)})()

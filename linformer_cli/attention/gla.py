@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from .base import AttentionShape, Gates, MixInputs, SumAttention, setting
-from .kernels.registry import CAUSAL_SUMS, kernel_for
+from .kernels.registry import CAUSAL_SUMS, STEP_SUMS, SumsStep, kernel_for
 from .parts.chunks import PowerOfTwoChunk
 from .parts.memory_lengths import FadingOptions
-from .parts.scaling import scale_outputs
+from .parts.scaling import SUM_FLOOR, scale_outputs
 from .parts.sums import decayed_causal_sums, featurewise_decayed_causal_sums, sum_both_ways, update_and_read
 from .tensors import accumulator_dtype, constant
 
@@ -100,6 +100,12 @@ class GlaAttention(SumAttention[GlaOptions, GlaState]):
 
     def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: GlaState, gates_t: Gates) -> tuple[Tensor, GlaState]:
         s = state.s
+        if step := kernel_for(STEP_SUMS, s, v_t):
+            start = constant(self.gate_start, s.device, s.dtype)
+            bias = start.unsqueeze(-1) if self.options.gate == "scalar" else start
+            form = SumsStep(gates_t["decay"], bias, gate=gates_t.get("output"), decay_form="gate", epsilon=SUM_FLOOR)
+            form = form._replace(scale=self.score_scale, power=1 / self.options.temperature)
+            return step(s, q_t, k_t, v_t, form), state
         decay = self._log_decay(gates_t["decay"], s.dtype).exp_()
         query, key, value = q_t.to(s.dtype) * self.score_scale, k_t.to(s.dtype), v_t.to(s.dtype)
         return scale_outputs(update_and_read(s, query, key, value, decay), gates_t.get("output")), state

@@ -1,6 +1,6 @@
 """Linformer (Wang 2020, arXiv 2006.04768): learned low-rank projections, made causal by blocks."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from linformer_cli.errors import UsageError
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, setting
-from .parts.caches import KeyValueCache, add_cache, attend_masked, fit_rows, init_cache
+from .parts.caches import FixedCache, KeyValueCache, add_cache, attend_masked, fit_rows, init_cache
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .tensors import accumulator_dtype, find_padding, host_number
 
@@ -148,25 +148,38 @@ class LinformerAttention(Attention[LinformerOptions, KeyValueCache]):
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
         return init_cache(batch, self.shape, self._capacity(capacity), device, dtype)
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, gates_t: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
+    def fix_state(self, state: KeyValueCache, place: Tensor, room: Tensor, dtype: torch.dtype) -> FixedCache:
+        return FixedCache(state.keys, state.values, place)
+
+    def _step_fixed(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: FixedCache) -> Tensor:
+        """The output of a step that depends on no number on the host, as CUDA graphs need it.
+
+        All rows are read, and every step projects the unfinished block.
+        """
+        inside, count = cache.place % self.block, cache.keys.shape[2]
+        rows = cache.place // self.block * self.rank
+        cache.write(rows + inside, k_t, v_t)
+        seen = (torch.arange(count, device=cache.place.device) <= rows + inside).unsqueeze(0)
+        y = attend_masked(q_t.unsqueeze(2).to(cache.keys.dtype), cache.keys, cache.values, seen)
+        # The last block of an image may have no room for its exact rows, and is then never finished.
+        places = (rows + torch.arange(self.block, device=rows.device)).clamp(max=count - 1)
+        for stack, projection in zip(cache[:2], self._projections, strict=True):
+            exact = stack.index_select(2, places).to(accumulator_dtype(stack.dtype))
+            projected = torch.where(
+                inside + 1 == self.block, projection.to(exact.dtype) @ exact, exact[:, :, : self.rank]
+            )
+            stack.index_copy_(2, places[: self.rank], projected.to(stack.dtype))
+        return y.squeeze(2)
+
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, gates_t: Gates) -> tuple[Tensor, Any]:
+        if isinstance(state, FixedCache):
+            return self._step_fixed(q_t, k_t, v_t, state), state
         keys, values, position = state
-        finished, inside = divmod(int(position), self.block)
-        rows = finished * self.rank
-        height = rows + inside + 1
-        if height > keys.shape[2]:  # full: double the capacity
+        if self._capacity(int(position) + 1) > keys.shape[2]:  # full: double the capacity
             room = (0, 0, 0, max(keys.shape[2], self.block))
             keys, values = functional.pad(keys, room), functional.pad(values, room)
-        keys[:, :, height - 1] = k_t
-        values[:, :, height - 1] = v_t
-        query = q_t.unsqueeze(2).to(keys.dtype)
-        y = functional.scaled_dot_product_attention(query, keys[:, :, :height], values[:, :, :height])
-        if inside + 1 == self.block:
-            for stack, projection in zip((keys, values), self._projections, strict=True):
-                exact = stack[:, :, rows:height].to(accumulator_dtype(stack.dtype))
-                stack[:, :, rows : rows + self.rank] = projection.to(exact.dtype) @ exact
-        return y.squeeze(2), KeyValueCache(keys, values, position + 1)
+        cache = FixedCache(keys, values, torch.full((), int(position), device=keys.device))
+        return self._step_fixed(q_t, k_t, v_t, cache), KeyValueCache(keys, values, position + 1)
 
     def emit(self, inputs: MixInputs) -> None:
         key_projection, value_projection = (inputs.builder.shared(projection) for projection in self._projections)

@@ -40,6 +40,10 @@ class LogLinearState(NamedTuple):
     position: Tensor
 
 
+class _FixedState(LogLinearState):
+    """A state with room for a whole image, whose position is a number on the device, which the engine counts."""
+
+
 class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
     """y_t is computed from the sum over levels l of lambda_t^l q_t S_t^l.
 
@@ -126,8 +130,12 @@ class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LogLinearState, gates_t: Gates
     ) -> tuple[Tensor, LogLinearState]:
         s, position = state
-        sums, s = step_levels(self._inputs(q_t, k_t, v_t, gates_t, s.dtype), s, int(position))
-        return self._finish(sums), LogLinearState(s, position + 1)
+        inputs, fixed = self._inputs(q_t, k_t, v_t, gates_t, s.dtype), isinstance(state, _FixedState)
+        sums, s = step_levels(inputs, s, position if fixed else int(position))
+        return self._finish(sums), state if fixed else LogLinearState(s, position + 1)
+
+    def fix_state(self, state: LogLinearState, place: Tensor, room: Tensor, dtype: torch.dtype) -> LogLinearState:
+        return _FixedState(state.s, place)
 
     def emit(self, inputs: MixInputs) -> None:
         shape, builder, over = self.shape, inputs.builder, self.options.over

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, setting
-from .parts.caches import CacheLayout, add_cache, emit_rows, fit_rows, init_cache
+from .parts.caches import CacheLayout, add_cache, attend_masked, emit_rows, fit_rows, init_cache
 from .parts.key_sets import Lists, join, weigh, weigh_lists
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .parts.scaling import shrink_huge
@@ -62,6 +62,10 @@ class JointNorm(nn.Module):
         if x.shape[-1] < weight.shape[-1]:
             weight, bias = weight[:, : x.shape[-1]], bias[:, : x.shape[-1]]
         return functional.layer_norm(shrink_huge(x, (-2, -1)), x.shape[-2:], weight, bias)
+
+
+class _FixedState(LongShortState):
+    """A state with room for a whole image, whose position is a number on the device, which the engine counts."""
 
 
 class LongShortAttention(Attention[LongShortOptions, LongShortState]):
@@ -206,31 +210,48 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongShortState, gates_t: Gates
     ) -> tuple[Tensor, LongShortState]:
+        if isinstance(state, _FixedState):
+            return self._step_fixed(q_t, k_t, v_t, state, gates_t["scores"]), state
         keys, values, largest, sums, position = state
         place = int(position)
-        k_t, new_v, scores = k_t.to(sums.dtype), v_t.to(sums.dtype), gates_t["scores"]
-        slot, end = self.window - 1 - place % self.window, self._capacity(place)
-        keys[:, :, slot] = self.window_norm(k_t)
-        values[:, :, slot] = self.window_norm(new_v)
-        seen = slice(max(self.window - 1 - place, 0), end)
-        query = q_t.unsqueeze(2).to(keys.dtype)
-        y = functional.scaled_dot_product_attention(query, keys[:, :, seen], values[:, :, seen])
+        if self._capacity(place + 1) > keys.shape[2]:  # full: double the capacity
+            room = (0, 0, 0, max(keys.shape[2], self.options.rank))
+            keys, values = functional.pad(keys, room), functional.pad(values, room)
+        fixed = _FixedState(keys, values, largest, sums, torch.full((), place, device=keys.device))
+        return self._step_fixed(q_t, k_t, v_t, fixed, gates_t["scores"]), LongShortState(*fixed[:4], position + 1)
 
-        new_largest = torch.maximum(largest, scores)
+    def fix_state(self, state: LongShortState, place: Tensor, room: Tensor, dtype: torch.dtype) -> LongShortState:
+        return _FixedState(*state[:4], place)
+
+    def _step_fixed(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongShortState, scores: Tensor) -> Tensor:
+        """The output of a step that depends on no number on the host, as CUDA graphs need it.
+
+        All rows are read, and every step compresses the unfinished chunk.
+        """
+        keys, values, largest, sums, place = state
+        k_t, new_v, count = k_t.to(sums.dtype), v_t.to(sums.dtype), keys.shape[2]
+        slot = (self.window - 1 - place % self.window).view(1)
+        end = self.window + place // self.options.chunk * self.options.rank
+        rows = torch.arange(count, device=place.device)
+        for stack, new in ((keys, k_t), (values, new_v)):
+            stack.index_copy_(2, slot, self.window_norm(new).to(stack.dtype).unsqueeze(2))
+        seen = ((rows >= self.window - 1 - place) & (rows < end)).unsqueeze(0)
+        y = attend_masked(q_t.unsqueeze(2).to(keys.dtype), keys, values, seen)
+        before = largest.clone()
+        torch.maximum(largest, scores, out=largest)
         content = torch.cat([torch.ones_like(k_t[..., :1]), k_t, new_v], dim=-1)
-        sums.mul_((largest - new_largest).exp_().unsqueeze(-1))
-        sums.addcmul_((scores - new_largest).exp_().unsqueeze(-1), content.unsqueeze(-2))
-        if (place + 1) % self.options.chunk == 0:
-            new_end = end + self.options.rank
-            if new_end > keys.shape[2]:  # full: double the capacity
-                room = (0, 0, 0, max(keys.shape[2], self.options.rank))
-                keys, values = functional.pad(keys, room), functional.pad(values, room)
-            means = (sums[..., 1:] / sums[..., :1]).transpose(1, 2)  # [B, rank, H, K + V]
-            keys[:, :, end:new_end] = self.row_norm(means[..., : k_t.shape[-1]]).transpose(1, 2)
-            values[:, :, end:new_end] = self.row_norm(means[..., k_t.shape[-1] :]).transpose(1, 2)
-            new_largest.fill_(-math.inf)
-            sums.zero_()
-        return y.squeeze(2), LongShortState(keys, values, new_largest, sums, position + 1)
+        sums.mul_((before - largest).exp_().unsqueeze(-1))
+        sums.addcmul_((scores - largest).exp_().unsqueeze(-1), content.unsqueeze(-2))
+        finished = (place + 1) % self.options.chunk == 0
+        means = (sums[..., 1:] / sums[..., :1]).transpose(1, 2)  # [B, rank, H, K + V]
+        # The last chunk of an image may have no room for its rows, and is then never finished.
+        places = (end + torch.arange(self.options.rank, device=end.device)).clamp(max=count - 1)
+        for stack, mean in zip((keys, values), means.split([k_t.shape[-1], v_t.shape[-1]], dim=-1), strict=True):
+            new = self.row_norm(mean).transpose(1, 2).to(stack.dtype)
+            stack.index_copy_(2, places, torch.where(finished, new, stack.index_select(2, places)))
+        largest.masked_fill_(finished, -math.inf)
+        sums.masked_fill_(finished, 0)
+        return y.squeeze(2)
 
     def emit(self, inputs: MixInputs) -> None:
         """Emit the compression, the norm and the softmax.

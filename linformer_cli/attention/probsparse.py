@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,9 +10,11 @@ from torch.nn import functional
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, setting
 from .parts.caches import (
+    FixedCache,
     KeyValueCache,
     add_cache,
     attend_cached,
+    attend_masked,
     extend_cache,
     fit_rows,
     init_cache,
@@ -173,9 +175,32 @@ class ProbsparseAttention(Attention[ProbsparseOptions, ProbsparseState]):
             torch.full(heads, EVERY_QUERY, device=device, dtype=wide),
         )
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: ProbsparseState, gates_t: Gates
-    ) -> tuple[Tensor, ProbsparseState]:
+    def fix_state(self, state: Any, place: Tensor, room: Tensor, dtype: torch.dtype) -> Any:
+        return state._replace(cache=FixedCache(state.cache.keys, state.cache.values, place, room))
+
+    def _step_fixed(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any) -> Tensor:
+        """`_step` for CUDA graphs: the host knows neither the position nor which queries attend."""
+        cache, total, measures, threshold = state
+        place, block, dtype = cache.place, self.options.block, total.dtype
+        cache.write(place, k_t, v_t)
+        keys, values, seen = cache.read()
+        query, own = q_t.to(dtype).unsqueeze(2), (q_t.to(dtype) * k_t).sum(dim=-1)
+        sampled = self._sample_lengths(((place // block + 1) * block).view(1)).flatten()
+        hidden = sampled >= place
+        chosen = keys.index_select(2, sampled.clamp(max=keys.shape[2] - 1)).to(dtype)
+        scores = (query @ chosen.transpose(-1, -2)).squeeze(2)
+        largest = torch.maximum(scores.masked_fill(hidden, -math.inf).amax(dim=-1), own)
+        mean = (scores.masked_fill_(hidden, 0).sum(dim=-1) + own) / ((~hidden).sum() + 1)
+        measure = _without_nan(largest - mean)
+        found = attend_masked(query, keys.to(dtype), values.to(dtype), seen).squeeze(2)
+        y = torch.where((measure >= threshold).unsqueeze(-1), found, total.add_(v_t) / (place + 1))
+        measures.index_copy_(2, (place % block).view(1), measure.unsqueeze(2))
+        threshold.copy_(torch.where((place + 1) % block == 0, self._threshold(measures), threshold))
+        return y
+
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, gates_t: Gates) -> tuple[Tensor, Any]:
+        if isinstance(state.cache, FixedCache):
+            return self._step_fixed(q_t, k_t, v_t, state), state
         cache, length = push_in_place(state.cache, k_t, v_t)
         block, dtype = self.options.block, state.total.dtype
         q, position = q_t.to(dtype).unsqueeze(2), length - 1

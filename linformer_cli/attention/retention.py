@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from .base import AttentionShape, Chunk, Gates, MixInputs, SumAttention, setting
-from .kernels.registry import CAUSAL_SUMS, kernel_for
+from .kernels.registry import CAUSAL_SUMS, STEP_SUMS, SumsStep, kernel_for
 from .parts.memory_lengths import FadingOptions
-from .parts.scaling import scale_outputs
+from .parts.scaling import SUM_FLOOR, scale_outputs
 from .parts.sums import decayed_causal_sums, multiply_features, sum_both_ways, update_and_read
 from .tensors import accumulator_dtype, constant, host_number
 
@@ -130,6 +130,11 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RetentionState, gates_t: Gates
     ) -> tuple[Tensor, RetentionState]:
         s, position = state
+        gate = gates_t.get("output")
+        if not self.plane and (step := kernel_for(STEP_SUMS, s, v_t)):
+            decay = constant(self.log_decay, s.device, s.dtype).unsqueeze(-1)
+            form = SumsStep(decay, gate=gate, scale=self.score_scale, epsilon=SUM_FLOOR, decay_form="log")
+            return step(s, q_t, k_t, v_t, form), RetentionState(s, position + 1)
         column = torch.full((), int(position) % self.shape.row, device=s.device)
         query, key = q_t.to(s.dtype) * self.score_scale, k_t.to(s.dtype)
         if self.plane:
@@ -137,7 +142,7 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
             query, key = multiply_features(query, factors), multiply_features(key, factors)
         decay = self._log_decays(column, s.dtype).exp().unsqueeze(-1)
         sums = update_and_read(s, query, key, v_t.to(s.dtype), decay)
-        return scale_outputs(sums, gates_t.get("output")), RetentionState(s, position + 1)
+        return scale_outputs(sums, gate), RetentionState(s, position + 1)
 
     def emit(self, inputs: MixInputs) -> None:
         shape, builder, factors = self.shape, inputs.builder, 2 * self.waves + 1

@@ -26,10 +26,8 @@ from linformer_cli.evaluation.agreement import AgreementRow
 from linformer_cli.model.mixers import parse_variants
 from linformer_cli.native.gpu import triton_refusal
 from linformer_cli.native.library import reference_only
-from linformer_cli.sampling.decode import SampledBatch, Sampler
-from linformer_cli.sampling.engines import AUTO, REFERENCE, choose_engine
+from linformer_cli.sampling.engines import AUTO, REFERENCE
 from linformer_cli.system.environment import describe_environment
-from linformer_cli.system.memory import measure_peak_memory
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, time_work
 from . import sample, train
@@ -43,7 +41,7 @@ from .gpu_checks import (
     draw_inputs,
 )
 from .measure.ceilings import Ceilings, CeilingsReport
-from .models import Network, build_models, preset_network
+from .models import BenchModel, Network, build_models, preset_network
 from .rounds import Bench, measure_groups
 from .rows import SamplingRow, TrainingRow
 from .sample import SamplingSettings
@@ -94,20 +92,6 @@ def full_sizes() -> GpuSizes:
 
 
 @dataclass(frozen=True)
-class ManyRow:
-    """The time of drawing many images as one batch."""
-
-    preset: str | None
-    images: int
-    engine: str
-    precision: str
-    samples_seconds: Sequence[float]
-    images_per_second: float
-    state_bytes: int
-    peak_memory_bytes: int | None
-
-
-@dataclass(frozen=True)
 class KernelRow:
     """The median time of a forward and backward pass of one implementation of attention."""
 
@@ -127,7 +111,6 @@ class GpuReport:
     device: str
     checks: list[AgreementRow] = field(default_factory=list)
     sampling: list[SamplingRow] = field(default_factory=list)
-    many: list[ManyRow] = field(default_factory=list)
     training: list[TrainingRow] = field(default_factory=list)
     attention: list[KernelRow] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -213,37 +196,24 @@ class GpuBench:
 
     def measure_sampling(self) -> None:
         """Time linear attention and softmax, each in the engine for this device and in plain torch."""
-        sizes, engines = self._sizes, (AUTO, REFERENCE)
+        sizes = self._sizes
         settings = SamplingSettings(
-            sizes.sampling_batches, sizes.repeats, engines, rerun=False, limit_seconds=sizes.limit_seconds
+            sizes.sampling_batches, sizes.repeats, (AUTO, REFERENCE), rerun=False, limit_seconds=sizes.limit_seconds
         )
-
         for precision in ("fp32", "bf16"):
-            models = build_models(parse_variants(COMPARED), sizes.networks, self._device, precision)
-            for group in sample.prepare(models, settings, self._bench):
-                self._check()
-                rows, _ = measure_groups([group], self._bench)
-                self.result.sampling += rows
-                self._save(self.result)
+            self._sample(build_models(parse_variants(COMPARED), sizes.networks, self._device, precision), settings)
 
     def measure_many(self) -> None:
-        """Time the drawing of many images as one batch, with the first network in bfloat16, after a warm-up."""
-        subject = build_models(parse_variants(["linear"]), self._sizes.networks[:1], self._device, "bf16")[0]
-        count = self._sizes.many
-        Sampler(subject.model).sample(range(2))  # compiles the kernels
-        if self._device.startswith("cuda"):
-            torch.cuda.reset_peak_memory_stats(self._device)
-        drawn: list[SampledBatch] = []
+        """Time the drawing of many images as one batch, with the first network in bfloat16."""
+        models = build_models(parse_variants(["linear"]), self._sizes.networks[:1], self._device, "bf16")
+        self._sample(models, SamplingSettings((self._sizes.many,), self._sizes.repeats, rerun=False))
 
-        def draw() -> None:
-            drawn.append(Sampler(subject.model).sample(range(count), before_step=self._check))
-
-        timing = Timing([time_work(draw, self._device) for _ in range(self._sizes.repeats)])
-        engine, rate = choose_engine(AUTO, subject.model).value, timing.rate(count)
-        memory = drawn[-1].state_bytes, measure_peak_memory(self._device)
-        row = ManyRow(subject.preset, count, engine, "bf16", timing.samples, rate, *memory)
-        self.result.many.append(row)
-        self._info(f"{count:,} images at once: {row.images_per_second:.5g} images/s")
+    def _sample(self, models: Sequence[BenchModel], settings: SamplingSettings) -> None:
+        for group in sample.prepare(models, settings, self._bench):
+            self._check()
+            rows, _ = measure_groups([group], self._bench)
+            self.result.sampling += rows
+            self._save(self.result)
 
     def measure_training(self) -> None:
         sizes = self._sizes

@@ -17,7 +17,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.library import reference_only
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import AUTO, REFERENCE, ReferenceEngine, build_engine, choose_engine
-from linformer_cli.sampling.engines.cuda import CudaEngine
+from linformer_cli.sampling.engines.cuda import CudaEngine, FusedCudaEngine
 from linformer_cli.system.device import torch_dtype
 from .measure.attention_pass import PassSetup, build_checked_model
 from .models import build_models
@@ -96,12 +96,14 @@ def check_mechanisms(device: str) -> Iterator[AgreementRow]:
         yield build_row(
             f"{name}: parallel against step", relative_error(stepped, model.attend(tokens)[0]), MODEL_TOLERANCE
         )
-        yield build_row(f"{name}: replayed against step", _replay_error(model, tokens, stepped), MODEL_TOLERANCE)
+        for kind in (FusedCudaEngine, CudaEngine):
+            error = _replay_error(kind, model, tokens, stepped)
+            yield build_row(f"{name}: {kind.name}, replayed against step", error, MODEL_TOLERANCE)
     for name, changes in _OTHER_STEPS.items():
         model = PixelModel(_COLOUR.model_copy(update=changes)).to(device).eval()
         tokens = model.shift_values(torch.arange(2 * _COLOUR.image.positions, device=device).view(2, -1) * 7 % 16)
-        error = _replay_error(model, tokens, follow(model, tokens))
-        yield build_row(f"linear, {name}: replayed against step", error, MODEL_TOLERANCE)
+        error = _replay_error(CudaEngine, model, tokens, follow(model, tokens))
+        yield build_row(f"linear, {name}: cuda, replayed against step", error, MODEL_TOLERANCE)
 
 
 def check_training(device: str) -> Iterator[AgreementRow]:
@@ -123,9 +125,9 @@ def _build_small(name: str) -> PixelModel:
     return build_checked_model(PassSetup(parse_variant(name, True), heads=2, head_width=16, positions=144))
 
 
-def _replay_error(model: PixelModel, tokens: Tensor, expected: Tensor) -> float:
-    """The error of the third image of the engine `cuda`: the first runs, the second records, the third replays."""
-    engine = CudaEngine(model, len(tokens))
+def _replay_error(kind: type[CudaEngine], model: PixelModel, tokens: Tensor, expected: Tensor) -> float:
+    """The error of the third image of an engine: the first runs, the second records, the third replays."""
+    engine = kind(model, len(tokens))
     for _ in range(3):
         engine.start()
         found = torch.stack([engine.step(token).clone() for token in tokens.unbind(dim=1)], dim=1)

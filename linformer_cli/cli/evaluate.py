@@ -43,8 +43,8 @@ class EvaluateOptions:
     )
     engine: str | None = option(
         None,
-        "Predict step by step with this engine (auto, native, cuda, reference), to measure the "
-        "effect of its precision.",
+        "Predict step by step with this engine (auto, native, cuda, cuda-fused, reference), to measure "
+        "the effect of its precision.",
         metavar="NAME",
     )
     against: str | None = option(

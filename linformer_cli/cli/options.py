@@ -58,8 +58,8 @@ Engine = Annotated[
     str,
     _more(
         "--engine",
-        help="How to step the model: auto (the fastest), native (C++ on a CPU), cuda (CUDA graphs) "
-        "or reference (plain torch).",
+        help="How to step the model: auto (the fastest), native (C++ on a CPU), cuda (CUDA graphs), "
+        "cuda-fused (fewer kernels, which have not run on a GPU yet) or reference (plain torch).",
         metavar="NAME",
     ),
 ]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.attention.base import Attention
+from linformer_cli.attention.kernels.registry import Unnormed
 from linformer_cli.attention.parts.scaling import KEY_FLOOR, OUTPUT_FLOOR, directions
 from linformer_cli.attention.tensors import accumulator_dtype, fill_padding
 from linformer_cli.config import ModelConfig, NetworkConfig
@@ -136,12 +137,12 @@ class AttentionLayer(nn.Module):
         if self.inner.extra_per_head:
             self.input.bias[self.input_rows["extra"]] = self.inner.extra_bias
 
-    def project(self, x: Tensor, recent: Tensor | None = None) -> tuple[HeadInputs, Tensor | None]:
+    def project(self, x: Tensor | Unnormed, recent: Tensor | None = None) -> tuple[HeadInputs, Tensor | None]:
         """The mechanism's inputs for x [..., width], of many positions or one, and the convolution's state after x."""
         projected = self.input(x)
         widths = [self.heads * width for width in self.widths]
         parts = list(_Split.apply(projected, widths))
-        if x.is_cuda and projected.shape[-1] % _ALIGNED:
+        if projected.is_cuda and projected.shape[-1] % _ALIGNED:
             # torch's fused softmax loads 16 bytes at once. It does not check that every image starts at a multiple of
             # 16 bytes.
             parts = [part.contiguous() for part in parts]
@@ -156,14 +157,14 @@ class AttentionLayer(nn.Module):
             q, k = None if q is None else _normalise(q), _normalise(k)
         return HeadInputs(k if q is None else q, k, v, extra, parts[3] if widths[3] else None), recent
 
-    def finish(self, y: Tensor, gate: Tensor | None) -> Tensor:
-        """The output [..., width] of the layer from the mechanism's output y [..., H, V]."""
+    def finish(self, y: Tensor, gate: Tensor | None, residual: Unnormed | None = None) -> Tensor:
+        """The output [..., width] of the layer, plus `residual`, from the mechanism's output y [..., H, V]."""
         if self.norm_weight is not None:
             dtype = accumulator_dtype(y.dtype)
             scaled = functional.rms_norm(y.to(dtype), y.shape[-1:], eps=OUTPUT_FLOOR) * self.norm_weight.to(dtype)
             y = scaled.to(y.dtype)
         y = y.flatten(-2)
-        return self.output(y if gate is None else y * functional.silu(gate))
+        return self.output(y if gate is None else y * functional.silu(gate), residual=residual)
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [B, T, width] for x [B, T, width], from the start of a sequence."""
@@ -185,11 +186,11 @@ class AttentionLayer(nn.Module):
         y = self.inner.attend_all(q, k, v, lengths, extra)
         return fill_padding(self.finish(y.transpose(1, 2), inputs.gate), lengths)
 
-    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, x_t: Tensor | Unnormed, state: Any, residual: Unnormed | None = None) -> tuple[Tensor, Any]:
         recent, inner = self._split_state(state)
         inputs, recent = self.project(x_t, recent)
         y_t, inner = self.inner.step(inputs.q, inputs.k, inputs.v, inner, inputs.extra)
-        return self.finish(y_t, inputs.gate), inner if recent is None else LayerState(recent, inner)
+        return self.finish(y_t, inputs.gate, residual), inner if recent is None else LayerState(recent, inner)
 
     def _split_state(self, state: Any) -> tuple[Tensor | None, Any]:
         return (None, state) if self.convolution is None or state is None else state

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linformer_cli.attention.base import Attention, measure_state_bytes
+from linformer_cli.attention.kernels.registry import PROJECTION, Unnormed, kernel_for
 from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.native.program import Builder
 from .attention_layer import AttentionLayer, QueryLayer
@@ -29,9 +30,11 @@ class FeedForward(nn.Module):
         self.output = None if boom else Linear(config.feed_forward, config.width)
         self.activation = config.activation
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Unnormed, residual: Unnormed | None = None) -> Tensor:
         hidden = self.input(x, self.activation)
-        return hidden.unflatten(-1, (-1, self.width)).sum(dim=-2) if self.output is None else self.output(hidden)
+        if self.output is None:
+            return hidden.unflatten(-1, (-1, self.width)).sum(dim=-2)
+        return self.output(hidden, residual=residual)
 
     @property
     def end(self) -> nn.Linear:
@@ -179,9 +182,17 @@ class TransformerBlock(InnerBlock):
         return exact(self.add_branches(x, lambda x: (layer.attend_all(x, lengths), None))[0])
 
     @torch.no_grad()
-    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y_t, state = self.add_branches(x_t, lambda x_t: self.attention.step(x_t, state))
-        return exact(y_t), state
+    def step(self, x_t: Any, state: Any) -> tuple[Any, Any]:
+        x, layer, pre = x_t if isinstance(x_t, Unnormed) else Unnormed(x_t), self.attention, self.pre
+        dense = self.feed_forward.output is not None
+        if not (isinstance(layer, AttentionLayer) and dense and kernel_for(PROJECTION, x.x)):
+            y_t, state = self.add_branches(exact(x), lambda x_t: self.attention.step(x_t, state))
+            return exact(y_t), state
+        # Four products, each with the norms, the activation and the residual around it.
+        x_t, state = layer.step(Unnormed(x.x, self.attention_norm) if pre else x, state, x)
+        x = Unnormed(x_t, None if pre else self.attention_norm)
+        x_t = self.feed_forward(Unnormed(x_t, self.feed_forward_norm) if pre else x, x)
+        return Unnormed(x_t, None if pre else self.feed_forward_norm), state
 
     def branch_ends(self) -> Sequence[nn.Linear]:
         return self.attention.end, self.feed_forward.end

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.attention.kernels.registry import Unnormed
 from linformer_cli.native.library import has_library, load_function, read_structure
 
 _SOURCE = "model/dropout.cpp"
@@ -26,11 +27,15 @@ class Rounded(NamedTuple):
     copy: Tensor
 
 
-# What blocks pass on. Only norms after a sum in bfloat16 training on the CPU make copies.
-Vectors = Tensor | Rounded
+# What blocks pass on. Only norms after a sum in bfloat16 training on the CPU make copies. Only fused steps leave a
+# norm to the next block.
+Vectors = Tensor | Rounded | Unnormed
 
 
 def exact(x: Vectors) -> Tensor:
+    """x without its rounded copy, if it has one, and after its norm, if that was left out."""
+    if isinstance(x, Unnormed):
+        return x.x if x.norm is None else x.norm(x.x)
     return x.exact if isinstance(x, Rounded) else x
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.attention.kernels.registry import PROJECTION, Unnormed, kernel_for
 from linformer_cli.native.library import has_library, load_function, read_structure
 from linformer_cli.system.device import multiplies_bf16
 
@@ -30,9 +31,17 @@ _PIECES = 64
 
 
 class Linear(nn.Linear):
-    """torch's linear layer. Its call may apply an activation: `none`, `relu` or `gelu`."""
+    """torch's linear layer. Its call may apply an activation: `none`, `relu` or `gelu`.
 
-    def forward(self, x: Tensor, activation: str = "none") -> Tensor:
+    In a fused step, one kernel also applies the norm of x, and adds a residual after its own norm.
+    """
+
+    def forward(self, x: Tensor | Unnormed, activation: str = "none", residual: Unnormed | None = None) -> Tensor:
+        if isinstance(x, Unnormed) or residual is not None:
+            x = x if isinstance(x, Unnormed) else Unnormed(x)
+            project = kernel_for(PROJECTION, x.x)
+            assert project is not None
+            return project(x, self, activation, residual)
         if _is_compiled(x, self.weight):
             return _Linear.apply(x, self.weight, self.bias, activation)
         return _FUNCTIONS[activation](super().forward(x))

@@ -144,7 +144,7 @@ class PixelModel(nn.Module):
             x = x.squeeze(1)
             for index, block in enumerate(self.typed_blocks):
                 x, layers[index] = block.step(x, layers[index])
-            x = x.unsqueeze(1)
+            x = exact(x).unsqueeze(1)
         parameters, pixel = self._read_head(x, tokens, state.embedding, state.pixel)
         return parameters.squeeze(1), PixelState(embedding, tuple(layers), pixel)
 

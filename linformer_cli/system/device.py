@@ -68,11 +68,6 @@ def product_dtype(precision: str) -> "torch.dtype | None":
     return torch.int8 if precision == "int8" else None
 
 
-def send(x: "torch.Tensor", device: str) -> "torch.Tensor":
-    """A copy of x on `device`. A CUDA device makes it while the host goes on, which it can only from pinned memory."""
-    return x.pin_memory().to(device, non_blocking=True) if device.startswith("cuda") else x.to(device)
-
-
 def synchronize(device: str) -> None:
     """Wait until the device has finished all work; call it before reading a clock."""
     import torch

@@ -22,7 +22,6 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.grids import encode_png, render_grid
 from linformer_cli.report.terminal import render_windows
 from linformer_cli.sampling.decode import Sampler
-from linformer_cli.system.device import send
 from linformer_cli.system.signals import Check
 from linformer_cli.units import WINDOWS
 from .optimizer import build_optimizer
@@ -121,14 +120,14 @@ class PixelTask(Task[PixelModel, tuple[Tensor, Tensor | None]]):
             images = flip_images(images, self.batches.flips(start, size))
         if settings.shift:
             images = shift_images(images, self.batches.shifts(start, size, settings.shift))
-        values = send(images_to_values(images, self.config.model.image), self.device)
+        values = images_to_values(images, self.config.model.image).to(self.device)
         if self.labels is None:
             return values, None
         labels = self.labels[indices]
         if settings.hide_class:
             hidden = self.batches.hidden_classes(start, size, settings.hide_class)
             labels = np.where(hidden, self.config.model.default_label, labels)
-        return values, send(torch.from_numpy(labels), self.device)
+        return values, torch.from_numpy(labels).to(self.device)
 
     def measure_loss(self, batch: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
         with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=self.autocast):

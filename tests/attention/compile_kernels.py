@@ -1,4 +1,4 @@
-"""A script that compiles the Triton kernels for a GPU without using one.
+"""A script that compiles the Triton kernels for GPUs of compute capability 8.0 and 9.0 without using one.
 
 It prints the name of every kernel and its shared memory in bytes.
 """
@@ -16,9 +16,17 @@ from linformer_cli.native.constants import COMPILED_MAPS
 
 WIDTHS = {"C": 32, "V": 32}
 SUMS = {**WIDTHS, "SIZE": triton_linear.CHUNK, "PRECISION": "tf32"}
-# These tensors have the model's type. All other tensors are float32, except the integer `steps`; `scale` is a number.
-_HALF = {"q", "k", "v", "g", "y", "grad_q", "grad_k", "grad_v", "keys", "values"}
-_NUMBERS = {"H", "T", "segments", "chunks"}
+# These tensors have the model's type. All other tensors are float32, except the integer `steps`.
+_HALF = {"q", "k", "v", "g", "y", "grad_q", "grad_k", "grad_v", "keys", "values", "decay", "bias", "erase", "write"}
+_HALF |= {"read", "gate", "x", "weight", "residual", "x_gain", "x_shift", "residual_gain", "residual_shift"}
+_NUMBERS = {"H", "T", "C", "V", "B", "K", "N", "segments", "chunks"}
+_REAL_NUMBERS = {"scale", "power", "most_erased", "most_written", "floor", "epsilon"}
+# A step of `gdn2`, one of `rwkv7`, and two products of a block.
+_RAW = {"DECAY": "gate", "ERASES": True, "READS": False, "RAW": True, "NORMALISED": True, "GATED": True}
+_GIVEN = {"DECAY": "log", "ERASES": True, "READS": True, "RAW": False, "NORMALISED": False, "GATED": False}
+_TILE = {"ROWS": 16, "COLUMNS": 32, "SIZE": 64, "PRECISION": "tf32"}
+_BEFORE = {"NORM": True, "RESIDUAL": False, "RESIDUAL_NORM": False, "ACTIVATION": "gelu"}
+_AFTER = {"NORM": False, "RESIDUAL": True, "RESIDUAL_NORM": True, "ACTIVATION": "none"}
 
 
 def compile_for(kernel: Any, constants: dict[str, Any], capability: int, **options: Any) -> Any:
@@ -28,9 +36,9 @@ def compile_for(kernel: Any, constants: dict[str, Any], capability: int, **optio
     for place, name in enumerate(inspect.signature(kernel.fn).parameters):
         if name in constants:
             signature[name], fixed[(place,)] = "constexpr", constants[name]
-        elif name in _NUMBERS or name.endswith(("_image", "_head", "_position")):
+        elif name in _NUMBERS or name.endswith(("_image", "_head", "_position", "_step")):
             signature[name] = "i32"
-        elif name == "scale":
+        elif name in _REAL_NUMBERS:
             signature[name] = "fp32"
         else:
             signature[name] = "*i64" if name == "steps" else "*bf16" if name in _HALF else "*fp32"
@@ -46,10 +54,15 @@ def main() -> None:
     kernels += [(triton_steps._step_folded_kernel, {**WIDTHS, "FOLD": fold}, {"num_warps": 1}) for fold in (1, 8)]
     rows = triton_steps.BLOCK_ELEMENTS // WIDTHS["C"]
     kernels.append((triton_steps._step_cache_kernel, {**WIDTHS, "ROWS": rows}, {"num_warps": triton_steps.WARPS}))
+    for form in (_RAW, _GIVEN):
+        kernels.append((triton_steps._step_sums_kernel, {"FEATURES": 32, "CHANNELS": 64, **form}, {"num_warps": 2}))
+    for form in (_BEFORE, _AFTER):
+        kernels.append((triton_steps._project_kernel, {**_TILE, **form}, {"num_warps": 4}))
     for kernel, constants, options in kernels:
-        compiled = compile_for(kernel, {"MAP": COMPILED_MAPS["elu"], **constants}, 90, **options)
-        assert compiled.asm["cubin"]
-        sys.stdout.write(f"{kernel.fn.__name__} {compiled.metadata.shared}\n")
+        for capability in (80, 90):
+            compiled = compile_for(kernel, {"MAP": COMPILED_MAPS["elu"], **constants}, capability, **options)
+            assert compiled.asm["cubin"]
+            sys.stdout.write(f"{kernel.fn.__name__} {compiled.metadata.shared}\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from sampling.cases import CHANGES, draw_tokens
 from tolerances import assert_agree
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from waiting import OnlyOn, Recorder
+from waiting import KernelCounter, OnlyOn, Recorder
 
 from linformer_cli.attention.base import fork_state
 from linformer_cli.attention.kernels import registry
@@ -25,7 +25,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.library import reference_only
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import ReferenceEngine, choose_engine, cuda
-from linformer_cli.sampling.engines.cuda import CudaEngine, Graphs
+from linformer_cli.sampling.engines.cuda import CudaEngine, FusedCudaEngine, Graphs
 from linformer_cli.sampling.engines.native import NativeEngine
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
@@ -225,14 +225,17 @@ ROWS = (
     "longformer",
     "logsparse",
     "lsh",
+    "linformer",
+    "long_short",
+    "log_linear",
 )  # the numbers of the rows that they read are on the device
 GRAPHS |= {name: ({}, 2) for name in FEW + ROWS}
 # These read the whole cache up to a multiple of 16 rows (see the test).
-GRAPHS |= {name: ({}, 5) for name in ("softmax", "gau", "single_head")}
+GRAPHS |= {name: ({}, 5) for name in ("softmax", "gau", "single_head", "probsparse")}
 
 
-# With one graph, one for each length of a cache, and one for each position.
-FAST = ["linear", "gau", "linformer"]
+# With one graph, one for each length of a cache, and one for each place in a chunk.
+FAST = ["linear", "gau", "flash"]
 
 
 @pytest.mark.parametrize("name", first_fast([*FAST, *(name for name in list_mixers() if name not in FAST)], len(FAST)))
@@ -248,7 +251,7 @@ def test_replayed_steps_of_every_mechanism_match_the_model(build_tiny_model, mon
 
     monkeypatch.setattr(Graphs, "record", record)
     monkeypatch.setattr(cuda, "_ROOM", 16)
-    options, count = GRAPHS.get(name, ({}, 64))
+    options, count = GRAPHS[name]
     model = build_tiny_model(attention=name, attention_options=options, layers=1, classes=3)
     expected = ReferenceEngine(model, 2)
     tokens = draw_tokens(model, 2, 64)
@@ -339,6 +342,65 @@ def test_steps_with_triton_match_the_model(
         assert_agree(engine.step(token).float(), plain.step(token).float(), tolerance)
 
 
+# Every mechanism with running sums, and the options that change its fused step.
+FUSED: list[tuple[str, dict[str, object]]] = [
+    ("gdn2", {}),
+    ("linear", {"feature_map": "poly2"}),
+    ("retention", {}),
+    ("retention", {"distance": "plane", "output_gate": False}),
+    ("gla", {}),
+    ("gla", {"gate": "scalar", "output_gate": False}),
+    ("deltanet", {"negative_eigenvalues": True}),
+    ("deltanet", {"gate": False}),
+    ("gdn2", {"write": "tied", "erase": "head", "decay": "head"}),
+    *((name, {}) for name in ("linear", "softmax", "mlstm", "rwkv7", "rfa", "performer", "mamba", "mesa")),
+]
+
+
+@pytest.mark.parametrize(("attention", "options"), first_fast(FUSED, count=1))
+@loop_over("changes", [{"norm": "post", "activation": "gelu"}, {"norm": "pre", "activation": "relu"}])
+def test_fused_steps_match_the_model(build_tiny_model, with_triton, attention, options, changes) -> None:
+    with_triton()
+    model = build_tiny_model(attention=attention, attention_options=options, head_width=16, **changes)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        for parameter in model.parameters():  # biases and gains that differ from 0 and 1
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    engine, plain = FusedCudaEngine(model, 3), ReferenceEngine(model, 3)
+    for token in draw_tokens(model, 3)[:, :3].unbind(dim=1):
+        assert_agree(engine.step(token), plain.step(token), FLOAT32)
+
+
+@pytest.mark.slow
+@loop_over("attention", ["linear", "softmax", "retention", "gla"])
+def test_fused_steps_in_bfloat16_match_the_model(build_tiny_model, with_triton, attention) -> None:
+    """Triton's interpreter cuts numbers to bfloat16 where a GPU rounds, which delta rules amplify."""
+    with_triton()
+    model = build_tiny_model(attention=attention, head_width=16).bfloat16()
+    engine, plain = FusedCudaEngine(model, 3), ReferenceEngine(model, 3)
+    for token in draw_tokens(model, 3)[:, :3].unbind(dim=1):
+        assert_agree(engine.step(token).float(), plain.step(token).float(), BFLOAT16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["gla", "linear", "softmax", "retention", "deltanet", "gdn2"])
+def test_a_fused_layer_has_five_kernels(build_tiny_model, with_triton, monkeypatch, attention) -> None:
+    with_triton()
+    counter, load = KernelCounter(), registry._triton
+    monkeypatch.setattr(registry, "_triton", lambda module: counter.watch(load(module)))
+    counts = []
+    for layers in (1, 2):
+        engine = FusedCudaEngine(build_tiny_model(attention=attention, layers=layers, head_width=16), 2)
+        with torch.no_grad(), reference_only():
+            monkeypatch.setattr(registry, "has_triton", lambda device: True)
+            engine.take_step()
+            counter.kernels = 0
+            with counter:
+                engine.take_step()
+        counts.append(counter.kernels)
+    assert counts[1] - counts[0] == 5
+
+
 @pytest.mark.parametrize(
     ("attention", "triton"),
     first_fast([("linear", False), ("softmax", False), ("linear", True), ("softmax", True)], count=2),
@@ -378,14 +440,19 @@ def test_steps_run_as_they_are_if_recording_fails(monkeypatch, caplog) -> None:
 def test_auto_leaves_models_that_never_ran_on_a_gpu_to_the_reference_engine(build_tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(CudaEngine, "refusal", lambda model, products=None: None)
     monkeypatch.setattr(NativeEngine, "refusal", lambda model, products=None: "not here")
-    others = (SOFTMAX, {"attention": "flash"}, {"output_gate": True}, {"attention_options": {"feature_map": "poly2"}})
-    for changes in (*others, CHANGES["pixels"]):
-        choice = choose_engine("auto", build_tiny_model(**changes))
+    monkeypatch.setattr(cuda, "triton_refusal", lambda device: None)
+    others = ({"attention": "flash"}, {"output_gate": True}, {"attention_options": {"feature_map": "poly2"}})
+    others += ({"head_width": 7}, {**SOFTMAX, "head_width": 7}, {"context": "hashed"}, CHANGES["pixels"])
+    for changes in others:
+        choice = choose_engine("auto", build_tiny_model(**{"head_width": 16, **changes}))
         assert choice.value == "reference" and "have not run on a GPU yet; --engine cuda" in choice.reason
+    monkeypatch.setattr(cuda, "triton_refusal", lambda device: "Triton is not installed")
+    assert choose_engine("auto", build_tiny_model(head_width=16)).value == "reference"
 
 
 def test_auto_chooses_the_gpu_engine_on_a_gpu(build_tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(CudaEngine, "refusal", lambda model, products=None: None)
     monkeypatch.setattr(NativeEngine, "refusal", lambda model, products=None: "not here")
-    choice = choose_engine("auto", build_tiny_model())
+    monkeypatch.setattr(cuda, "triton_refusal", lambda device: None)
+    choice = choose_engine("auto", build_tiny_model(head_width=16))
     assert choice.value == "cuda" and choice.reason == "not native: not here"

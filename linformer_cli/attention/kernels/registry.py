@@ -4,13 +4,14 @@ The reference form in plain torch defines the result of every operation, and run
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Generic, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from linformer_cli.attention.tensors import accumulator_dtype
 from linformer_cli.native.constants import COMPILED_MAPS
@@ -22,6 +23,8 @@ CPU_TYPES = (torch.float32, torch.float64, torch.bfloat16)
 # The widths are whole tiles of a matrix unit, and the sums fit on the chip.
 TRITON_TYPES = (torch.float32, torch.bfloat16)
 TRITON_WIDTHS = (16, 32, 64)
+# One program holds the sums of a head; a product of many images is faster in torch's libraries.
+_MOST_SUMS, _MOST_ROWS = 2**14, 64
 
 F = TypeVar("F", bound=Callable[..., object])
 F_co = TypeVar("F_co", bound=Callable[..., object], covariant=True)
@@ -31,16 +34,65 @@ F_co = TypeVar("F_co", bound=Callable[..., object], covariant=True)
 AttendLinear = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, str], tuple[Tensor, Tensor, Tensor]]
 
 
+class SumsStep(NamedTuple):
+    """A step of running sums or of a delta rule, with vectors that broadcast to [B, H, C] or [B, H, V]:
+
+        p = a * s,    u = w * v - (e * d)^T p,    s = p + k u^T,    y = scale q s
+
+    Without `erase`, u is v. Without `read`, d is k. The decay a is a `factor`, a `log`, or a `gate`: then log a is
+    power * logsigmoid(decay + bias). If `floor` is positive, q and k are replaced by silu(q) and silu(k) scaled to
+    length 1, e is most_erased * sigmoid(erase), and w is most_written * sigmoid(write). If `epsilon` is positive, y is
+    divided by its root mean square. y is multiplied by SiLU(gate).
+    """
+
+    decay: Tensor | None = None
+    bias: Tensor | None = None
+    erase: Tensor | None = None
+    write: Tensor | None = None
+    read: Tensor | None = None
+    gate: Tensor | None = None
+    scale: float = 1.0
+    power: float = 1.0
+    most_erased: float = 1.0
+    most_written: float = 1.0
+    floor: float = 0.0
+    epsilon: float = 0.0
+    decay_form: Literal["factor", "log", "gate"] = "factor"
+
+
+class Unnormed(NamedTuple):
+    """Vectors [B, width] whose norm (None: there is none) is left to the products that read them."""
+
+    x: Tensor
+    norm: nn.LayerNorm | None = None
+
+
+_fuses_steps = False
+
+
+@contextmanager
+def fuse_steps() -> Iterator[None]:
+    """Use kernels of steps that have not run on a GPU yet."""
+    global _fuses_steps
+    before, _fuses_steps = _fuses_steps, True
+    try:
+        yield
+    finally:
+        _fuses_steps = before
+
+
 @dataclass(frozen=True)
 class Operation(Generic[F_co]):
     """An operation and its kernels: `cpu` in C++, and `load_triton`, which returns that for CUDA devices.
 
-    `fits` says whether the kernels support the tensors of a call beyond device, type and widths of the last one.
+    `fits` says whether the kernels support the tensors of a call beyond device, type and widths of the last one. Unless
+    it was `tried` on a GPU, a kernel is used only in `fuse_steps`, for all widths.
     """
 
     cpu: F_co | None = None
     load_triton: Callable[[], F_co] | None = None
     fits: Callable[..., bool] = lambda *inputs: all(x.dtype == inputs[0].dtype for x in inputs)
+    tried: bool = True
 
 
 def _triton(module: str) -> ModuleType:
@@ -69,6 +121,16 @@ CACHE_STEP: Operation[Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Te
 )
 
 
+STEP_SUMS: Operation[Callable[[Tensor, Tensor, Tensor, Tensor, SumsStep], Tensor]] = Operation(
+    load_triton=lambda: _triton("triton_steps").step_sums,
+    fits=lambda s, *inputs: s.dtype == torch.float32 and s.shape[2] * s.shape[3] <= _MOST_SUMS,
+    tried=False,
+)
+PROJECTION: Operation[Callable[[Unnormed, nn.Linear, str, Unnormed | None], Tensor]] = Operation(
+    load_triton=lambda: _triton("triton_steps").project, fits=lambda x: len(x) <= _MOST_ROWS, tried=False
+)
+
+
 def find_kernel(
     operation: Operation[F],
     device: torch.device,
@@ -84,7 +146,8 @@ def find_kernel(
         return None
     if operation.cpu is not None and device.type == "cpu":
         return operation.cpu if dtype in CPU_TYPES and has_library() else None
-    fits = dtype in TRITON_TYPES and all(width in TRITON_WIDTHS for width in widths)
+    fits = dtype in TRITON_TYPES
+    fits &= all(width in TRITON_WIDTHS for width in widths) if operation.tried else _fuses_steps
     return operation.load_triton() if operation.load_triton is not None and fits and has_triton(device) else None
 
 

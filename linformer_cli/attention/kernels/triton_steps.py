@@ -1,16 +1,19 @@
-"""Steps of linear and softmax attention for CUDA graphs, in Triton. Importing this file needs Triton.
+"""Steps for CUDA graphs, in Triton. Importing this file needs Triton.
 
 A step of linear attention computes feature map, update, output and normaliser in one pass over a `FoldedState`. A step
-of softmax attention reads its cache once (online softmax).
+of softmax attention reads its cache once (online softmax). `step_sums` is one template for all running sums and delta
+rules, and `project` is a product with the norms, the activation and the residual around it. These two have not run on a
+GPU.
 """
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from linformer_cli.native.constants import COMPILED_MAPS
 from .cpu_calls import with_dense_rows
+from .registry import SumsStep, Unnormed
 from .triton_linear import phi
 
 # The number of elements of a block of keys. A batch of one image has few programs, so each of them must have many loads
@@ -147,5 +150,185 @@ def step_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: tuple[Tensor, Tenso
             V=value_width,
             ROWS=BLOCK_ELEMENTS // max(key_width, value_width),
             num_warps=WARPS,
+        )
+    return y
+
+
+@triton.jit
+def _load_vector(x, image, head, image_stride, head_stride, stride, places, inside):
+    """Numbers `places` of one head of x [B, H, W] in float32, and 0 outside."""
+    start = x + image.to(tl.int64) * image_stride + head.to(tl.int64) * head_stride
+    return tl.load(start + places * stride, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _unit(x, floor):
+    """The direction of silu(x)."""
+    x *= tl.sigmoid(x)
+    return x * tl.rsqrt(tl.sum(x * x, axis=0) + floor)
+
+
+@triton.jit
+def _step_sums_kernel(
+    q, q_image, q_head, q_step, k, k_image, k_head, k_step, v, v_image, v_head, v_step,
+    decay, decay_image, decay_head, decay_step, bias, bias_image, bias_head, bias_step,
+    erase, erase_image, erase_head, erase_step, write, write_image, write_head, write_step,
+    read, read_image, read_head, read_step, gate, gate_image, gate_head, gate_step, s, y, H,
+    C, V, scale, power, most_erased, most_written, floor, epsilon,
+    FEATURES: tl.constexpr, CHANNELS: tl.constexpr, DECAY: tl.constexpr, ERASES: tl.constexpr, READS: tl.constexpr,
+    RAW: tl.constexpr, NORMALISED: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Step one head of one image; see `step_sums`."""
+    place = tl.program_id(0).to(tl.int64)
+    image, head = place // H, place % H
+    features, channels = tl.arange(0, FEATURES), tl.arange(0, CHANNELS)
+    inside, within = features < C, channels < V
+    query = _load_vector(q, image, head, q_image, q_head, q_step, features, inside)
+    key = _load_vector(k, image, head, k_image, k_head, k_step, features, inside)
+    value = _load_vector(v, image, head, v_image, v_head, v_step, channels, within)
+    if RAW:
+        query, key = _unit(query, floor), _unit(key, floor)
+    places = s + place * C * V + features[:, None] * V + channels[None, :]
+    both = inside[:, None] & within[None, :]
+    sums = tl.load(places, mask=both, other=0.0).to(tl.float32)
+    if DECAY != "none":
+        factor = _load_vector(decay, image, head, decay_image, decay_head, decay_step, features, inside)
+        if DECAY == "gate":
+            factor += _load_vector(bias, image, head, bias_image, bias_head, bias_step, features, inside)
+            factor = (tl.minimum(factor, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(factor)))) * power
+        sums *= (factor if DECAY == "factor" else tl.exp(factor))[:, None]
+    if ERASES:
+        erased = _load_vector(erase, image, head, erase_image, erase_head, erase_step, features, inside)
+        written = _load_vector(write, image, head, write_image, write_head, write_step, channels, within)
+        if RAW:
+            erased, written = most_erased * tl.sigmoid(erased), most_written * tl.sigmoid(written)
+        erased *= _load_vector(read, image, head, read_image, read_head, read_step, features, inside) if READS else key
+        value = written * value - tl.sum(erased[:, None] * sums, axis=0)
+    sums += key[:, None] * value[None, :]
+    total = tl.sum((query * scale)[:, None] * sums, axis=0)
+    if NORMALISED:
+        total *= tl.rsqrt(tl.sum(tl.where(within, total * total, 0.0), axis=0) / V + epsilon)
+    if GATED:
+        opening = _load_vector(gate, image, head, gate_image, gate_head, gate_step, channels, within)
+        total *= opening * tl.sigmoid(opening)
+    tl.store(y + place * V + channels, total.to(y.dtype.element_ty), mask=within)
+    # Several threads may have loaded the same number; all of them must have loaded it before any thread writes.
+    tl.debug_barrier()
+    tl.store(places, sums.to(s.dtype.element_ty), mask=both)
+
+
+def step_sums(s: Tensor, q_t: Tensor, k_t: Tensor, v_t: Tensor, form: SumsStep) -> Tensor:
+    """What `SumsStep` defines: the output [B, H, V]; updates s [B, H, C, V], which must be dense, in place."""
+    batch, heads, features, channels = s.shape
+    inputs: list[object] = []
+    widths = (features, features, channels, features, features, features, channels, features, channels)
+    for x, width in zip((q_t, k_t, v_t, *form[:6]), widths, strict=True):
+        inputs += (s, 0, 0, 0) if x is None else (x, *x.expand(batch, heads, width).stride())
+    y = v_t.new_empty(batch, heads, channels)
+    sizes = triton.next_power_of_2(features), triton.next_power_of_2(channels)
+    with torch.cuda.device_of(s):
+        _step_sums_kernel[(batch * heads,)](
+            *(*inputs, s, y, heads, features, channels, *form[6:12]),
+            FEATURES=sizes[0],
+            CHANNELS=sizes[1],
+            DECAY=form.decay_form if form.decay is not None else "none",
+            ERASES=form.erase is not None,
+            READS=form.read is not None,
+            RAW=form.floor > 0,
+            NORMALISED=form.epsilon > 0,
+            GATED=form.gate is not None,
+            # 32 elements of s per thread.
+            num_warps=min(max(1, sizes[0] * sizes[1] // 1024), WARPS),
+        )
+    return y
+
+
+@triton.jit
+def _measure_rows(x, rows, B, K, epsilon, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    """Mean and reciprocal standard deviation of these rows of x [B, K]."""
+    total, square = tl.zeros((ROWS,), dtype=tl.float32), tl.zeros((ROWS,), dtype=tl.float32)
+    for start in range(0, K, SIZE):
+        columns = start + tl.arange(0, SIZE)
+        inside = (rows < B)[:, None] & (columns < K)[None, :]
+        total += tl.sum(
+            tl.load(x + rows[:, None] * K + columns[None, :], mask=inside, other=0.0).to(tl.float32), axis=1
+        )
+    mean = total / K
+    for start in range(0, K, SIZE):
+        columns = start + tl.arange(0, SIZE)
+        inside = (rows < B)[:, None] & (columns < K)[None, :]
+        part = tl.load(x + rows[:, None] * K + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+        part = tl.where(inside, part - mean[:, None], 0.0)
+        square += tl.sum(part * part, axis=1)
+    return mean, tl.rsqrt(square / K + epsilon)
+
+
+@triton.jit
+def _load_normalised(x, rows, columns, inside, K, mean, scale, gain, shift, NORM: tl.constexpr):
+    part = tl.load(x + rows[:, None] * K + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        gains = tl.load(gain + columns, mask=columns < K, other=0.0).to(tl.float32)
+        shifts = tl.load(shift + columns, mask=columns < K, other=0.0).to(tl.float32)
+        part = (part - mean[:, None]) * scale[:, None] * gains[None, :] + shifts[None, :]
+    return part
+
+
+@triton.jit
+def _project_kernel(
+    x, x_gain, x_shift, weight, bias, residual, residual_gain, residual_shift, y, B, K, N, epsilon,
+    NORM: tl.constexpr, RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr, ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`ROWS` rows and `COLUMNS` columns of y [B, N]; see `project`."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    outputs = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mean, scale = tl.zeros((ROWS,), dtype=tl.float32), tl.zeros((ROWS,), dtype=tl.float32)
+    if NORM:
+        mean, scale = _measure_rows(x, rows, B, K, epsilon, ROWS, SIZE)
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for start in range(0, K, SIZE):
+        columns = start + tl.arange(0, SIZE)
+        inside = (rows < B)[:, None] & (columns < K)[None, :]
+        part = _load_normalised(x, rows, columns, inside, K, mean, scale, x_gain, x_shift, NORM)
+        filled = (outputs < N)[:, None] & (columns < K)[None, :]
+        weights = tl.load(weight + outputs[:, None] * K + columns[None, :], mask=filled, other=0.0)
+        total += tl.dot(part, tl.trans(weights.to(tl.float32)), input_precision=PRECISION)
+    total += tl.load(bias + outputs, mask=outputs < N, other=0.0).to(tl.float32)[None, :]
+    if ACTIVATION == "relu":
+        total = tl.where(total < 0.0, 0.0, total)
+    elif ACTIVATION == "gelu":
+        total *= 0.5 * (1.0 + tl.erf(total * 0.7071067811865476))
+    inside = (rows < B)[:, None] & (outputs < N)[None, :]
+    if RESIDUAL:
+        if RESIDUAL_NORM:
+            mean, scale = _measure_rows(residual, rows, B, N, epsilon, ROWS, SIZE)
+        total += _load_normalised(
+            residual, rows, outputs, inside, N, mean, scale, residual_gain, residual_shift, RESIDUAL_NORM
+        )
+    tl.store(y + rows[:, None] * N + outputs[None, :], total.to(y.dtype.element_ty), mask=inside)
+
+
+def project(x: Unnormed, layer: nn.Linear, activation: str, residual: Unnormed | None) -> Tensor:
+    """activation(W norm(x) + b) + norm(residual) [B, N] for x [B, K], where each has its norm; what is None is absent.
+
+    All norms have the same epsilon.
+    """
+    vectors, added = x.x.contiguous(), x.x if residual is None else residual.x.contiguous()
+    norms = x.norm, None if residual is None else residual.norm
+    y = vectors.new_empty(len(vectors), layer.out_features)
+    gains = [(vectors, vectors) if norm is None else (norm.weight, norm.bias) for norm in norms]
+    tile = {"ROWS": 16, "COLUMNS": 32, "SIZE": 64}
+    grid = triton.cdiv(len(vectors), tile["ROWS"]), triton.cdiv(layer.out_features, tile["COLUMNS"])
+    with torch.cuda.device_of(vectors):
+        _project_kernel[grid](
+            *(vectors, *gains[0], layer.weight, layer.bias, added, *gains[1], y, *vectors.shape, layer.out_features),
+            next((norm.eps for norm in norms if norm is not None), 0.0),
+            NORM=norms[0] is not None,
+            RESIDUAL=residual is not None,
+            RESIDUAL_NORM=norms[1] is not None,
+            ACTIVATION=activation,
+            **tile,
+            PRECISION="tf32x3" if y.dtype == torch.float32 else "tf32",
+            num_warps=4,
         )
     return y

@@ -23,13 +23,13 @@ from linformer_cli.attention.base import (
     SumAttention,
     as_sequence,
 )
-from linformer_cli.attention.kernels.registry import DELTA_RULE, kernel_for
+from linformer_cli.attention.kernels.registry import DELTA_RULE, STEP_SUMS, SumsStep, kernel_for
 from linformer_cli.attention.tensors import accumulator_dtype
 from linformer_cli.documents import setting
 from linformer_cli.native.program import NO_BUFFER, MixInputs
 from .chunks import cut_chunks
 from .memory_lengths import log_memories
-from .scaling import OUTPUT_FLOOR, directions
+from .scaling import KEY_FLOOR, OUTPUT_FLOOR, directions
 from .sums import decay_weights, pairwise_products, sum_later, sum_logs
 
 
@@ -110,6 +110,10 @@ def delta_sums(q: Tensor, updates: Updates, carried: Tensor | None, chunk: int) 
 def delta_step(q: Tensor, updates: Updates, s: Tensor) -> Tensor:
     """y [B, H, 1, V] of one position (T = 1); updates s [B, H, K, V] in place."""
     k, v, beta, log_a, d = updates
+    if step := kernel_for(STEP_SUMS, s, v):
+        beta_t, log_a_t, d_t = (None if x is None else x.squeeze(2) for x in (beta, log_a, d))
+        form = SumsStep(log_a_t, None, beta_t, beta_t, d_t, decay_form="log")
+        return step(s, q.squeeze(2), k.squeeze(2), v.squeeze(2), form).unsqueeze(2)
     s.mul_(log_a.exp().transpose(-1, -2))
     # q and d read the state before the update. The contribution of the update to the output is added afterwards.
     read, held = (torch.cat([q, k if d is None else d], dim=-2) @ s).split(1, dim=-2)
@@ -215,6 +219,25 @@ class GatedDeltaAttention(DeltaAttention[GatedOptions]):
             return DeltaInputs(q, Updates(k, v, erase, log_a))
         written = gates["write"].sigmoid() * v
         return DeltaInputs(q, Updates(k, written, v.new_ones(1, 1, v.shape[2], 1), log_a, erase * k))
+
+    def _step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: DeltaState, gates_t: Gates
+    ) -> tuple[Tensor, DeltaState]:
+        if not (step := kernel_for(STEP_SUMS, state.s, v_t)):
+            return super()._step(q_t, k_t, v_t, state, gates_t)
+        erase, most = gates_t["erase"], self.largest_erase
+        form = SumsStep(
+            gates_t.get("decay"),
+            None if self.gate_bias is None else self.gate_bias.view(self.shape.heads, -1),
+            erase,
+            gates_t.get("write", erase),
+            most_erased=most,
+            most_written=1.0 if "write" in gates_t else most,
+            floor=KEY_FLOOR,
+            epsilon=OUTPUT_FLOOR,
+            decay_form="gate",
+        )
+        return step(state.s, q_t, k_t, v_t, form), state
 
     def emit(self, inputs: MixInputs) -> None:
         erase, write, decay = (self.gates.get(name, 0) for name in ("erase", "write", "decay"))

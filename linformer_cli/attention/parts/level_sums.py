@@ -191,11 +191,15 @@ class _ReadBuckets(torch.autograd.Function):
         return grad_queries, grad_scales, grad_s
 
 
-def step_levels(x: LevelInputs, s: Tensor, position: int) -> tuple[Tensor, Tensor]:
-    """`read_levels` for one position [B, H, ..], in place unless all buckets are full. All steps do the same work."""
-    carries = count_carries(position)
-    if carries == s.shape[2]:
-        s = functional.pad(s, (0, 0, 0, 0, 0, 1))
+def step_levels(x: LevelInputs, s: Tensor, position: int | Tensor) -> tuple[Tensor, Tensor]:
+    """`read_levels` for one position [B, H, ..], in place unless all buckets are full. All steps do the same work.
+
+    If `position` is a tensor on the device of s, the host does not read it, and s must have room.
+    """
+    if not isinstance(position, Tensor):
+        if count_carries(position) == s.shape[2]:
+            s = functional.pad(s, (0, 0, 0, 0, 0, 1))
+        position = torch.full((), position, device=s.device)
     if x.log_decay is not None:
         s.mul_(x.log_decay.exp()[..., None, None, None])
     query, key = (part.unsqueeze(2).unsqueeze(-2) for part in (x.q, x.k))
@@ -205,8 +209,8 @@ def step_levels(x: LevelInputs, s: Tensor, position: int) -> tuple[Tensor, Tenso
     scales = x.scales[..., (buckets + 1).clamp(max=x.scales.shape[-1] - 1)]
     own = x.scales[..., :1] * (x.q * x.k).sum(dim=-1, keepdim=True) * x.v
     y = own + (scales.unsqueeze(-2) @ (query @ s).squeeze(-2)).squeeze(-2)
-    merged = (buckets < carries).to(s.dtype) @ s.flatten(-2)
+    full = 2**buckets < (~position & (position + 1))
+    merged = full.to(s.dtype) @ s.flatten(-2)
     merged = merged.unflatten(-1, s.shape[-2:]).addcmul_(x.k.unsqueeze(-1), x.v.unsqueeze(-2))
-    s.masked_fill_((buckets < carries).view(-1, 1, 1), 0)
-    s[:, :, carries] = merged
+    s.masked_fill_(full.view(-1, 1, 1), 0).index_copy_(2, full.sum().view(1), merged.unsqueeze(2))
     return y, s

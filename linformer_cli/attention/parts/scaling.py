@@ -11,7 +11,7 @@ from linformer_cli.attention.kernels.registry import SCALED_OUTPUTS, kernel_for
 KEY_FLOOR = 1e-6
 OUTPUT_FLOOR = 1e-5
 # This is far below the square of any useful sum. It keeps the output 0 where the sum is 0.
-_EPSILON = 1e-6
+SUM_FLOOR = 1e-6
 
 
 def directions(x: Tensor) -> Tensor:
@@ -37,6 +37,6 @@ def scale_outputs(sums: Tensor, output_gate: Tensor | None) -> Tensor:
     Sums are not divided by their total weight, because the weights of signed queries and keys can add up to any number.
     """
     if output_gate is not None and (scale := kernel_for(SCALED_OUTPUTS, sums, output_gate)):
-        return scale(sums, output_gate, _EPSILON)
-    y = functional.rms_norm(sums, sums.shape[-1:], eps=_EPSILON)
+        return scale(sums, output_gate, SUM_FLOOR)
+    y = functional.rms_norm(sums, sums.shape[-1:], eps=SUM_FLOOR)
     return y if output_gate is None else y * functional.silu(output_gate.to(y.dtype))

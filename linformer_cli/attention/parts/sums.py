@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from linformer_cli.attention.kernels.registry import CAUSAL_SUMS, kernel_for
+from linformer_cli.attention.kernels.registry import CAUSAL_SUMS, STEP_SUMS, SumsStep, kernel_for
 from linformer_cli.attention.tensors import Context, fill_padding
 from .chunks import corners, cut_chunks, iter_halves, split_halves
 
@@ -69,6 +69,8 @@ def update_and_read(s: Tensor, query: Tensor, key: Tensor, value: Tensor, decay:
 
     query and key are [B, H, C] and value is [B, H, V]. `decay` broadcasts to [B, H, C] (None: 1).
     """
+    if step := kernel_for(STEP_SUMS, s, value):
+        return step(s, query, key, value, SumsStep(decay))
     if decay is not None:
         s.mul_(decay.unsqueeze(-1))
     s.addcmul_(key.unsqueeze(-1), value.unsqueeze(-2))

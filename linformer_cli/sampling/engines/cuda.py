@@ -4,7 +4,8 @@ The graph is recorded from the model's own step. Everything that the step change
 position and the random numbers, so the host does not wait inside an image. Single numbers of a state decide what a step
 does, such as how much of a cache it reads. The host knows them, and there is one graph for each set of these numbers:
 one for all positions with running sums and with rows whose numbers are on the device, one for every `_ROOM` positions
-where a step reads a cache whole, `period` graphs with chunks, and otherwise one for each position. With Triton, the
+where a step reads a cache whole, and `period` graphs with chunks. A mechanism from outside that counts positions on the
+host has one for each. With Triton, the
 state of `linear` is a `FoldedState`, and each layer has one fused kernel that writes the sums only every few steps.
 `softmax` has one kernel per layer, too.
 """
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import Shared, fork_into, map_states, select_images, state_tensors
-from linformer_cli.attention.kernels.registry import TRITON_WIDTHS
+from linformer_cli.attention.kernels.registry import TRITON_WIDTHS, fuse_steps
 from linformer_cli.attention.parts.caches import FixedCache
 from linformer_cli.attention.parts.folded_sums import FoldedState, refill
 from linformer_cli.attention.tensors import host_number
@@ -28,6 +29,7 @@ from linformer_cli.model.blocks import Block, InnerBlock
 from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.native.constants import COMPILED_MAPS
+from linformer_cli.native.gpu import triton_refusal
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.system.signals import Check, never_stop
 from .base import DAMAGED, Engine
@@ -87,11 +89,11 @@ class CudaEngine(Engine):
     @classmethod
     def doubt(cls, model: PixelModel) -> str | None:
         config = model.config
-        tried = config.attention in ("linear", "softmax") and model.channels is None and config.embedding != "none"
+        tried = config.attention in ("linear", "softmax") and config.context in ("previous", "neighbours", "wide")
+        tried &= config.embedding != "none" and config.feed_forward_kind == "dense"
         parts = (config.short_convolution, config.normalise_keys, config.norm_heads, config.output_gate)
-        # Without its kernel, softmax reads a cache of 128 rows at a time in plain torch.
-        tried &= config.attention == "linear" or config.head_width in TRITON_WIDTHS
-        # Other feature maps are plain torch.
+        # Without their kernels, and with other feature maps, steps are plain torch.
+        tried &= config.head_width in TRITON_WIDTHS and triton_refusal(model.device) is None
         if tried and not any(parts) and config.attention_options.get("feature_map", "elu") in COMPILED_MAPS:
             return None
         return "its graphs of such a model have not run on a GPU yet; --engine cuda uses them"
@@ -258,6 +260,24 @@ class CudaEngine(Engine):
         elif isinstance(own, Tensor) and self._is_number(own):
             return [int(new)]
         return []
+
+
+class FusedCudaEngine(CudaEngine):
+    """`CudaEngine` with fewer kernels a step, in Triton: a layer has five for `linear`, `gla` and the delta rules."""
+
+    name = "cuda-fused"
+
+    @classmethod
+    def refusal(cls, model: PixelModel, products: torch.dtype | None = None) -> str | None:
+        return super().refusal(model, products) or triton_refusal(model.device)
+
+    @classmethod
+    def doubt(cls, model: PixelModel) -> str | None:
+        return "its kernels have not run on a GPU yet; --engine cuda-fused uses them"
+
+    def take_step(self) -> None:
+        with fuse_steps():
+            super().take_step()
 
 
 class Graphs:
