@@ -366,8 +366,8 @@ def test_fused_steps_match_the_model(build_tiny_model, with_triton, attention, o
         torch.manual_seed(0)
         for parameter in model.parameters():  # biases and gains that differ from 0 and 1
             parameter.add_(0.1 * torch.randn_like(parameter))
-    engine, plain = FusedCudaEngine(model, 3), ReferenceEngine(model, 3)
-    for token in draw_tokens(model, 3)[:, :3].unbind(dim=1):
+    engine, plain = FusedCudaEngine(model, 2), ReferenceEngine(model, 2)
+    for token in draw_tokens(model, 2)[:, :2].unbind(dim=1):
         assert_agree(engine.step(token), plain.step(token), FLOAT32)
 
 
@@ -441,18 +441,24 @@ def test_auto_leaves_models_that_never_ran_on_a_gpu_to_the_reference_engine(buil
     monkeypatch.setattr(CudaEngine, "refusal", lambda model, products=None: None)
     monkeypatch.setattr(NativeEngine, "refusal", lambda model, products=None: "not here")
     monkeypatch.setattr(cuda, "triton_refusal", lambda device: None)
-    others = ({"attention": "flash"}, {"output_gate": True}, {"attention_options": {"feature_map": "poly2"}})
-    others += ({"head_width": 7}, {**SOFTMAX, "head_width": 7}, {"context": "hashed"}, CHANGES["pixels"])
+    others = ({"attention": "flash"}, {"output_gate": True}, {"attention_options": {"feature_map": "relu"}})
+    others += (
+        {"head_width": 16},
+        {**SOFTMAX, "head_width": 16},
+        {"context": "hashed"},
+        CHANGES["palette"],
+        CHANGES["pixels"],
+    )
     for changes in others:
-        choice = choose_engine("auto", build_tiny_model(**{"head_width": 16, **changes}))
+        choice = choose_engine("auto", build_tiny_model(**{"head_width": 32, **changes}))
         assert choice.value == "reference" and "have not run on a GPU yet; --engine cuda" in choice.reason
     monkeypatch.setattr(cuda, "triton_refusal", lambda device: "Triton is not installed")
-    assert choose_engine("auto", build_tiny_model(head_width=16)).value == "reference"
+    assert choose_engine("auto", build_tiny_model(head_width=32)).value == "reference"
 
 
 def test_auto_chooses_the_gpu_engine_on_a_gpu(build_tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(CudaEngine, "refusal", lambda model, products=None: None)
     monkeypatch.setattr(NativeEngine, "refusal", lambda model, products=None: "not here")
     monkeypatch.setattr(cuda, "triton_refusal", lambda device: None)
-    choice = choose_engine("auto", build_tiny_model(head_width=16))
+    choice = choose_engine("auto", build_tiny_model(head_width=32))
     assert choice.value == "cuda" and choice.reason == "not native: not here"

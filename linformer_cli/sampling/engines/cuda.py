@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import Shared, fork_into, map_states, select_images, state_tensors
-from linformer_cli.attention.kernels.registry import TRITON_WIDTHS, fuse_steps
+from linformer_cli.attention.kernels.registry import fuse_steps
 from linformer_cli.attention.parts.caches import FixedCache
 from linformer_cli.attention.parts.folded_sums import FoldedState, refill
 from linformer_cli.attention.tensors import host_number
@@ -28,7 +28,6 @@ from linformer_cli.model.attention_layer import LayerState
 from linformer_cli.model.blocks import Block, InnerBlock
 from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
-from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.gpu import triton_refusal
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.system.signals import Check, never_stop
@@ -90,11 +89,11 @@ class CudaEngine(Engine):
     def doubt(cls, model: PixelModel) -> str | None:
         config = model.config
         tried = config.attention in ("linear", "softmax") and config.context in ("previous", "neighbours", "wide")
-        tried &= config.embedding != "none" and config.feed_forward_kind == "dense"
+        tried &= config.embedding != "none" and config.feed_forward_kind == "dense" and not config.image.palette
         parts = (config.short_convolution, config.normalise_keys, config.norm_heads, config.output_gate)
-        # Without their kernels, and with other feature maps, steps are plain torch.
-        tried &= config.head_width in TRITON_WIDTHS and triton_refusal(model.device) is None
-        if tried and not any(parts) and config.attention_options.get("feature_map", "elu") in COMPILED_MAPS:
+        # Only the kernels for this width and this map have run, and without them, steps are plain torch.
+        tried &= config.head_width == 32 and config.attention_options.get("feature_map", "elu") == "elu"
+        if tried and not any(parts) and triton_refusal(model.device) is None:
             return None
         return "its graphs of such a model have not run on a GPU yet; --engine cuda uses them"
 
