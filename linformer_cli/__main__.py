@@ -57,11 +57,7 @@ def _leave(number: int, _frame: object = None) -> NoReturn:
 
 
 def _open_closed_streams() -> None:
-    """Open the null device for each standard stream that the caller has closed (`>&-` in a shell).
-
-    Otherwise, the next file opened would get the stream's descriptor, and `print` to a missing stderr would write to
-    stdout.
-    """
+    """Open the null device for each closed standard stream, or the next file opened would get its descriptor."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             stream = open(os.devnull, mode)  # noqa: SIM115 - gets the lowest free descriptor, that of the closed stream

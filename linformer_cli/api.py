@@ -129,8 +129,7 @@ def complete(
 ) -> NDArray[np.uint8]:
     """`count` completions [count, H, W, C] of `image` [H, W, C] that keep its pixels `kept` bool [H, W].
 
-    `label` is the class of the image; `complete_values` explains `particles`. A `Sampler` in place of the model has a
-    seed, filters and an engine.
+    `complete_values` explains `particles`. A `Sampler` in place of the model has a seed, filters and an engine.
     """
     sampler = Sampler(model) if isinstance(model, PixelModel) else model
     shape = sampler.model.config.image
@@ -154,9 +153,8 @@ def build_layer(
     """A layer around mechanism `name`: `forward(x)` maps [B, T, width] to [B, T, width].
 
     `init_state(batch, capacity, device, dtype)` and `step(x_t, state)` compute the same position by position, with x_t
-    [B, width]. `positions` is the longest T that mechanisms with tables or windows prepare for, and `row` the length
-    from which they derive windows (default: the square root of `positions`). Raises `UsageError` for mechanisms that
-    are no layer of heads.
+    [B, width]. `positions` is the longest T of tables and windows, and `row` the length from which windows are derived
+    (default: its square root). Raises `UsageError` for mechanisms that are no layer of heads.
     """
     mechanism = find_attention(name)
     if mechanism.gated or mechanism.shared_key_value:

@@ -1,9 +1,4 @@
-"""Checkpoints. A checkpoint is a folder that is written whole or not at all.
-
-The folder holds `model.safetensors`, `config.json` and a model card. `config.json` is the only copy of the
-configuration. It contains the SHA-256 of the weights and of the training state, if any. Pickled files are never opened.
-See docs/reference/formats.md.
-"""
+"""Checkpoints (docs/reference/formats.md): folders written whole or not at all. Pickled files are never opened."""
 
 import contextlib
 import hashlib
@@ -108,10 +103,7 @@ def read_checkpoint(name: str | Path | None = None) -> Checkpoint:
 def open_checkpoint(
     name: str | Path | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[Checkpoint, PixelModel]:
-    """Find a checkpoint, and read its configuration and its model. They belong together even if a run replaces it.
-
-    Raises `CheckpointError` for weights that are NaN or infinite, and what `load_weights` raises.
-    """
+    """Find a checkpoint, read its configuration and model, which belong together, and check that weights are finite."""
 
     def read() -> tuple[Checkpoint, PixelModel]:
         checkpoint = _read_info(name)
@@ -218,15 +210,17 @@ def save_checkpoint(
 ) -> CheckpointInfo:
     """Replace a checkpoint folder. A crash at any moment leaves the old or the new checkpoint whole.
 
-    Everything is written and flushed to a temporary folder next to `folder`. Renaming then swaps the two, or, if the
-    folder must be `new`, fails if there is one. Raises `CheckpointError`, with the older checkpoint untouched, if the
-    disk is full or not writable. Floating-point weights are rounded to `weights_dtype`, if given.
+    A temporary folder beside `folder` is written and swapped with it or, if it must be `new`, renamed. Raises
+    `CheckpointError` if the system refuses. Floating-point weights are rounded to `weights_dtype`, if given.
     """
     folder = Path(os.path.abspath(folder))  # a hidden name cannot be derived from `.`
     writing = temporary_path(folder.parent)
     try:
         writing.mkdir(parents=True)
-        tensors = {key: _rounded(tensor, weights_dtype) for key, tensor in model.state_dict().items()}
+        tensors = {
+            key: tensor.detach().to("cpu", weights_dtype if tensor.is_floating_point() else None)
+            for key, tensor in model.state_dict().items()
+        }
         digest = _save_tensors(writing / WEIGHTS, tensors)
         training_digest = None
         if training_state is not None:
@@ -246,11 +240,6 @@ def save_checkpoint(
         rest = "the older checkpoint is untouched" if holds_checkpoint(folder) else "nothing was saved"
         raise CheckpointError(f"cannot save '{folder}': {describe_reason(error)}; {rest}") from None
     return info
-
-
-def _rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Copy `tensor` to the CPU. Only floating-point tensors get `dtype`: counters and indices must not change."""
-    return tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None)
 
 
 def _save_tensors(file: Path, tensors: dict[str, Tensor], values: dict[str, str] | None = None) -> str:

@@ -143,11 +143,7 @@ class Frame(Config):
 
 
 class DataSummary(Config):
-    """The images a model was trained on. `border_mean` (0 to 255) distinguishes a dark background from a light one.
-
-    The other fields are those of `data.look.Look`, which explains them. `frame` is None if the images are not drawings
-    on a plain ground.
-    """
+    """The training images. `border_mean` is from 0 to 255; `data.look.Look` explains the fields after `frame`."""
 
     name: str
     train_images: CountOrZero

@@ -1,7 +1,6 @@
 """Configurations. They are immutable and typed, and unknown keys are errors. Nothing here needs torch.
 
-Three tables describe a run, both in `config.toml` and in memory: `[model]`, `[data]` and `[train]`. The fields of
-`NetworkConfig` and `TrainConfig` are also the options of `lintx train`, with their descriptions as help.
+The fields of `NetworkConfig` and `TrainConfig` are also the options of `lintx train`, with descriptions as help.
 """
 
 import math
@@ -27,13 +26,11 @@ class Duration:
     """Marks a setting in seconds, which the command line reads as text such as `90s`, `10m` or `1h30m`."""
 
 
-# These bounds are far above any practical value. They keep damaged files from requesting all memory, and they keep
-# products within 64 bits.
+# Far above any practical value, these keep damaged files from requesting all memory, and products within 64 bits.
 LARGEST_SIZE = 65_536
 LARGEST_STEP = 2**40
 _LARGEST_MUON_RATE = 1e30
-# The default guidance of images with a class. A classifier then recognises 99 % of the images of `mnist-deep`, and is
-# sure of as many as of test images (docs/notes/classes.md).
+# With this guidance, a classifier recognises 99 % of the images of `mnist-deep` (docs/notes/classes.md).
 CLASS_GUIDANCE = 2.5
 # The part of a picture that is kept by default, and the images that are drawn for each completion of other parts.
 DEFAULT_PART = "top:0.5"
@@ -182,11 +179,7 @@ class NetworkConfig(Config):
 
 
 class ModelConfig(NetworkConfig):
-    """A whole model: the network and its images. A model can be rebuilt from this configuration.
-
-    A model with `classes` is conditioned on the class of each image. 0 means unconditional. With `optional_class`, it
-    also models images without a class, and does so by default.
-    """
+    """A network and its images. It may be conditioned on `classes`, with `optional_class` by default on none."""
 
     image: ImageShape
     classes: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = 0
@@ -248,20 +241,14 @@ def _parse_colour(value: Any) -> Any:
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
-def _parse_range(value: Any) -> Any:
-    return value.split(",") if isinstance(value, str) else value
-
-
-def _parse_number(value: Any) -> Any:
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
-
-
 def _check_range(value: tuple[float, float]) -> tuple[float, float]:
     if value[0] >= value[1]:
         raise ValueError(f"the number for black must be less than the one for white, found {value}")
     return value
 
 
+_READ_PARTS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
+_READ_NUMBER = BeforeValidator(lambda value: int(value) if str(value).isdecimal() else value)
 # The settings that change the look of a data set.
 LOOK_SETTINGS = ("image_size", "fit", "ground", "range", "colours", "channels", "tile")
 
@@ -269,8 +256,7 @@ LOOK_SETTINGS = ("image_size", "fit", "ground", "range", "colours", "channels", 
 class DataConfig(Config):
     """The source of the images. `LOOK_SETTINGS` change the look that is measured over pictures of the user.
 
-    `length` is the number of bytes in a window of `bytes:PATH`. With `labels`, the model is conditioned on the images'
-    classes.
+    `length` is that of a window of `bytes:PATH`. With `labels`, the model is conditioned on classes.
     """
 
     name: str = "mnist"
@@ -287,13 +273,13 @@ class DataConfig(Config):
     ground: Annotated[Colour, BeforeValidator(_parse_colour)] | None = setting(
         None, "Colour behind transparent parts and padded pictures, such as white or #204060."
     )
-    range: Annotated[tuple[float, float], BeforeValidator(_parse_range), AfterValidator(_check_range)] | None = setting(
+    range: Annotated[tuple[float, float], _READ_PARTS, AfterValidator(_check_range)] | None = setting(
         None, "Numbers that become black and white, such as 900,1330, for 16 bits or floats."
     )
     colours: Annotated[int, Field(ge=2, le=256)] | None = setting(
         None, "Use one palette of up to N colours. Default: 256 if they suffice or for pixel art."
     )
-    channels: Annotated[Literal[1, 3, 4], BeforeValidator(_parse_number)] | None = setting(
+    channels: Annotated[Literal[1, 3, 4], _READ_NUMBER] | None = setting(
         None, "1 (grey), 3 (RGB) or 4 (RGB with opacity) instead of a palette. Default: as in the pictures."
     )
     tile: Size | None = setting(None, "Cut each picture into squares of this side.")

@@ -22,10 +22,7 @@ _SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str
 
 
 class Config(BaseModel):
-    """Base class of all configurations. They are immutable, and unknown keys and wrong types are errors.
-
-    An integer is also a float. No other scalar is converted, except text if `parses_text`.
-    """
+    """Base of all configurations: immutable and strict. An integer is a float, and text is read if `parses_text`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     # Whether values may be given as text, as on a command line.
@@ -57,22 +54,15 @@ ConfigType = TypeVar("ConfigType", bound=Config)
 
 
 def read_bytes(file: Path, most: int = LARGEST_DOCUMENT) -> bytes:
-    """The contents of a file. Never waits for a pipe, and never reads more than `most` bytes.
-
-    Raises `OSError` if the system refuses, as for a folder, and `ValueError` for a pipe, a device or a larger file.
-    """
-    with open(file, "rb", opener=_open_at_once) as opened:
+    """The contents of a file of at most `most` bytes, or `ValueError`, also for a pipe, which is not waited for."""
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
+    with open(file, "rb", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0))) as opened:
         status = os.fstat(opened.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is a pipe or a device, not a file")
         if status.st_size > most:
             raise ValueError(f"it has {status.st_size:,} bytes, and at most {most:,} are read")
         return opened.read(status.st_size)
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a pipe would wait for a writer.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_json(file: Path) -> Any:
@@ -83,9 +73,8 @@ def read_json(file: Path) -> Any:
 def parse_json(data: str | bytes, any_text: bool = False) -> Any:
     """The JSON document in a text.
 
-    Raises `ValueError` if the text is not JSON, if it is nested more than `DEEPEST` levels deep, or if a text in it has
-    lone surrogates, which cannot be written in UTF-8. With `any_text`, surrogates are allowed, because Python puts them
-    into paths that are not UTF-8.
+    Raises `ValueError` if it is not JSON, is nested more than `DEEPEST` levels deep, or, unless `any_text`, has lone
+    surrogates, which Python puts into paths that are not UTF-8, and which cannot be written.
     """
     text = data if isinstance(data, str) else data.decode(_UTF8)
     try:

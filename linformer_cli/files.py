@@ -37,10 +37,7 @@ _ADVICE = {
 
 
 def user_cache() -> Path:
-    """The folder for downloads and measured speeds: $LINTX_CACHE, or `lintx` in the user's cache. It need not exist.
-
-    Raises `LintxError` if the user has no home folder.
-    """
+    """The folder for downloads and measured speeds: $LINTX_CACHE, or `lintx` in the user's cache. It need not exist."""
     if chosen := os.environ.get("LINTX_CACHE"):
         return Path(os.path.expanduser(chosen))
     cache = os.environ.get("XDG_CACHE_HOME", "")
@@ -93,7 +90,7 @@ def open_atomically(path: Path, name: Callable[[], str | None] | None = None, fl
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write a new folder with all of `files` (contents by name), or nothing. Raises `LintxError` if refused."""
+    """Write a new folder with all of `files` (contents by name), or nothing. Raises what `write_file` raises."""
     target = Path(os.path.realpath(folder))
     temporary = temporary_path(target.parent)
     try:
@@ -114,10 +111,7 @@ def make_folder(folder: Path) -> None:
 
 
 def require_writable(path: str | os.PathLike[str]) -> None:
-    """Raise `LintxError`, as `write_file` would, if it is already clear that `path` cannot be written.
-
-    Call this before long work. It creates nothing, and it cannot foresee a full disk or a pipe without a reader.
-    """
+    """Raise `LintxError` before long work if it is already clear that `path` cannot be written. Creates nothing."""
     try:
         code = _foreseen_error(Path(os.path.realpath(path)))
     except OSError as error:  # for example, the name is too long

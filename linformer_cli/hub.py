@@ -13,10 +13,7 @@ PREFIX = "hf:"
 
 
 def fetch_repository(name: str, files: Sequence[str]) -> Path:
-    """The folder with the newest `files` of a repository, or with earlier ones if the Hub cannot be reached.
-
-    Raises `CheckpointError` if there is no such repository, or none was fetched before and the Hub cannot be reached.
-    """
+    """The folder with the newest `files` of a repository, or earlier ones if the Hub cannot be reached."""
     repository, _, revision = name.removeprefix(PREFIX).partition("@")
     folder = _cache() / name.removeprefix(PREFIX).replace("/", "--")
     with _explaining(name) as hub:
@@ -30,10 +27,7 @@ def find_hub_name(folder: Path) -> str:
 
 
 def send_repository(name: str, folder: Path) -> str:
-    """Send the files in `folder` as a new commit to a repository, which is created if missing. Return its address.
-
-    Raises `CheckpointError` if the Hub refuses or cannot be reached.
-    """
+    """Send the files in `folder` to a repository, which is created if missing, and return its address."""
     with _explaining(name) as hub:
         address = hub.create_repo(name.removeprefix(PREFIX), exist_ok=True)
         hub.upload_folder(repo_id=name.removeprefix(PREFIX), folder_path=folder, commit_message="Export from lintx")

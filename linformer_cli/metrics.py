@@ -90,10 +90,7 @@ def append_row(file: Path, row: MetricsRow) -> None:
 
 
 def cut_metrics(file: Path, step: int, validated: bool = True) -> None:
-    """Drop the rows after `step`, and rows that a crash cut short. A run resumed at `step` writes these rows again.
-
-    If `validated`, the validation at `step` itself is kept. A missing file is created.
-    """
+    """Drop the rows after `step`, and its validation unless `validated`: a run resumed there writes them again."""
     _write(file, [row for row in _read_own(file) if _is_before(row, step, validated)])
 
 
@@ -116,10 +113,7 @@ def _is_before(row: Mapping[str, str], step: int, validated: bool) -> bool:
 
 
 def read_metrics(file: Path) -> list[dict[str, str]]:
-    """The cells of every row, by column. If a crash cut a row short, its last cells are None.
-
-    A missing file has no rows. Raises `LintxError` if the file cannot be read.
-    """
+    """The cells of every row, by column. If a crash cut a row short, its last cells are None."""
     try:
         # A spreadsheet program may have saved the file with a byte order mark.
         text = read_bytes(file, _MOST_BYTES).decode("utf-8-sig")

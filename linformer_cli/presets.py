@@ -43,9 +43,7 @@ PRESETS: dict[str, NetworkConfig] = {
     "tiny": NetworkConfig(layers=2, heads=2, width=32, head_width=16, feed_forward=64),
 }
 
-# Training settings that differ from the defaults of `TrainConfig`, by preset. The defaults suit `mnist-small`. The
-# settings of `mnist-wide` are the best found; those of the paper's networks are from Katharopoulos 2020 (section 4.2
-# and released code).
+# Training settings that differ from the defaults: the best found, or those of Katharopoulos 2020, section 4.2.
 _PAPER_RECIPE = {
     "optimizer": "radam",
     "learning_rate": 1e-4,
@@ -62,8 +60,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "cifar10-paper": _PAPER_RECIPE,
 }
 
-# Training settings for folders of pictures, whatever the preset: a run that one can watch, and that ends before it
-# overfits (docs/guide/your-pictures.md). Mirroring is off, because letters, icons and pixel art often have a direction.
+# For folders of pictures (docs/guide/your-pictures.md). Icons and pixel art often have a direction: no flip.
 FOLDER_RECIPE: dict[str, Any] = {
     "epochs": 8.0,
     "max_time": 900.0,

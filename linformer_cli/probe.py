@@ -21,10 +21,7 @@ _MOST_ROUNDS = 100
 
 
 def choose_precision(wanted: Precision, device: str, width: int = 256, feed_forward: int = 1024) -> Choice:
-    """Return the precision to train in. `auto` becomes bf16 if that is clearly faster, otherwise fp32.
-
-    On a CPU, a short measurement with a feed-forward branch of these widths decides. On a GPU, its features decide.
-    """
+    """The precision to train in: for `auto`, bf16 if it is clearly faster (measured on a CPU), otherwise fp32."""
     import torch
 
     if wanted != "auto":
@@ -62,10 +59,7 @@ def measure_bf16_gain(width: int, feed_forward: int) -> float:
 
 
 def measure_gain(usual: Callable[[], None], other: Callable[[], None]) -> float:
-    """The speed of `other` relative to `usual`; 2 means twice as fast.
-
-    The two alternate. Their shortest times are compared, because other programs can only lengthen a time.
-    """
+    """The speed of `other` relative to `usual`, by shortest times, because other programs only lengthen them."""
     shortest = [math.inf, math.inf]
     for work in (usual, other):
         work()  # warms up
@@ -81,11 +75,7 @@ def measure_gain(usual: Callable[[], None], other: Callable[[], None]) -> float:
 
 
 def remember(question: str, measure: Callable[[], float]) -> float:
-    """Return the figure for `question` from the user's cache, or else call `measure` and keep its result there.
-
-    Figures are kept for each processor, version of torch and number of threads. Without a usable cache, the figure is
-    measured every time.
-    """
+    """The figure for `question` on this processor, torch and number of threads: from the cache or `measure`."""
     import torch
 
     key = f"{question}; {processor_name()}; torch {torch.__version__}; {torch.get_num_threads()} threads"

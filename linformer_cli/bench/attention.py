@@ -19,8 +19,7 @@ from .measure.peak_memory import PassFailed, PeakMemory, measure_peak
 from .rounds import Bench, BenchReport, Measurement, measure_groups
 from .rows import AttentionRow
 
-# Total number of positions in a pass. As in Katharopoulos 2020, the batch is inversely proportional to T, so that the
-# machine does about as much work for short sequences as for long ones.
+# As in Katharopoulos 2020, a pass has about as many positions at every T, in fewer or more sequences.
 PASS_POSITIONS = 65_536
 # Each row needs two passes besides the repeats: one to measure memory and one to warm up.
 _EXTRA_PASSES = 2
@@ -30,10 +29,7 @@ _ATTEMPTS = 2
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """A pass has `batch` sequences, or, if None, `pass_positions` positions in total, but at least one sequence.
-
-    `limit_seconds` is the time limit for all passes of a row.
-    """
+    """A pass has `batch` sequences, or about `pass_positions` positions. A limit is for all passes of a row."""
 
     repeats: int = 5
     limit_seconds: float = 60.0
@@ -107,11 +103,7 @@ def prepare(
 
 @dataclass(eq=False)
 class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
-    """A mechanism at one length. Mechanisms at the same length share their `inputs`.
-
-    `shorter` is the next shorter length. If it was left out, so is this one. The growth up to it predicts whether this
-    length needs more than the time limit or the free memory.
-    """
+    """A mechanism at one length, left out if the `shorter` one was or if growth predicts too much time or memory."""
 
     limit_seconds: float
     setup: PassSetup

@@ -1,8 +1,4 @@
-"""Benchmarks of several parts that share a time budget and run round by round.
-
-A shared machine may be slow for minutes, and this can slow some rows down far more than others. The rounds of all parts
-are therefore spread over the whole budget.
-"""
+"""Benchmarks of several parts that share a time budget. Their rounds are spread over all of it."""
 
 import contextlib
 import time
@@ -20,8 +16,7 @@ from linformer_cli.system.environment import describe_machine
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.units import format_duration
 
-# The first round also prepares the work and estimates its time, so it takes about this many times as long as the
-# others.
+# The first round takes about this many times as long, because it also prepares the work.
 _FIRST_ROUND_FACTOR = 2.5
 
 # The shortest time between two writes. Drawing the figures takes seconds, so files are not written after every group.
@@ -33,10 +28,9 @@ Groups = Mapping[str, Sequence[Callable[[], None]]]
 
 @dataclass
 class Part:
-    """Groups of measurements by title. A part has a `share` of the budget and at most `rounds` rounds.
+    """Groups of measurements by title, with a `share` of the budget and at most `rounds` rounds.
 
-    `prepare` gets the seconds for the part and builds the groups. Those for which the first round has no time are left
-    out. `release` frees memory after the last round.
+    `prepare` gets the seconds for the part and builds the groups. `release` frees memory after the last round.
     """
 
     name: str
@@ -51,11 +45,7 @@ class Part:
 
 
 class Schedule:
-    """Runs rounds while another one fits the budget. The next belongs to the part furthest behind its share.
-
-    A round is cut off at the end of the budget, or of the part's share if it is the only one. `after_group` is called
-    for each group that finished a round. `reduced` lists what there was no time for.
-    """
+    """Runs rounds that fit the budget, next of the part furthest behind its share. `reduced` lists what was cut."""
 
     def __init__(
         self,

@@ -50,10 +50,7 @@ class CodecSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CodecRow:
-    """One format. Speeds are in images per second, with quartiles.
-
-    A share is a speed relative to drawing images with the same engine, as the median ratio over the rounds.
-    """
+    """One format. Speeds are in images per second. A share is a speed relative to drawing images."""
 
     name: Annotated[str, Shown("format", names=True)]
     bytes: Annotated[int | None, Shown("bytes", ",")]
@@ -196,10 +193,7 @@ def run_codec_bench(
     settings: CodecSettings,
     check: Check = never_stop,
 ) -> CodecReport:
-    """Store and read `images` uint8 [N, H, W, C] of data set `name` in every format.
-
-    If `check` raises `Interrupted`, the rounds so far are kept. Raises `DisagreementError` if pixels change.
-    """
+    """Store and read `images` uint8 [N, H, W, C] of data set `name` in every format, until `check` raises."""
     own = _OwnFormat(model, labels, settings, check)
     first = Format("lintx", own.encode, own.decode)
     formats = [first, *list_formats()]

@@ -192,10 +192,7 @@ def render_costs(
     title: str,
     kind: PlotFormat,
 ) -> bytes:
-    """Plot a time with its quartiles, and bytes of memory, against the positions of `rows`.
-
-    `labels` has the label of each name. `time` and `memory` are pairs of a field of the rows and the label of its axis.
-    """
+    """Plot `time` with quartiles, and bytes of `memory`, pairs (field, axis label), against the positions of `rows`."""
     times, memories = [], []
     for (name, label), style in zip(labels.items(), number_styles(len(labels)), strict=True):
         mine = [row for row in rows if row.name == name]

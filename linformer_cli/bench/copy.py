@@ -28,10 +28,7 @@ _SHOWN_POINTS = 10
 
 @dataclass(frozen=True)
 class CopyPoint:
-    """A point of a learning curve: means over the `points_every` updates up to `update`.
-
-    `loss` is in nats per predicted symbol. `accuracy` is the share of correct predictions.
-    """
+    """Means over the `points_every` updates up to `update`; `loss` is in nats per predicted symbol."""
 
     update: int
     loss: float
@@ -41,10 +38,7 @@ class CopyPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class CopyRow:
-    """The results of one mechanism: the last point of its curve, its speed, and all points.
-
-    `state_bytes` is for one sequence at its end, in float32. `failed` says why the training ended early.
-    """
+    """The results of one mechanism. `state_bytes` is for one sequence at its end, in float32."""
 
     task: str
     reduced: bool
@@ -159,10 +153,9 @@ def run_copy_task(
 ) -> CopyReport:
     """Train one model per variant on the same sequences, one update each in turn.
 
-    It ends after all updates, after `budget_seconds`, or when `stop` is set. A model whose loss becomes NaN or infinite
-    keeps its points. An update counts only if all other models finished it, so curves are comparable wherever they end.
-    `report` receives new points. Raises `UsageError` for sizes that a mechanism does not support, and
-    `DisagreementError` if its forms disagree.
+    It ends after all updates, after `budget_seconds`, or when `stop` is set. An update counts only if all models that
+    have not failed finished it, so curves are comparable wherever they end. `report` receives new points. Raises
+    `UsageError` for sizes that a mechanism does not support, and `DisagreementError` if its forms disagree.
     """
     began = time.monotonic()
     stop = stop or StopRequest()

@@ -1,7 +1,6 @@
 """The copy task of Katharopoulos 2020, section 4.1: its sizes, its sequences and its models.
 
-A sequence is w 0 w 0 0 ...: a string w of random symbols, the separator 0, the same string again, then separators up to
-the end. A model that finds where the copy begins can predict all of it.
+A sequence is w 0 w 0 0 ...: a string w of random symbols, the separator 0, the string again, then separators.
 """
 
 import functools
@@ -29,8 +28,7 @@ BATCH = 64
 LEARNING_RATE = 1e-3
 LOWER_LEARNING_RATE = 1e-4
 LOWER_AFTER_UPDATES = 3_000
-# The paper states the length. It does not state the width or the number of updates, so both are taken from
-# the authors' released code.
+# The paper states the length; width and number of updates are those of the authors' released code.
 PAPER_LENGTH, PAPER_WIDTH, PAPER_UPDATES = 128, 256, 10_000
 REDUCED_LENGTH, REDUCED_WIDTH = 32, 128
 # If the budget is shorter, the task is reduced.
@@ -40,10 +38,7 @@ SHORTEST_LENGTH = 8
 
 @dataclass(frozen=True)
 class CopySettings:
-    """The settings that a user may choose, and those that are fixed.
-
-    Curves have a point every `points_every` updates and one at the end.
-    """
+    """The settings that a user may choose, and fixed ones. Curves have a point every `points_every` updates."""
 
     symbols: ClassVar[int] = SYMBOLS + 1
     layers: ClassVar[int] = LAYERS
@@ -95,11 +90,7 @@ def choose_size(budget_seconds: float | None, length: int | None, width: int | N
 
 @functools.lru_cache(maxsize=1)  # all models learn from the same batch in turn
 def draw_batch(length: int, seed: int, number: int, batch: int = BATCH, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Draw sequences int64 [B, length] and the mask bool [B, length] of their copied symbols.
-
-    As in the authors' code, the string has from a quarter to nearly half of the length, so the position alone does not
-    tell where the copy begins. The batch depends only on `seed` and `number`.
-    """
+    """Sequences int64 [B, length] with strings of random lengths, and the mask bool [B, length] of copied symbols."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
     counts = torch.randint(length // 4, (length - 1) // 2, (batch, 1), generator=generator)
     symbols = torch.randint(1, SYMBOLS + 1, (batch, length), generator=generator)
@@ -112,11 +103,7 @@ def draw_batch(length: int, seed: int, number: int, batch: int = BATCH, device: 
 
 
 class CopyModel(nn.Module):
-    """Embeddings of symbol and position, the blocks of a pixel model, a norm, and a linear layer for the logits.
-
-    The authors' code differs: it has sinusoidal positions, normalisation after the sum, and dropout of 0.1. Some
-    mechanisms need rows, so the sequence becomes a nearly square image.
-    """
+    """Embeddings of symbol and position, the blocks of a pixel model, a norm, and a linear layer for the logits."""
 
     def __init__(self, variant: Variant, settings: CopySettings) -> None:
         super().__init__()

@@ -10,8 +10,7 @@ from linformer_cli.model.mixers import SOFTMAX
 from linformer_cli.report.tables import Shown
 from .rows import AttentionRow
 
-# No mechanism here grows faster than T^2. This growth is assumed if only one length was measured. It also bounds the
-# growth between two lengths, because a busy machine may have distorted one of the two times.
+# No mechanism here grows faster than T^2. A busy machine may distort the growth between two lengths.
 _WORST_EXPONENT = 2.0
 
 # A number of positions, and the value measured for it.
@@ -20,11 +19,7 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True)
 class Exponents:
-    """The exponents p for time and memory that grow as T^p: from the last two lengths, and fitted over all lengths.
-
-    `overtakes_softmax` describes the T above which the mechanism is faster than softmax; it is None for softmax itself,
-    and without softmax. `overtakes_softmax_at` is this T as a number, if it is between two measured lengths.
-    """
+    """The exponents p of time and memory as T^p, and the T above which the mechanism is faster than softmax."""
 
     name: Annotated[str, Shown("attention", names=True)]
     time_exponent_last_two: Annotated[float | None, Shown("time, last two", ".2f")]
@@ -45,11 +40,7 @@ def fit_exponent(points: Sequence[Point]) -> float | None:
 
 
 def find_overtaking(seconds: Sequence[Point], others: Sequence[Point]) -> tuple[str, float | None] | None:
-    """Find the T above which the times `seconds` stay below the times `others`, in words and as a number.
-
-    Only common lengths are compared; without any, the result is None. Times are interpolated linearly in log T and log
-    seconds. The number is None if T is not between two lengths.
-    """
+    """The common T above which `seconds` stay below `others`: in words, and interpolated in logs if known."""
     mine, other = dict(seconds), dict(others)
     lengths = sorted(mine.keys() & other.keys())
     if not lengths:

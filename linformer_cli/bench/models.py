@@ -40,10 +40,7 @@ class TrainedRun:
 
 
 def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
-    """Read the results in each folder: a run, a checkpoint, or a folder of runs, of which only validated ones count.
-
-    Raises `CheckpointError` if a folder has no validated checkpoint.
-    """
+    """Read runs, checkpoints, or folders of runs. Raises `CheckpointError` for one that was never validated."""
     runs = []
     for folder in folders:
         path = Path(folder)
@@ -130,10 +127,7 @@ class BenchModel:
         return self.model.config.model_copy(update={"attention": SOFTMAX, "attention_options": {}, "dropout": 0.0})
 
     def require_agreement(self) -> None:
-        """Raise `DisagreementError` if the parallel and the step form disagree, so that neither is timed.
-
-        Of an untrained model, whose layers are all alike, only the first ones are compared, because this takes long.
-        """
+        """Raise `DisagreementError` if the forms disagree, in the first layers of an untrained model."""
         model = self.model
         if not self.trained and model.config.layers > CHECKED_LAYERS:
             with seeded(0):

@@ -1,7 +1,4 @@
-"""`lintx bench paper`: the tables and figures of Katharopoulos 2020 on this machine, within a time budget.
-
-The other benchmarks provide all measurements. This module only decides their sizes and their order.
-"""
+"""`lintx bench paper`: the tables and figures of Katharopoulos 2020, within a time budget, by the other benchmarks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,11 +39,9 @@ _TIMED_SHARE = 0.5
 # A re-run of softmax may take this many times as long as other rows, because its four passes cannot be shortened.
 _RERUN_PATIENCE = 12.0
 _FIRST_RESULTS_SECONDS = 30.0
-# In one round, one mechanism at one length may take this share of the time for `scaling`. A slower mechanism is left
-# out, so softmax cannot use up the time of the others.
+# In one round, one mechanism at one length may take this share of the time; a slower one is left out.
 _LONGEST_POINT_SHARE = 0.05
-# The number of passes in a round. Additional rounds are more informative than additional passes, because one busy
-# moment of the machine can affect all passes of a round.
+# The passes in a round: a busy moment can affect all of them, so more rounds say more than more passes.
 _PASSES_OF_ROUND = 2
 # The lengths in the paper. If fewer lengths are measured, the report says so.
 PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -58,10 +53,7 @@ _FEWEST_LENGTHS = 3
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes for a budget. Rows have at most one sample per round, except attention rows, which have a few.
-
-    `largest_batches` limits `batches` for some networks. Without `lengths`, the time determines them.
-    """
+    """The sizes for a budget. `largest_batches` limits `batches` for some networks. The time limits `lengths`."""
 
     batches: Sequence[int]
     rounds: int
@@ -120,11 +112,7 @@ class PaperSettings:
 
 
 class PaperBench(BudgetBench[PaperReport]):
-    """Measures as much as the budget allows.
-
-    `report` gets the part's name, the row and the number of the round, from 1, of each row of a finished group. Rows
-    that are left out are reported only in the first round. A part builds its measurements when it begins.
-    """
+    """Measures as much as the budget allows. `report` gets the part's name, each row and its round, from 1."""
 
     def __init__(
         self,
@@ -165,8 +153,7 @@ class PaperBench(BudgetBench[PaperReport]):
         """Run all parts. Raises `DisagreementError` if the parallel and the step form of a mechanism disagree."""
         budget = self._settings.budget_seconds
         self._build_models()
-        # Comparing the parallel and step forms takes equally long for all budgets. At least half of the budget is kept
-        # for measurements, even if the benchmark then takes longer than the budget.
+        # Comparing the forms takes equally long for all budgets. At least half of the budget is for measuring.
         self._schedule.run(max(budget / 2, budget - self.elapsed_seconds()))
 
     def describe(self) -> PaperReport:
@@ -209,7 +196,8 @@ class PaperBench(BudgetBench[PaperReport]):
         device = self._settings.device
         for name, config in self._settings.networks:
             self._models[name] = build_models(self._variants, [(name, config)], device, "fp32")
-        foreign = [run for run in self._settings.runs if not self._has_model(run)]
+        known = [timed.model.config for models in self._models.values() for timed in models]
+        foreign = [run for run in self._settings.runs if not any(find_trained([run], config) for config in known)]
         compared = self._models[self._settings.networks[0][0]]
         kind, self._formats = choose_formats("auto", compared[0].model)
         self._sampling_precision = kind.value
@@ -218,10 +206,6 @@ class PaperBench(BudgetBench[PaperReport]):
         for timed in (*compared, *self._models.get(_RUNS, ())):
             self._stop.raise_if_set()
             timed.require_agreement()
-
-    def _has_model(self, run: TrainedRun) -> bool:
-        models = (timed for models in self._models.values() for timed in models)
-        return any(find_trained([run], timed.model.config) is not None for timed in models)
 
     def _finish_group(self, part: Part, title: str) -> None:
         number, group = part.rounds_done + 1, self._groups.get(part.name, {}).get(title, ())

@@ -7,8 +7,7 @@ from typing import Annotated
 from linformer_cli.config import OptionValue
 from linformer_cli.report.tables import Shown
 
-# The paper names an NVidia P40 (24 GB) for training on CIFAR-10 and a GTX 1080 Ti for its figure of time and memory,
-# but no machine for these tables.
+# The paper names a P40 for training on CIFAR-10, a GTX 1080 Ti for time and memory, but none for these tables.
 _HARDWARE = {
     "images_per_second": "an unnamed GPU, at the batch that fits it",
     "seconds_per_image_cpu": "an unnamed CPU",

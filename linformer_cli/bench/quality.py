@@ -43,7 +43,6 @@ class JudgeRecipe:
     """Two convolutions of 3 x 3, each with ReLU and 2 x 2 max pooling, a hidden layer with ReLU, and a linear one.
 
     They have `channels`, 2 * `channels` and `features` outputs. Training images are shifted by up to `shift` pixels.
-    AdamW's learning rate rises linearly for a tenth of the updates, then falls linearly to 0.
     """
 
     channels: int = 16
@@ -104,10 +103,9 @@ class Judge(nn.Module):
 def load_judge(
     images: Pixels, labels: Labels, classes: int, recipe: JudgeRecipe, on_update: Callable[[int], None]
 ) -> Judge:
-    """Return the judge of training images uint8 [N, H, W, C] with labels int64 [N] in 0 .. classes - 1.
+    """The judge of training images uint8 [N, H, W, C] with labels int64 [N] in 0 .. classes - 1.
 
-    Its file in the user's cache is named after a digest of the images, the labels and the recipe. If it is missing or
-    damaged, the judge is trained, and `on_update` gets the number of updates.
+    If the user's cache has no file of the same images, labels and recipe, it is trained, and `on_update` counts.
     """
     digest = hashlib.sha256(json.dumps([asdict(recipe), classes, images.shape]).encode())
     for array in (images, labels):
@@ -175,10 +173,7 @@ class QualityRow:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """A class: `samples` drawn of it, and how many of them the judge `recognised`.
-
-    `accuracy` is the judge's on the test images of the class, or None if there are none.
-    """
+    """Samples of a class, those that the judge `recognised`, and the judge's accuracy on its test images, if any."""
 
     label: Annotated[int, Shown("class", names=True)]
     samples: Annotated[int, Shown("samples", ",")]
@@ -188,10 +183,7 @@ class ClassRow:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityReport(Report):
-    """The samples, as many test and training images, and each class if the model has classes.
-
-    `judge_sha256` identifies the judge: distances in the features of two judges cannot be compared.
-    """
+    """`judge_sha256` identifies the judge: distances in the features of two judges cannot be compared."""
 
     rows: Sequence[QualityRow]
     classes: Sequence[ClassRow]
@@ -215,10 +207,7 @@ def measure_quality(
     bits_per_dim: float | None = None,
     check: Check = never_stop,
 ) -> QualityReport:
-    """Compare `samples` uint8 [N, H, W, C], drawn of the classes `asked` int64 [N] if any, with a data set.
-
-    N random test and training images are measured in the same way. Raises `DataError` for missing or impossible labels.
-    """
+    """Compare `samples` uint8 [N, H, W, C], of the classes `asked` int64 [N] if any, with images of a data set."""
 
     def choose(images: ImageSet) -> tuple[Pixels, Labels]:
         chosen = Batches(len(images), judge.recipe.seed).batch(0, min(len(samples), len(images)))

@@ -1,8 +1,7 @@
 """Multi-query associative recall (Arora 2023, arXiv 2312.04927): a sequence names values by keys, and asks for each.
 
-The sequence begins with pairs k v k v ... of different keys and values. Later, every key appears once more, and the
-symbol after it is its value, which a model must recall. A model needs a state that holds all pairs, so a state of
-constant size limits how many it can recall.
+It begins with pairs k v k v ... of different keys and values. Later, every key appears once more, followed by its
+value, which a model must recall, so its state must hold all pairs.
 """
 
 import functools
@@ -17,8 +16,7 @@ from .copy_task import BATCH, SEPARATOR, CopySettings
 
 # The first half of the symbols, without the separator, are keys. The second half are values.
 RECALL_SYMBOLS = 128
-# Queries are close to the pairs: the probability of the n-th place is proportional to n ** (POWER - 1), as in the
-# authors' released code.
+# Queries are close: the n-th place has a probability of n ** (POWER - 1), as in the authors' released code.
 POWER = 0.01
 MOST_PAIRS = RECALL_SYMBOLS // 2 - 1
 
@@ -27,9 +25,8 @@ MOST_PAIRS = RECALL_SYMBOLS // 2 - 1
 class RecallSettings(CopySettings):
     """Sequences with `pairs` keys and values. The learning rate falls linearly from `learning_rate` to 0.
 
-    As in the authors' code, models have 2 layers, and queries come soon after the pairs. The code differs: it has 8,192
-    symbols, one head, no feed-forward layers, and a fixed training set. There, the value does not follow its key again.
-    In its later experiments, as here, a short convolution lets a mechanism see pairs of neighbours.
+    The authors' code differs: 8,192 symbols, one head, no feed-forward layers, and a fixed training set. In its later
+    experiments, as here, a short convolution lets a mechanism see pairs of neighbours.
     """
 
     symbols: ClassVar[int] = RECALL_SYMBOLS

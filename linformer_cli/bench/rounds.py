@@ -126,11 +126,7 @@ def measure_groups(
     bench: Bench,
     comparisons: Iterable[Callable[[], None]] = (),
 ) -> tuple[list[AnyRow], Ending]:
-    """Measure all groups, after `comparisons`, and return the rows. A group's memory is freed before the next starts.
-
-    Each comparison raises `DisagreementError` if the forms of a mechanism disagree. `Interrupted` ends the benchmark,
-    and the rows so far are kept.
-    """
+    """Make `comparisons`, then measure one group after another. `Interrupted` ends this and keeps the rows so far."""
     rows: list[AnyRow] = []
     try:
         for compare in comparisons:
@@ -153,10 +149,7 @@ def measure_groups(
 
 
 def turns_of(group: Sequence[Measurement[Any, Any]]) -> Iterator[Callable[[], None]]:
-    """Yield the calls that measure a group. They prepare all measurements, take the samples, and finish.
-
-    Samples are interleaved (A B C A B C), so that a busy moment of the machine affects all rows of the group.
-    """
+    """Yield the calls that measure a group, with interleaved samples (A B C A B C), so that busy moments affect all."""
     yield from (measurement.make_ready for measurement in group)
     for _ in range(max(measurement.repeats for measurement in group)):
         yield from (measurement.measure_round for measurement in group)

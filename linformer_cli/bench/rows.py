@@ -22,7 +22,7 @@ _EXTRAPOLATED_TIME = Shown("extrapolated time per value", format_microseconds)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row(ABC):
-    """Timed work and all its samples. `left_out` says why there are none. `times_softmax`: see `compare_turns`."""
+    """Timed work and all its samples, or the reason why there are none. `compare_turns` explains `times_softmax`."""
 
     name: Annotated[str, Shown("attention", names=True)]
     attention: str
@@ -61,11 +61,7 @@ class Quality:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelRow(Quality, Row):
-    """A whole model, sampled or trained. `item` is what its sequences are called, `image` or `window`.
-
-    `product_share` is the rate of its matrix products, as a share of the machine's highest. `reduced` says what ended
-    the row before its last repeat.
-    """
+    """A model, sampled or trained. `item` is `image` or `window`, and `reduced` says what ended the row early."""
 
     preset: Annotated[str | None, Shown("preset")]
     item: str = IMAGES.item
@@ -227,8 +223,8 @@ class AttentionRow(Row):
 def compare_with_softmax(rows: Sequence[AnyRow], networks: Sequence[object]) -> list[AnyRow]:
     """Return the interleaved `rows`, each with its speed relative to softmax, if both have samples.
 
-    That is a softmax row of an equal one of `networks`, not a re-run. The same engine and precision are preferred.
-    Without it, plain torch prefers plain torch, and other rows another engine, in their own precision if there is one.
+    That is a softmax row of an equal one of `networks`, not a re-run: of the same engine and precision, or else of
+    plain torch for plain torch, and of another engine for others.
     """
     return [_compare(row, network, rows, networks) for row, network in zip(rows, networks, strict=True)]
 

@@ -1,7 +1,4 @@
-"""`lintx bench sample`: images per second of sampling, by model, engine and batch size.
-
-Softmax has two kinds of rows: one with a key-value cache, and one that reads the whole prefix again for every value.
-"""
+"""`lintx bench sample`: images per second of sampling, by model, engine and batch size; softmax also as a re-run."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -40,10 +37,9 @@ class SamplingSettings:
     """The settings of the benchmark.
 
     `limit_seconds` is for all repeats of a row: if whole images would take longer, only steps around their middle are
-    timed. A re-run cannot be shortened; it is left out if it takes `rerun_patience` times the limit. Untrained models
-    are sampled without `look_ahead`, because its speed depends on the weights. `formats` gives the type of the matrix
-    products for each engine, by default the model's. With `rerun`, softmax is also timed as a re-run, unless `formats`
-    has the engine `reference`.
+    timed, and a re-run is left out if it takes `rerun_patience` times the limit. Untrained models are sampled without
+    `look_ahead`, whose speed depends on the weights. `formats` gives the type of the matrix products for each engine.
+    With `rerun`, softmax is also timed as a re-run, unless they have the engine `reference`.
     """
 
     batches: Sequence[int]

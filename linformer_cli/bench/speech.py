@@ -1,7 +1,4 @@
-"""`lintx bench speech`: the table of Katharopoulos 2020 for speech recognition (section 4.3), on spoken digits.
-
-Every mechanism is the encoder of a CTC model. Every seed holds out other speakers, whose error rate is measured.
-"""
+"""`lintx bench speech`: table 3 of Katharopoulos 2020, on spoken digits; every seed holds out other speakers."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -219,10 +216,7 @@ class SpeechBench(BudgetBench[SpeechReport]):
         self._round_share = (self.elapsed_seconds() - began) / self._settings.budget_seconds
 
     def _progress(self, number: int, began: float, share: float) -> float:
-        """The share of the training that is done, when `share` of epoch `number` is done; the same for all models.
-
-        It follows the epochs or, without a number of epochs, the budget.
-        """
+        """The share of the whole training when `share` of epoch `number` is done, by epochs or else by time."""
         if self._settings.epochs is not None:
             return (number + share) / self._settings.epochs
         return (began / self._settings.budget_seconds + self._round_share * share) / _SCHEDULED_SHARE

@@ -18,15 +18,12 @@ from .rows import QUARTILES, Quartiles, Row
 
 # How tables show the name of a row.
 _ENCODER = Shown("encoder", names=True)
+_RATES = Shown("range", lambda ends: "{:.1f}-{:.1f} %".format(*(100 * rate for rate in ends)))
 
 
 @dataclass(frozen=True)
 class SpeechPoint:
-    """A point of a learning curve after an epoch, counted from 1.
-
-    `loss` is the mean in nats per symbol, `error_rate` that of the held-out speakers, decoded greedily.
-    `training_seconds` are all epochs so far, without validation.
-    """
+    """Figures after an epoch, from 1: `loss` in nats per symbol, `training_seconds` without validation."""
 
     epoch: int
     loss: float
@@ -50,16 +47,9 @@ class SeedResult:
     points: Sequence[SpeechPoint]
 
 
-def _format_rates(ends: tuple[float, float]) -> str:
-    return "{:.1f}-{:.1f} %".format(*(100 * rate for rate in ends))
-
-
 @dataclass(frozen=True, kw_only=True)
 class SpeechRow:
-    """One mechanism. Error rates are means over the seeds, and `error_rate_range` is the lowest and the highest.
-
-    `seconds_per_epoch` is a median. `times_softmax` is how many epochs it trains in the time of one of softmax's.
-    """
+    """One mechanism. Error rates are means over the seeds. `times_softmax` is how many epochs it trains in one."""
 
     title: str
     name: Annotated[str, _ENCODER]
@@ -69,7 +59,7 @@ class SpeechRow:
     parameters: int
     epochs: Annotated[int, Shown("epochs", ",")] = 0
     error_rate: Annotated[float | None, Shown("PER", ".1%")] = None
-    error_rate_range: Annotated[tuple[float, float] | None, Shown("range", _format_rates)] = None
+    error_rate_range: Annotated[tuple[float, float] | None, _RATES] = None
     beam_error_rate: Annotated[float | None, Shown("PER, beam", ".1%")] = None
     seconds_per_epoch: Annotated[float | None, Shown("s/epoch", ".3g")] = None
     seconds_per_epoch_quartiles: Annotated[Quartiles | None, QUARTILES] = None
@@ -82,10 +72,7 @@ class SpeechRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthRow(Row):
-    """Training steps on `batch` utterances of `positions` frames; about as many frames for all lengths.
-
-    `seconds_per_epoch` is for an epoch as long as in the table. `peak_memory_bytes` leaves out weights and optimizer.
-    """
+    """Training steps on `batch` utterances of `positions` frames. Memory is without weights and optimizer."""
 
     engine: str = "parallel"
     precision: str = "fp32"

@@ -49,10 +49,7 @@ class Trainee:
         self._steps = self._trainer.steps()
 
     def train(self, batches: Sequence[Batch], progress: Callable[[float], float], check: Check) -> None:
-        """Train for one epoch, which is timed, and validate. `check` is called before every update.
-
-        `progress` returns the share of all training that is done when a share of this epoch is done.
-        """
+        """Train for one timed epoch, and validate. `progress` maps a share of the epoch to one of the training."""
         steps: list[Step] = []
 
         def work() -> None:

@@ -33,12 +33,7 @@ _FEWEST_IMAGES = 16
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The settings of the benchmark.
-
-    `engines` are pairs of an engine and the precision of its matrix products, `fp32` or `bf16`. Rows of `auto` say what
-    it uses: `native` with compiled kernels, `parallel` without. `limit_seconds` is for all repeats of a row, which gets
-    fewer if it would take longer, and none if a single step does.
-    """
+    """`engines` are pairs of an engine and `fp32` or `bf16`. `limit_seconds` is for all repeats of a row."""
 
     batches: Sequence[int]
     engines: Sequence[tuple[str, str]]
@@ -86,10 +81,7 @@ def prepare(
 
 @dataclass(eq=False)
 class TrainingMeasurement(Measurement[TrainingRow, Trainer[PixelTask]]):
-    """Training steps of a model on random images, with the settings of its preset. `engine` includes the precision.
-
-    A new trainer would have to warm up again, so its gradients and averages stay in memory between rounds.
-    """
+    """Training steps on random images, with the preset's settings. The warm trainer is kept between rounds."""
 
     settings: TrainingSettings
     timed: BenchModel

@@ -162,10 +162,7 @@ def _has_batch() -> bool:
 
 
 def _unwind_on_signals() -> list[int]:
-    """Let Ctrl-C and SIGTERM raise `KeyboardInterrupt`, so that no half-written file remains.
-
-    Returns a list to which the number of each received signal is appended.
-    """
+    """Let Ctrl-C and SIGTERM raise `KeyboardInterrupt`, and return a list that gets the numbers of received signals."""
     received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:

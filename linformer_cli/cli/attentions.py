@@ -17,20 +17,12 @@ if TYPE_CHECKING:
     from linformer_cli.attention.base import AttentionShape
 
 _COLUMNS = (
-    Column("attention", "attention"),
-    Column("source", "source"),
-    Column("family", "family"),
-    Column("method", "method"),
+    *(Column(key, key) for key in ("attention", "source", "family", "method")),
     Column("memory", "state"),
     Column("state_bytes", "state bytes", format=","),
 )
 _OPTIONS = Column("options", "options")
-_DETAIL_COLUMNS = (
-    Column("option", "option"),
-    Column("default", "default"),
-    Column("values", "values"),
-    Column("description", "description"),
-)
+_DETAIL_COLUMNS = tuple(Column(key, key) for key in ("option", "default", "values", "description"))
 
 
 @with_fields

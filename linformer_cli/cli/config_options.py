@@ -1,9 +1,8 @@
 """Command line options made from fields, so that a command takes many options as one parameter.
 
-A parameter `Annotated[dict[str, Any], Fields(TrainConfig, "Training")]` stands for the fields of a configuration. Typer
-sees one option for each field, with the field's type, bounds, default and description. The command receives a
-dictionary of the values that were given. A parameter of a dataclass stands for the fields of the dataclass. The command
-receives an instance. Other parameters and fields are an `option`, or annotated as for Typer.
+A parameter `Annotated[dict[str, Any], Fields(TrainConfig, "Training")]` stands for an option for each field of a
+configuration, and the command receives those that were given. A parameter of a dataclass stands for its fields. Other
+parameters and fields are an `option`, or annotated as for Typer.
 """
 
 import dataclasses
@@ -43,9 +42,6 @@ class Fields:
         known = self.config.model_fields
         return [name for name in known if name not in self.without and (self.only is None or name in self.only)]
 
-    def build_parameters(self) -> list[inspect.Parameter]:
-        return [_build_parameter(name, self.config.model_fields[name], self.panel) for name in self.names]
-
     def take_given(self, values: dict[str, Any]) -> dict[str, Any]:
         """Remove these fields from `values`, and return those that were given."""
         taken = {name: values.pop(name) for name in self.names}
@@ -57,11 +53,7 @@ class Fields:
 
 
 def option(default: Any, help: str, *flags: str, **settings: Any) -> Any:
-    """An option with this default and help, as a field of a dataclass or as a parameter of a command.
-
-    `settings` are those of `typer.Option`. Without `flags`, the option `name` is `--name`, or `--name/--no-name` for a
-    bool.
-    """
+    """An option with this default and help, and settings of `typer.Option`. Without `flags`, `name` is `--name`."""
     return dataclasses.field(default=default, metadata={_OPTION: typer.Option(*flags, help=help, **settings)})
 
 
@@ -102,7 +94,7 @@ def with_fields(command: Callable[..., None]) -> Callable[..., None]:
 def _expand(name: str, annotation: Any, default: Any) -> list[inspect.Parameter]:
     """Return the options that a parameter of a command, or a field of a dataclass, stands for."""
     if (group := _find_group(annotation)) is not None:
-        return group.build_parameters()
+        return [_build_parameter(field, group.config.model_fields[field], group.panel) for field in group.names]
     if dataclasses.is_dataclass(annotation):
         fields = dataclasses.fields(annotation)
         return [parameter for field in fields for parameter in _expand(field.name, field.type, field)]

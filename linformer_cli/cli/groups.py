@@ -25,11 +25,7 @@ _METAVARS = {
 
 
 class LazyGroup(TyperGroup):
-    """A group whose `table` has, for each command, its module and function in `cli/`, and its summary.
-
-    The summary is the first line of the function's docstring. The group's help page shows it without importing the
-    command.
-    """
+    """A group whose `table` has each command's module and function, and its summary: the docstring's first line."""
 
     table: ClassVar[Mapping[str, tuple[str, str]]]
     # The headings of the help page, each with its commands.
@@ -79,10 +75,7 @@ class _Command(TyperCommand):
 
 
 def _shorten_types(parameters: list[Any]) -> list[Any]:
-    """Let the help show `N` for a number, nothing for a flag, and no bounds, most of which are far above any use.
-
-    Typer has built the parameter's check of its bounds by now.
-    """
+    """Let the help show `N` for a number and nothing for a flag. Typer has built the check of the bounds by now."""
     for one in parameters:
         one.min = one.max = None
         if one.metavar is None:

@@ -49,11 +49,6 @@ Plugins = Annotated[
 ]
 
 
-def _set_quiet(quiet: bool) -> bool:
-    set_quiet(quiet)
-    return quiet
-
-
 Engine = Annotated[
     str,
     _more(
@@ -97,7 +92,7 @@ SamplingPrecision = Annotated[
         "there unless fp32 is more than 5 % faster.",
     ),
 ]
-Quiet = Annotated[bool, _more("--quiet", "-q", help="Print only errors and warnings.", callback=_set_quiet)]
+Quiet = Annotated[bool, _more("--quiet", "-q", help="Print only errors and warnings.", callback=set_quiet)]
 Json = Annotated[bool, _more("--json", help="Print one JSON document.")]
 ModelData = Annotated[
     str | None, typer.Option("--data", help="Data set. Default: the model's training data set.", metavar="NAME")
@@ -224,10 +219,7 @@ def parse_pairs(pairs: list[str] | None, option: str) -> dict[str, str]:
 
 
 def require_output(option: str, path: str | Path | None, ending: str, stdout: bool = False) -> None:
-    """Check an output file before any work. `-` is stdout, where `stdout` allows it.
-
-    Raises `UsageError` for a name with another ending than `ending`, and `LintxError` if the file cannot be written.
-    """
+    """Check an output file before any work: its ending (`UsageError`), and that it can be written (`LintxError`)."""
     if path is None or (stdout and str(path) == STREAM):
         return
     if str(path) == STREAM:

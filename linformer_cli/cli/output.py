@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 _quiet = False
 
 
-def set_quiet(quiet: bool) -> None:
+def set_quiet(quiet: bool) -> bool:
     """Set whether to drop messages and progress. Every command with the option --quiet calls this function first."""
     global _quiet
     _quiet = quiet
+    return quiet
 
 
 def is_quiet() -> bool:

@@ -44,9 +44,8 @@ def run_and_show(
 ) -> None:
     """Run the work and show its report: on stdout as tables, or as JSON that begins with `document`.
 
-    `files` has the file of each plot. `run` puts plots that need more than the report into `pictures`. Plots come last:
-    if one cannot be written, the figures are not lost. After Ctrl-C, the results so far are shown, and `Interrupted` is
-    raised.
+    `files` has the file of each plot. `run` puts plots that need more than the report into `pictures`. Plots come last,
+    so that figures are not lost. After Ctrl-C, the results so far are shown, and `Interrupted` is raised.
     """
     with catch_signals() as stop:
         report = run(stop)

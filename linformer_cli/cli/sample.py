@@ -239,11 +239,10 @@ def _write_pictures(
 def print_text(
     sampler: "Sampler", prompt: bytes, count: int | None, index: int, record: Mapping[str, object] | None = None
 ) -> None:
-    """Print `prompt` and the bytes that follow it on stdout.
+    """Print `prompt` and the bytes that follow it on stdout, for a terminal as safe text, or at the end as JSON.
 
-    Without `count`, the text goes on without end if the model allows it, and otherwise to the end of a window. A
-    terminal gets safe text, and a pipe or a file the bytes themselves. With `record`, the text is printed at the end as
-    part of a JSON document that begins with `record`. Raises `UsageError` if such a text had no end.
+    Without `count`, the text goes on without end if the model allows it, and otherwise to the end of a window. The JSON
+    document begins with `record`. Raises `UsageError` if its text had no end.
     """
     import torch
 

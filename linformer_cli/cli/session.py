@@ -70,10 +70,7 @@ class Session:
     def read_pictures(
         self, files: Sequence[Path], failures: list[dict[str, object]], **how: Any
     ) -> "Iterator[Picture]":
-        """Read picture files as the model's look and `load_picture(..., **how)` say, a picture for each drawing.
-
-        What cannot be read is said and added to `failures`. Raises `DataError` if it is the only file.
-        """
+        """Read pictures as `load_picture(..., **how)` does. Those of several that fail are added to `failures`."""
         from linformer_cli.data.pictures import load_picture
 
         look = self.look
@@ -109,10 +106,7 @@ class Session:
         return measured
 
     def choose_classes(self, wanted: str | None) -> list[int]:
-        """Return the classes in the value of `--class`: `7`, `1,7`, names, or `all`. Without a value, return [].
-
-        Raises `UsageError` for a class that the model does not have, and for an unconditional model.
-        """
+        """The classes in the value of `--class`: `7`, `1,7`, names, or `all`. Raises `UsageError` for unknown ones."""
         classes = self.model.config.classes
         if wanted is None:
             return []
@@ -131,10 +125,7 @@ class Session:
         return [number for number in chosen if number is not None]
 
     def choose_class(self, wanted: str | None, items: str) -> int | None:
-        """Return the one class in the value of `--class`, or None if the `items` have none.
-
-        Raises `UsageError` for several classes, for none if the model needs one, and as `choose_classes` does.
-        """
+        """The one class in the value of `--class`, or None. Raises `UsageError` unless the model can use it."""
         chosen, config = self.choose_classes(wanted), self.model.config
         if len(chosen) > 1 or (config.required_classes and not chosen):
             raise UsageError(
@@ -177,11 +168,7 @@ class DrawingOptions:
 def open_session(
     name: str | None, device: str, precision: SamplingPrecision, engine: str | None = None, team: Team = ALONE
 ) -> Session:
-    """Load the checkpoint `name` (None: the shipped default) for one process of `team`.
-
-    If an `engine` for sampling is given, a short measurement chooses the precision `auto`. Otherwise, `auto` means
-    fp32. Prints the model and the choices on stderr.
-    """
+    """Load the checkpoint `name` for a process of `team`, and print the choices. Without `engine`, `auto` is fp32."""
     from linformer_cli.checkpoint import open_checkpoint
     from linformer_cli.model.mixers import describe_mixing
 

@@ -1,7 +1,6 @@
 """Codes batches of sequences: a range coder stores each value with the frequencies that the exact engine predicts.
 
-A batch consists of blocks of adjacent sequences. Each block has its own coder, so a block can be decoded alone. Within
-a block, the first values of all sequences come first, then all second values, and so on.
+Each block of adjacent sequences has its own coder. In it, all first values come first, then all second ones.
 """
 
 import hashlib
@@ -20,8 +19,7 @@ from linformer_cli.sampling.engines.native import NativeEngine, encode_step
 from linformer_cli.system.environment import import_extra
 from linformer_cli.system.signals import Check, never_stop
 
-# The version of the exact engine's results. Increase it when a change of the engine gives int8 other bits, because
-# files that were written before can then not be decoded.
+# Increase this when a change of the engine gives int8 other bits: earlier files can then not be decoded.
 SEMANTICS = 1
 
 Integers = NDArray[np.int64]
@@ -74,8 +72,7 @@ class Predictor:
     def predict(self, tokens: Tensor) -> NDArray[np.float64]:
         """Read the next token int64 [B] and return the frequencies of the next value minus 1, [B, levels].
 
-        They are integers of at least 0, and those of a sequence add up to 2^24 - levels. The next call overwrites them.
-        Raises `LintxError` if the prediction is NaN or infinite.
+        They are integers that add up to 2^24 - levels, until the next call. Raises `LintxError` for NaN or infinity.
         """
         self._parameters = self._engine.step(tokens)
         self._engine.runner.call("frequencies", self._frequencies)
@@ -87,10 +84,7 @@ class Predictor:
 
 
 class Coder:
-    """Encodes and decodes batches with `model`. Both directions run the same predictions, in `_run`.
-
-    Raises `UsageError` if the exact engine does not support the model here, and `LintxError` without constriction.
-    """
+    """Encodes and decodes batches. Raises `UsageError` if the exact engine does not support the model here."""
 
     def __init__(self, model: PixelModel, before_step: Check = never_stop) -> None:
         self._stream = import_extra("constriction", "compress").stream
@@ -108,9 +102,7 @@ class Coder:
     def encode(self, lanes: Lanes, values: Integers, labels: Integers | None = None) -> tuple[list[bytes], Tensor]:
         """Return the data of each block of values [B, T], and the model's own nats of each sequence, float64 [B].
 
-        `labels` int64 [B] are the classes, if every sequence needs one; a model with an optional class codes without
-        it. `before_step` is called before every step and may raise to stop. Raises `LintxError` if the model predicts
-        NaN or infinity.
+        `labels` int64 [B] are the classes, if every sequence needs one. Raises `LintxError` for NaN or infinity.
         """
         encoders = [self._stream.queue.RangeEncoder() for _ in lanes.blocks]
         predictor = self._start(len(values))
@@ -134,10 +126,7 @@ class Coder:
 
     @torch.no_grad()
     def decode(self, lanes: Lanes, data: Sequence[bytes]) -> Integers:
-        """Return values [B, T] from the data of each block. Values after the end of a sequence are 0.
-
-        Damaged data give wrong values, which the caller has to detect. Raises what `encode` raises.
-        """
+        """Values [B, T] from the data of each block, 0 after the end of a sequence. Damaged data give wrong values."""
         if not data:
             return np.zeros((0, 0), dtype=np.int64)
         decoders = [_Decoder(self._stream.queue, part) for part in data]

@@ -1,8 +1,4 @@
-"""The header of a compressed file. docs/reference/formats.md describes the format.
-
-The header is untrusted. Reading it needs little more memory than the file has bytes, and a file whose blocks are too
-small for the images that it promises is refused.
-"""
+"""The header of a compressed file (docs/reference/formats.md). It is untrusted: impossible sizes are refused."""
 
 import json
 import math
@@ -50,10 +46,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Header:
-    """Everything but the data of the blocks.
+    """Everything but the data of the blocks, all of which but the last have `block` sequences.
 
-    `program` is the SHA-256 of the program that predicts the values. `checkpoint` is the name of a shipped model, or
-    "". All blocks but the last have `block` sequences.
+    `program` is the SHA-256 of the program that predicts the values; `checkpoint` the name of a shipped model, or "".
     """
 
     program: bytes

@@ -26,10 +26,9 @@ class Input:
 
 
 def list_inputs(paths: Sequence[str], stdin: Callable[[], BinaryIO], is_bytes: bool) -> list[Input]:
-    """The files named by `paths`, of which a folder stands for all its files, and `-` for stdin.
+    """The files named by `paths`; a folder stands for its files that are not hidden, `-` for stdin.
 
-    For pictures, only the files in a folder that end like a picture count. Hidden files and folders are left out.
-    Raises `DataError` for a path that does not exist, and `UsageError` if there are no files or two have the same name.
+    Raises `DataError` for a path that does not exist, and `UsageError` without files or for two of the same name.
     """
     found: list[Input] = []
     for text in paths:
@@ -95,7 +94,8 @@ def open_pictures(
         hint = "" if tile else "; --tile cuts pictures of other sizes into tiles"
         raise DataError(f"{len(faults):,} of {len(inputs):,} pictures cannot be compressed; nothing is written{hint}")
     # A picture of any format comes back as a PNG.
-    names = [_end_in_png(item.name) for item in items]
+    paths = [PurePosixPath(item.name) for item in items]
+    names = [(path if path.suffix.lower() == ".png" else path.with_suffix(".png")).as_posix() for path in paths]
     try:
         check_names(names)
     except DataError as error:
@@ -136,7 +136,3 @@ def _measure(one: Input) -> int:
             return os.fstat(opened.fileno()).st_size
     except OSError as error:
         raise DataError(f"cannot read {one.file} ({error.strerror or error})") from None
-
-
-def _end_in_png(name: str) -> str:
-    return name if name.lower().endswith(".png") else PurePosixPath(name).with_suffix(".png").as_posix()

@@ -15,8 +15,7 @@ from linformer_cli.units import printable
 
 Pixels = NDArray[np.uint8]
 
-# Bounds of names in UTF-8: of a whole path, and of each of its parts. Most systems allow 255 bytes in a part, and
-# damaged files get longer names.
+# Bounds of a path, and of its parts, in UTF-8. Most systems allow 255 bytes, and damaged files get longer names.
 _LONGEST_PATH, _LONGEST_PART = 1024, 240
 # A file or picture that is lost in part is written under this name, with zeros in place of what is lost.
 DAMAGED = "damaged-{}"
@@ -31,9 +30,8 @@ PALETTE_BANDS = {"P": 1, "RGB": 3, "RGBA": 4}
 class Item:
     """A picture [height, width, bands], or a file with `width` bytes in one row and one band.
 
-    `name` is a relative path with `/` between its parts. An indexed picture has its own `palette`, unless it is that of
-    the model: the red, green, blue and opacity of each colour, in hexadecimal. In the palette of an RGBA picture is the
-    colour under its transparent pixels, unless it is black.
+    An indexed picture has its own `palette`, unless it is the model's: red, green, blue and opacity of each colour in
+    hexadecimal. That of an RGBA picture has the colour under its transparent pixels, unless it is black.
     """
 
     name: str
@@ -52,10 +50,9 @@ class Item:
 class Tiling:
     """How items are cut into tiles, which are images for a model of `shape`.
 
-    A file of bytes (`is_bytes`) is cut into windows of which the last may be shorter. A picture is cut into planes of
-    as many bands as the shape has channels, and each plane into tiles, row by row. At the right and bottom edges, a
-    tile repeats the last pixels. If the last plane has too few bands, it repeats the last band. If the shape has a
-    palette, every picture is one plane of the numbers of its colours.
+    A file of bytes is cut into windows of which the last may be shorter. A picture is cut into planes of as many bands
+    as the shape has channels, and each into tiles, row by row, which repeat the last pixels and the last band where
+    they end. With a palette, every picture is one plane of numbers of colours.
     """
 
     shape: ImageShape

@@ -41,10 +41,7 @@ _BYTES_PER_VALUE = 28
 
 @dataclass(frozen=True)
 class Packed:
-    """What was written: `size` bytes. `nats` are the model's own, with the classes if they are stored.
-
-    `digest` is the SHA-256 of all values.
-    """
+    """What was written, with the model's own `nats`, and the SHA-256 of all values."""
 
     sequences: int
     values: int
@@ -81,9 +78,8 @@ def require_room(coder: Coder, batch: int, positions: int) -> None:
 def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, batch: int, report: Progress) -> Packed:
     """Write `header`, whose blocks are still missing, and the blocks of `source` to an empty file that can seek.
 
-    About `batch` sequences are coded at once, but at least one block; `report` gets the number of those done. Memory
-    does not depend on it, except for names and entries. Raises `LintxError` if there is not enough memory, and the
-    errors of `source` and `coder`.
+    About `batch` sequences are coded at once, so memory is bounded; `report` gets the number of those done. Raises
+    `LintxError` if there is not enough memory, and the errors of `source` and `coder`.
     """
     contents, size = header.contents, header.block
     batch = max(1, batch // size) * size
@@ -189,10 +185,7 @@ class PackedFile:
             )
 
     def read_blocks(self, coder: Coder, batch: int, report: Progress) -> Iterator[Restored]:
-        """Decode the blocks in order, about `batch` sequences at once. A damaged one is lost alone.
-
-        `report` gets the number of sequences that are done. Raises `LintxError` if there is not enough memory.
-        """
+        """Decode blocks in order, about `batch` sequences at once. A damaged one is lost alone."""
         header, done = self.header, 0
         blocks, at_once = range(len(header.blocks)), max(1, batch // header.block)
         if blocks:
@@ -257,10 +250,7 @@ def _inflate(data: bytes, most: int) -> bytes:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of an item: adjacent sequences, uint8 [N, H, W, C].
-
-    `lost` marks the sequences of damaged blocks, bool [N]; their pixels are 0. `last` is true for the item's last part.
-    """
+    """Adjacent sequences uint8 [N, H, W, C] of an item. Those of damaged blocks are `lost`, bool [N], and 0."""
 
     item: Item
     tiles: Pixels

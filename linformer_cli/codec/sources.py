@@ -24,10 +24,7 @@ _ORIENTATION, _BITS_PER_SAMPLE = 0x0112, 0x0102
 
 @dataclass(frozen=True)
 class Piece:
-    """Adjacent sequences: values int64 [N, T], and the class of each, int64 [N], if each needs one.
-
-    The values after the end of a sequence are 0; `Contents.lengths` knows the ends.
-    """
+    """Adjacent sequences: values int64 [N, T], 0 after the ends of `Contents.lengths`, and their classes int64 [N]."""
 
     values: NDArray[np.int64]
     labels: NDArray[np.int64] | None = None
@@ -141,20 +138,15 @@ def _list_colours(picture: Image.Image) -> Pixels:
 def read_picture(file: Path | bytes, name: str, shape: ImageShape) -> Pixels:
     """The pixels of a picture, uint8 [height, width, bands], as they are in the file.
 
-    Raises `DataError` for a file that is missing, broken or too large to open safely, and for a picture that would not
-    come back as it is: with several frames, more than 8 bits, a transparent colour, an orientation, or a palette or
-    greys that `shape` has not.
+    Raises `DataError` for an unreadable file, and for a picture that would not come back as it is, such as one with
+    several frames, more than 8 bits, an orientation, or colours that `shape` has not.
     """
     with _opened(file, name, shape) as picture:
-        pixels = np.asarray(picture)
-    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+        return np.atleast_3d(np.asarray(picture))
 
 
 def _number_colours(pixels: Pixels, item: Item, shape: ImageShape) -> Pixels:
-    """The numbers [height, width, 1] of a picture's colours in the palette of `shape`.
-
-    Raises `DataError` if the palette lacks one of the colours, or if `restore_colours` would not return the pixels.
-    """
+    """The numbers [height, width, 1] of a picture's colours in the palette of `shape`, or `DataError`."""
     if item.bands == 1:
         colours = item.colours if item.palette else np.array(shape.colours, np.uint8)
         whole = colours[pixels[..., 0].clip(max=len(colours) - 1)]

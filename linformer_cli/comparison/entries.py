@@ -1,7 +1,4 @@
-"""The runs of a comparison, all under the same conditions. Each is trained once and has samples.
-
-All results are kept in files, so finished work is not repeated.
-"""
+"""The runs of a comparison, all under the same conditions. Finished work, which files keep, is not repeated."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +38,7 @@ GRID_IMAGES, TEXTS = 25, 4
 _DIGEST = "checkpoint_sha256"
 # The default number of validation images.
 _EVALUATED_IMAGES = 2_000
-# Settings that a comparison decides. --images or --max-time gives the length. There is one validation, at
-# the end of a run; samples are drawn after it.
+# Settings that a comparison decides: there is one validation, at the end, and samples are drawn after it.
 _DECIDED = (*LENGTHS, "evaluate_every", "sample_every")
 # The largest allowed difference from the target number of parameters, as a share of the target.
 _TOLERANCE = 0.03
@@ -54,10 +50,7 @@ _FREE = {("train", "device"), ("data", "data_dir")}
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions of the runs: training uses `precision`, sampling float32 and `batch` images at once.
-
-    A speed is the median of `repeats` repeats.
-    """
+    """The conditions of the runs. Sampling uses float32. A speed is the median of `repeats` repeats."""
 
     device: str
     precision: str
@@ -69,8 +62,7 @@ class Conditions:
 class Plan:
     """What all runs have in common: the folder, the length of training, and the sources of settings.
 
-    Each run trains on `images` images, or else for `max_time` seconds. With `match`, all models have about as many
-    parameters as the first one.
+    Each run trains on `images` images, or else for `max_time` seconds. With `match`, models have equal sizes.
     """
 
     runs: Path

@@ -22,8 +22,7 @@ from .speed import TIMED_STEPS, read_samples, sampling_speed, training_speed
 class ComparisonRow:
     """The figures of one mechanism. Unknown figures are None, and `missing` gives the reason.
 
-    `steps` and `images` are those of the last checkpoint. Each of `training_samples_seconds` is the time of
-    `TIMED_STEPS` training steps, and each of `samples_seconds` is the time of sampling `batch` images.
+    `steps` and `images` are those of the last checkpoint. Samples are times of `TIMED_STEPS` steps, or of a batch.
     """
 
     name: Annotated[str, Shown("attention")]

@@ -1,7 +1,7 @@
 """The speeds of finished runs, timed in interleaved repeats and kept in files in the folder of each run."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +29,7 @@ _SHORTEST = 1e-9
 
 @dataclass(frozen=True)
 class Speed:
-    """The conditions under which times in a file were measured. The times are not reused under any other conditions.
-
-    `weights_sha256` is the checksum of the sampled weights. It is None for training, because training time does not
-    depend on the weights. `kernels` says whether compiled kernels were available.
-    """
+    """The conditions of the times in a file, which are not reused under others. The weights are the sampled ones."""
 
     batch: int
     device: str
@@ -66,36 +62,38 @@ def time_training_once(entry: Entry, images: tuple[ImageSet, ImageSet], conditio
     each entry in turn interleaves the repeats. Raises `DisagreementError` before the first repeat if the model's
     parallel and step forms give different results.
     """
-    checkpoint, speed = entry.require_finished(), training_speed(entry, conditions)
-    samples = read_samples(entry.training_file, speed)
-    if len(samples) >= conditions.repeats:
-        return False
-    if not samples:
-        require_agreement(load_weights(checkpoint, conditions.device))
-    learner = Learner(PixelTask(entry.config, images, conditions.device, conditions.precision))
+    checkpoint = entry.require_finished()
 
-    def work() -> None:
-        for _ in range(TIMED_STEPS):
-            learner.train_step()
+    def measure(done: int) -> float:
+        if not done:
+            require_agreement(load_weights(checkpoint, conditions.device))
+        learner = Learner(PixelTask(entry.config, images, conditions.device, conditions.precision))
+        learner.train_step()
+        return time_work(lambda: [learner.train_step() for _ in range(TIMED_STEPS)], conditions.device)
 
-    learner.train_step()
-    _keep_samples(entry.training_file, speed, [*samples, time_work(work, conditions.device)])
-    return True
+    return _add_sample(entry.training_file, training_speed(entry, conditions), conditions.repeats, measure)
 
 
 def time_sampling_once(entry: Entry, conditions: Conditions, check: Check = never_stop) -> bool:
     """Like `time_training_once`, but time the sampling of a batch of images. `check` may raise to stop."""
     checkpoint = entry.require_finished()
-    speed = sampling_speed(checkpoint, conditions)
-    samples = read_samples(entry.sampling_file, speed)
-    if len(samples) >= conditions.repeats:
+
+    def measure(done: int) -> float:
+        model = load_weights(checkpoint, conditions.device)
+        if not done:
+            require_agreement(model)
+        return WholeImages(model, conditions.batch, check=check, drawn=done * conditions.batch).time_sample()
+
+    return _add_sample(entry.sampling_file, sampling_speed(checkpoint, conditions), conditions.repeats, measure)
+
+
+def _add_sample(file: Path, speed: Speed, repeats: int, measure: Callable[[int], float]) -> bool:
+    """Add what `measure` returns for the number of samples in `file`, unless there are enough."""
+    samples = read_samples(file, speed)
+    if len(samples) >= repeats:
         return False
-    model = load_weights(checkpoint, conditions.device)
-    if not samples:
-        require_agreement(model)
-    images = WholeImages(model, conditions.batch, check=check, drawn=len(samples) * conditions.batch)
-    seconds = images.time_sample()
-    _keep_samples(entry.sampling_file, speed, [*samples, seconds])
+    record = {**vars(speed), "samples_seconds": [*samples, measure(len(samples))]}
+    write_file(file, (to_json(record) + "\n").encode())
     return True
 
 
@@ -109,10 +107,6 @@ def read_samples(file: Path, speed: Speed) -> list[float]:
         return samples if all(isinstance(one, float) and _SHORTEST <= one < math.inf for one in samples) else []
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
-
-
-def _keep_samples(file: Path, speed: Speed, samples: Sequence[float]) -> None:
-    write_file(file, (to_json({**vars(speed), "samples_seconds": samples}) + "\n").encode())
 
 
 def forget_speeds(entry: Entry) -> None:

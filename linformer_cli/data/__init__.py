@@ -1,7 +1,4 @@
-"""Data sets (`images`), images as sequences of values (`sequence`), and the order of training (`batches`).
-
-This file imports none of these modules, so that help pages can list splits and fits without importing numpy or torch.
-"""
+"""Data sets, images as sequences of values, and the order of training. Help pages read this file without torch."""
 
 from typing import Literal, get_args
 

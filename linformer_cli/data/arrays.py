@@ -14,10 +14,7 @@ _CHANNELS = (1, 3, 4)
 
 
 class MappedArray(np.memmap):
-    """A memory-mapped array. Indexing it raises `DataError` if its file was cut short, which would end the process.
-
-    A file that is cut short while it is indexed still ends the process.
-    """
+    """A memory-mapped array. Indexing it raises `DataError` if its file was cut short before."""
 
     def __getitem__(self, index: Any) -> NDArray[Any]:
         mapped: mmap.mmap | None = getattr(self, "_mmap", None)

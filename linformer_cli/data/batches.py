@@ -5,8 +5,7 @@ from numpy.typing import NDArray
 
 # A batch rarely touches more than two epochs; older permutations are dropped.
 _EPOCHS_KEPT = 2
-# For permutations, the second word of the random key is the epoch. For shifts, hidden classes and flips, it is one of
-# these numbers, which no epoch reaches.
+# The second word of the random key is the epoch or, for other purposes, one of these, which no epoch reaches.
 _SHIFTS, _CLASSES, _FLIPS = 2**64 - 1, 2**64 - 2, 2**64 - 3
 _WORDS_PER_COUNT = 4
 
@@ -65,8 +64,7 @@ class Batches:
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._permutations:
-            # Sort raw words instead of calling Generator.permutation: numpy guarantees the raw stream of a bit
-            # generator across versions, but not the results of Generator's methods.
+            # numpy guarantees the raw stream of a bit generator across versions, but not Generator.permutation.
             words = np.random.Philox(key=np.array([self.seed, epoch], dtype=np.uint64)).random_raw(self.count)
             while len(self._permutations) >= _EPOCHS_KEPT:
                 del self._permutations[next(iter(self._permutations))]
@@ -75,10 +73,7 @@ class Batches:
 
 
 def shift_images(images: NDArray[np.uint8], shifts: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Images uint8 [N, H, W, C], each shifted by its row of `shifts`, int64 [N, 2]: pixels down and to the right.
-
-    Uncovered pixels repeat the edge, so a photograph gets no frame and a digit on black stays on black.
-    """
+    """Images uint8 [N, H, W, C], shifted by `shifts` (down, right), int64 [N, 2]. Uncovered pixels repeat the edge."""
     count, height, width, _ = images.shape
     rows = (np.arange(height) - shifts[:, :1]).clip(0, height - 1)
     columns = (np.arange(width) - shifts[:, 1:]).clip(0, width - 1)

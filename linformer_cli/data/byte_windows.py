@@ -16,8 +16,7 @@ from . import Split
 from .arrays import MappedArray
 
 DEFAULT_LENGTH = 1024
-# The bytes are divided into stretches. One stretch in 20 is for validation, and one in 20 is for testing. Stretches do
-# not depend on the length of windows, so that models of different lengths can be compared on the same bytes.
+# One stretch in 20 is for validation, and one for testing, whatever the length of the windows.
 LONGEST_STRETCH, _PERIOD = 65_536, 20
 _HELD_OUT: dict[int, Split] = {_PERIOD // 2 - 1: "validation", _PERIOD - 1: "test"}
 # A process may have only about 1,000 files open.
@@ -61,10 +60,7 @@ def _map_file(path: Path) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, eq=False)
 class ByteWindows:
-    """Windows of `length` bytes as images of one row. Indexing reads them like an array uint8 [N, 1, length, 1].
-
-    `starts` int64 [N] holds the place of the first byte of each window.
-    """
+    """Windows of `length` bytes from `starts` int64 [N], which are indexed like images uint8 [N, 1, length, 1]."""
 
     files: JoinedFiles
     starts: NDArray[np.int64]
@@ -85,10 +81,9 @@ class ByteWindows:
 
 
 def load_byte_windows(path: Path, splits: Sequence[Split], length: int) -> tuple[list[ByteWindows], tuple[str, ...]]:
-    """The windows of each of `splits`, and messages about files that cannot be read.
+    """The adjacent windows of each of `splits`, and messages about files that cannot be read.
 
-    `path` is a file, or a folder whose files, at any depth, are joined in the order of their paths. Hidden files are
-    left out. The windows are adjacent and do not overlap. Raises `DataError` if there are too few bytes.
+    `path` is a file, or a folder whose files, but hidden ones, are joined. Raises `DataError` for too few bytes.
     """
     files = _open_files(path)
     stretches = divide_bytes(files.count)
@@ -109,8 +104,7 @@ def load_byte_windows(path: Path, splits: Sequence[Split], length: int) -> tuple
 def divide_bytes(count: int) -> dict[Split, list[range]]:
     """The stretches of each split among `count` bytes. Adjacent stretches of a split are joined.
 
-    A stretch has `LONGEST_STRETCH` bytes, or a twentieth of `count` if that is less. Up to 19 bytes at the end of a
-    small file, or an incomplete stretch at the end of a large one, are left out.
+    A stretch has `LONGEST_STRETCH` bytes, or a twentieth of `count` if that is less; the rest is left out.
     """
     stretches: dict[Split, list[range]] = {"train": [], "validation": [], "test": []}
     size = max(1, min(LONGEST_STRETCH, count // _PERIOD))

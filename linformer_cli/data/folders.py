@@ -41,10 +41,7 @@ _LOOK = TypeAdapter(Look)
 
 @dataclass(frozen=True)
 class FolderImages:
-    """The images of one split: uint8 [N, H, W, C], a read-only view of a file; labels int64 [N] or None.
-
-    `notes` say what was found in the folder, and what was skipped or changed.
-    """
+    """The images of one split, uint8 [N, H, W, C], a view of a file; labels int64 [N] or None; lines to show."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None

@@ -1,7 +1,6 @@
 """Brings a drawing or a photograph of one into the frame of a data set: position, size, polarity and grey levels.
 
-The digits of MNIST, for example, are scaled to a box of 20 pixels, and their centre of mass is in the middle of the
-image. A model trained on such images draws poorly if it has to continue a drawing with another frame.
+The digits of MNIST, for example, fill a box of 20 pixels and are centred. A model continues other frames poorly.
 """
 
 import itertools
@@ -58,7 +57,7 @@ class _Found:
 
 
 def measure_frame(images: NDArray[np.uint8]) -> Frame | None:
-    """The frame (medians, and the mean centre) of grey images [N, H, W, C] of drawings on a plain ground, or None."""
+    """The frame (medians, and the mean centre) of grey images [N, H, W, C]; None if they are no drawings."""
     if images.shape[3] != 1 or min(images.shape[1:3]) < 3:
         return None
     border = _border(images.shape[1:3], 1)
@@ -81,8 +80,7 @@ def measure_frame(images: NDArray[np.uint8]) -> Frame | None:
 def frame_picture(picture: Image.Image, frame: Frame, shape: ImageShape) -> list[tuple[NDArray[np.uint8], str]]:
     """Bring the drawings in a grey picture of any size into `frame`. Returns uint8 [H, W, 1] and a note for each.
 
-    Drawings are told apart if they stand in a row with gaps between them. Ruled lines and the desk around a sheet are
-    left out. The list is empty if the picture does not show a drawing on a plain ground.
+    Drawings in a row are told apart. Ruled lines and the desk around a sheet are left out. None is found in others.
     """
     picture = picture.copy()
     picture.thumbnail((_LONGEST, _LONGEST))
@@ -234,10 +232,7 @@ def _close_lines(picture: Image.Image) -> Image.Image:
 
 
 def _find_ink(pixels: Floats, ground: Floats | None = None, thin: int = 1) -> _Found | None:
-    """Return what differs from the `ground` [H, W], if it is at least `thin` pixels thick; None if that is no drawing.
-
-    Without a ground, it is a plane fitted to the border, because the light on a photographed sheet is rarely even.
-    """
+    """What differs from the `ground` [H, W] (a plane fitted to the border), `thin` pixels thick; None if no drawing."""
     height, width = pixels.shape
     if min(height, width) < 3:
         return None

@@ -33,18 +33,16 @@ _BRIGHTNESS = (144, 255)
 def draw_glyphs(
     split: Literal["train", "test"], size: int, start: int = 0, stop: int | None = None
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return images start .. stop - 1 of a split, uint8 [N, size, size, 1], light on black, and labels int64 [N].
+    """Images start .. stop - 1 of a split, uint8 [N, size, size, 1], light on black, and labels int64 [N].
 
-    A label is the character's index in `CHARACTERS`. Image i depends only on the split, i and `size`. Raises
-    `UsageError` if `size` is not from 8 to 512 pixels.
+    A label is the character's index in `CHARACTERS`. Raises `UsageError` if `size` is not from 8 to 512 pixels.
     """
     if not SMALLEST_SIZE <= size <= LARGEST_SIZE:
         raise UsageError(
             f"glyphs are {SMALLEST_SIZE} to {LARGEST_SIZE} pixels wide, found {size}; choose a size in this range"
         )
     stop = COUNTS[split] if stop is None else stop
-    # Row i of the table holds the random numbers of image i, whatever `stop` is. numpy guarantees the raw stream of a
-    # bit generator across versions, but not the results of Generator's methods.
+    # Row i is for image i, whatever `stop` is. numpy guarantees the raw stream of a bit generator across versions.
     words = np.random.Philox(key=_SEEDS[split]).random_raw(stop * _PARAMETERS).reshape(stop, _PARAMETERS)
     uniform: NDArray[np.float64] = (words[start:] >> np.uint64(11)).astype(np.float64) * 2.0**-53
     labels = (uniform[:, 0] * len(CHARACTERS)).astype(np.int64)

@@ -85,8 +85,7 @@ def _list_files(folder: Path) -> tuple[list[str], list[str]]:
     """The relative paths of all files below `folder` but hidden ones, and messages about what is unreadable, sorted."""
     endings = list_endings()
     found, unread = [], []
-    # Each folder is read once. Folders come before links, so that a folder is read under its own name, and the order
-    # does not depend on the file system.
+    # Each folder is read once, and before links to it, so that it is read under its own name.
     waiting, seen = [(False, folder)], set()
     while waiting:
         _, place = heapq.heappop(waiting)
@@ -132,8 +131,7 @@ def compare_classes(classes: dict[str, list[str]]) -> list[str]:
 
 def split_items(items: Sequence[Item], broken: Sequence[str]) -> dict[str, list[Item]]:
     """Return the items in each split, in order. A split depends only on names, so a broken file changes no split."""
-    # Images are chosen by digest, because names often sort by class or by date. Validation and test images keep the
-    # order of their digests, because often only the first of them are used.
+    # Names often sort by class or date, so images are chosen, and those held out are ordered, by digest.
     names = [*broken, *dict.fromkeys(item.name for item in items)]
     own, per_file = _brings_splits(names), Counter(item.name for item in items)
     together = len(per_file) >= _HELD_OUT

@@ -131,10 +131,7 @@ def name_colour(colour: NDArray[np.uint8]) -> str:
 
 
 def scale_numbers(pixels: Pixels, span: tuple[float, float] | None) -> NDArray[np.uint8]:
-    """Scale numbers to 0 to 255, where `span` gives black and white; NaN and infinities become black.
-
-    Without a span, floating-point numbers up to 1 are fractions of white, and others have 8 or 16 bits.
-    """
+    """Numbers from `span` scaled to 0 to 255, NaN and infinities to 0. Without a span, those up to 1 are fractions."""
     values = np.nan_to_num(np.asarray(pixels, dtype=np.float64), nan=0, posinf=0, neginf=0)
     if span is None:
         highest = float(values.max(initial=0))
@@ -159,11 +156,7 @@ def unpack_colours(packed: NDArray[np.uint32]) -> NDArray[np.uint8]:
 
 
 def find_colours(pixels: NDArray[np.uint8], shape: ImageShape) -> NDArray[np.uint8]:
-    """The number [h, w] of the palette's colour that is nearest to each pixel of uint8 [h, w, 4].
-
-    Colours are compared as they look on black and by their opacity, so parts that are less than half opaque become
-    transparent if the palette has only opaque colours and 'transparent'.
-    """
+    """The number [h, w] of the palette's colour that looks nearest on black to each pixel of uint8 [h, w, 4]."""
     found, places = np.unique(pack_colours(pixels), return_inverse=True)
     known, squares = _weigh_palette(shape)
     nearest = np.empty(len(found), np.uint8)

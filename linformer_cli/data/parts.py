@@ -20,8 +20,7 @@ _WANTED = (
 class Part:
     """What is kept of every picture: `pixels` bool [H, W] of its image that are also white in the `mask` uint8 [h, w].
 
-    The mask has the size of the picture or of its image. If the part `yields`, a picture with transparent pixels keeps
-    its opaque ones instead.
+    If the part `yields`, a picture with transparent pixels keeps its opaque ones instead.
     """
 
     pixels: NDArray[np.bool_]
@@ -30,10 +29,9 @@ class Part:
 
 
 def choose_part(keep: str | None, erase: str | None, mask: NDArray[np.uint8] | None, shape: ImageShape) -> Part:
-    """The part that `--keep` (None: all), `--erase` and `--mask` keep together.
+    """The part that `--keep` (None: all), `--erase` and `--mask` keep together; `DEFAULT_PART` without the three.
 
-    Without the three, it is `DEFAULT_PART`, which yields. Raises `UsageError` for values that name no part, and if
-    nothing is left to complete.
+    Raises `UsageError` for values that name no part, and if nothing is left to complete.
     """
     default = keep is None and erase is None and mask is None
     keep = DEFAULT_PART if default else keep

@@ -30,8 +30,8 @@ _FRAMED = ("GIF", "PNG", "TIFF", "WEBP")
 class Picture:
     """An image for a model, uint8 [H, W, C]. `notes` tell the user about changes that may be unexpected.
 
-    If the picture was framed, `unframed` is the whole picture, reduced to the same size, and `others` are further
-    drawings in it. `kept` bool [H, W] are the pixels of the part that was asked for, None without one.
+    Of a framed picture, `unframed` is the whole, reduced, and `others` are further drawings. `kept` bool [H, W] is the
+    part.
     """
 
     path: Path
@@ -63,8 +63,7 @@ def open_picture(file: Path | bytes, name: str) -> Iterator[Image.Image]:
         if isinstance(file, Path) and is_special(file):
             raise DataError(f"'{name}' is a pipe or a device, and images are read from files only; save it to a file")
         with warnings.catch_warnings():
-            # Between its size limit and twice this limit, Pillow only warns of a decompression bomb. The warning is
-            # raised as an error, because a small model needs no image of this size.
+            # Up to twice its size limit, Pillow only warns of a decompression bomb; no model needs such an image.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             warnings.filterwarnings("ignore", category=UserWarning)
             _register_heic()
@@ -131,12 +130,9 @@ def load_picture(
 ) -> Picture:
     """Read the first frame of an image file as the look says. Any format that Pillow reads is accepted.
 
-    `fit` replaces that of the look. With `framing`, a picture of another size that shows a drawing is brought into the
-    frame of the look, if there is one; `fit` and `invert` are then not used.
-
-    A mask of the picture's own size, and transparency that decides what is kept, prevent framing. Raises `DataError`
-    for a file that is missing, broken or too large to open safely, for a mask of another size, and if the whole picture
-    is kept.
+    `fit` replaces that of the look. With `framing`, a drawing of another size is brought into the frame of the look,
+    unless a mask of its own size or transparency decides what is kept. Raises `DataError` for a file that cannot be
+    read safely, for a mask of another size, and if the whole picture is kept.
     """
     path, shape = Path(path), look.shape
     with open_picture(path, str(path)) as opened:

@@ -12,9 +12,8 @@ from linformer_cli.config import ImageShape
 def images_to_values(images: NDArray[np.uint8], shape: ImageShape | None = None) -> torch.Tensor:
     """Convert uint8 images [N, H, W, C] to int64 values [N, T] in [0, levels), with T = H * W * C.
 
-    Position t is row t // (W * C), column t // C % W, channel t % C. Images with a palette already hold values. If
-    `shape` has fewer than 256 levels and no palette, the 256 brightnesses are divided into `levels` ranges whose
-    lengths differ by at most one. Raises `ValueError` for a wrong dtype or rank.
+    Position t is row t // (W * C), column t // C % W, channel t % C. With fewer than 256 levels, and no palette, the
+    brightnesses are divided into ranges of equal length up to one. Raises `ValueError` for a wrong dtype or rank.
     """
     if images.dtype != np.uint8 or images.ndim != 4:
         raise ValueError(f"images must be uint8 [N, H, W, C], found {images.dtype} {list(images.shape)}")
@@ -28,9 +27,8 @@ def images_to_values(images: NDArray[np.uint8], shape: ImageShape | None = None)
 def values_to_images(values: torch.Tensor, shape: ImageShape) -> NDArray[np.uint8]:
     """Convert integer values [N, T] in [0, shape.levels) to uint8 images [N, H, W, C], inverting `images_to_values`.
 
-    With fewer than 256 levels, the levels are spread evenly over the brightnesses from 0 to 255. They are rounded up,
-    so that each stays in its own range and converting to images and back changes no value. Images with a palette hold
-    the values themselves. Raises `ValueError` if T does not match `shape` or a value is out of range.
+    With fewer than 256 levels, they are spread evenly over the brightnesses, and rounded up, so that converting back
+    changes no value. Raises `ValueError` if T does not match `shape` or a value is out of range.
     """
     if values.ndim != 2 or values.shape[1] != shape.positions:
         raise ValueError(f"values must be [N, {shape.positions}], found {list(values.shape)}")

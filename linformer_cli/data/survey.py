@@ -19,8 +19,7 @@ DEFAULT_SIDE = 32
 # Images have the usual size of the pictures if neither side of it is longer than this, in pixels.
 _LARGEST_SIDE = 64
 _MOST_COLOURS = 256
-# A palette has the first of these numbers of colours whose mean error, of 255, is at most this. With fewer colours, a
-# model learns from fewer pictures.
+# A palette has the first of these numbers of colours whose mean error, of 255, is at most this.
 _PALETTES, _SMALL_ERROR = (64, 128, 256), 8.5
 # Pixel art has few colours for its pixels, few opacities, and many equal neighbours.
 _PIXELS_PER_COLOUR, _FEW_COLOURS, _FEW_OPACITIES, _EQUAL = 8, 16, 16, 0.1
@@ -92,7 +91,7 @@ class Survey:
             self._spans.append((float(values.min()), float(low), float(high), float(values.max())))
 
     def choose(self, wanted: DataConfig, sample: Iterable[Pixels]) -> tuple[Look, list[str]]:
-        """The look of the set and lines about it; `sample` is for a palette. Raises `UsageError` for large images."""
+        """The look of the set and lines that explain it. Raises `UsageError` if images are too large for a model."""
         span, notes = self._choose_range(wanted)
         art = 2 * self._art > len(self._seen) and not self._spans
         (height, width), enlarged = self._choose_size(wanted, art)

@@ -1,7 +1,4 @@
-"""MNIST, Fashion-MNIST and CIFAR-10, downloaded and read by torchvision.
-
-Only this module imports torchvision, inside a function, because the import takes seconds.
-"""
+"""MNIST, Fashion-MNIST and CIFAR-10, downloaded and read by torchvision, whose slow import only this module makes."""
 
 import contextlib
 import hashlib
@@ -26,8 +23,7 @@ CLASS_NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "cifar10": "CI
 # Archives that may already be in the data folder. Unpacking them needs no network.
 _ARCHIVES = {"mnist": "MNIST/raw/*.gz", "fashion-mnist": "FashionMNIST/raw/*.gz", "cifar10": "cifar-10-python.tar.gz"}
 
-# SHA-256 of the unpacked files of the sets whose unpacked files torchvision does not check: images and labels of the
-# training part (`train`) and of the test part (`t10k`).
+# SHA-256 of files that torchvision does not check: images and labels of the training (`train`) and test part.
 _DIGESTS = {
     "mnist": {
         "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -50,8 +46,7 @@ _SIZES = {
     "t10k-labels-idx1-ubyte": 10_008,
 }
 
-# The limit for one attempt to connect or to read. torchvision sets no limit. Behind a firewall that drops packets, it
-# would wait for minutes several times.
+# torchvision sets no limit, and would wait for minutes behind a firewall that drops packets.
 NETWORK_TIMEOUT_SECONDS = 10.0
 
 # torchvision registers shape functions for these operators without checking that its own library was loaded.
@@ -66,8 +61,8 @@ def load_torchvision_set(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Load training or test images [N, H, W, C] and labels [N] of the set `name`, a key of `CLASS_NAMES`.
 
-    `root` has torchvision's own layout; only missing files are downloaded. `origin` says where `root` was set, for
-    error messages. Raises `DataError` if torchvision does not load, files are damaged or the download fails.
+    `root`, which `origin` set, has torchvision's layout; missing files are downloaded. Raises `DataError` if that
+    fails.
     """
     build = getattr(import_torchvision_datasets(), CLASS_NAMES[name])
     try:
@@ -141,9 +136,8 @@ def _download(name: str, build: Any, train: bool, root: Path, origin: str) -> An
 def import_torchvision_datasets() -> Any:
     """The module `torchvision.datasets`, even if torchvision was built for a torch other than the installed one.
 
-    PyPI's torchvision is built for CUDA. With a CPU-only torch, its library does not load, and the import fails because
-    some operators are missing. Reading images needs none of these operators. They are declared without an
-    implementation, and the import is tried again. Raises `DataError` if torchvision is missing or still does not load.
+    With a CPU-only torch, the library of PyPI's torchvision does not load, and operators that reading needs none of are
+    missing. They are declared, and the import is tried again. Raises `DataError` if that fails.
     """
     with _quiet():
         try:

@@ -1,7 +1,4 @@
-"""Compiles the engine to WebAssembly: `python -m linformer_cli.demo.build`. It needs the Python package ziglang.
-
-The result, engine.wasm, is part of the package. engine.sha256 has the digest of the sources that it was compiled from.
-"""
+"""Compiles the engine to WebAssembly: `python -m linformer_cli.demo.build`. It needs the Python package ziglang."""
 
 import hashlib
 import os

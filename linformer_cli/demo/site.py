@@ -71,10 +71,7 @@ def list_look(look: Look) -> dict[str, object]:
 
 
 def build_site(checkpoint: "Checkpoint", model: "PixelModel", name: str | None = None) -> dict[str, File]:
-    """The files of the demo by name. `name` is what the user calls the checkpoint, if not its own name.
-
-    Raises `LintxError` if the model cannot become a program.
-    """
+    """The files of the demo by name. `name` is what the user calls the checkpoint, if not its own name."""
     import torch
 
     from linformer_cli.model.blocks import InnerBlock

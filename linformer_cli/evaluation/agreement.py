@@ -1,7 +1,4 @@
-"""Measures how closely a model's parallel and step forms agree, with the model's own weights and over whole images.
-
-Errors are relative to max(1, largest output). The tolerances of `lintx check` are defined here.
-"""
+"""How closely a model's two forms agree, with errors relative to max(1, largest output), and the tolerances."""
 
 import math
 from dataclasses import dataclass
@@ -71,8 +68,7 @@ class Agreement:
 def measure_agreement(model: PixelModel, images: int = 2, positions: int | None = None, seed: int = 0) -> Agreement:
     """Compare `attend` with `step`, with `attend` in blocks, and with `attend` after later values were changed.
 
-    The first comparison is in float64 and float32, the others only in float64. The values are sampled with `step`, so
-    they are typical for the model. A copy of `model` on the CPU is compared, because some devices have no float64.
+    This is in float64, and the first also in float32, on the CPU, with values that `step` samples from the model.
     """
     positions = min(positions or model.config.image.positions, model.config.image.positions)
     double = PixelModel(model.config).double().eval()

@@ -23,8 +23,8 @@ from linformer_cli.units import Words, format_bits
 class Bits:
     """Bits/dim of a model over `images` images of `values_per_image` values.
 
-    `bits_per_dim` counts every value. `bits_per_dim_without_first_value` follows the code of Katharopoulos 2020, which
-    does not score the first value. The standard errors are over images. They are None for a single image.
+    The code of Katharopoulos 2020 does not score the first value. Standard errors are over images, None for a single
+    one.
     """
 
     bits_per_dim: float
@@ -124,10 +124,7 @@ def measure_nats(
 
 
 def block_nats(model: PixelModel, values: Tensor, labels: Tensor | None) -> Tensor:
-    """Return nats [B, N] of values int64 [B, N], read in blocks of the model's T positions. N may be larger than T.
-
-    `PixelModel.find_bound` says whether the model supports this. Memory for activations does not grow with N.
-    """
+    """Nats [B, N] of values int64 [B, N], read in blocks of the model's T positions, for models without a bound."""
     tokens, length = model.shift_values(values, labels), model.config.image.positions
     state, found = None, []
     for part, known in zip(tokens.split(length, dim=1), values.split(length, dim=1), strict=True):

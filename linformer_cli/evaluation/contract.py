@@ -1,7 +1,6 @@
-"""The contract of an attention mechanism, measured with random inputs.
+"""The contract of an attention mechanism, measured with random inputs by `relative_error`.
 
-`lintx check --mechanism` prints these figures, and tests/attention/test_contract.py demands them of all mechanisms of
-the package. An error is that of `relative_error`, so NaN and wrong sizes count as infinite.
+`lintx check --mechanism` prints these figures, and tests/attention/test_contract.py demands them.
 """
 
 import functools
@@ -213,8 +212,7 @@ def causality_error(mechanism: Attention, place: int, factor: float = 30.0, leng
         changed = inputs.map(Tensor.clone)
         for part in changed.leaves():
             part[:, :, place:stop] *= factor
-        # If queries and keys are one tensor, sharing it before the scaling would scale it twice, and factors of -1
-        # would cancel.
+        # One tensor in two places would be scaled twice.
         after, _ = attend(mechanism, share(mechanism, changed))
         if not float((after[:, :, place] - before[:, :, place]).abs().max()) > 1e-3:
             return Difference(math.inf, f"output {place} is NaN or does not depend on input {place}")
@@ -272,10 +270,7 @@ def batch_errors(mechanism: Attention) -> tuple[float, float]:
 
 @torch.no_grad()
 def state_change(mechanism: Attention, prefix: Callable[..., tuple[Tensor, Any]] | None = attend) -> float:
-    """How much `attend`, and steps from its result, change the state that they were given, or the inputs.
-
-    The state is that after `prefix` (`attend`, `step_through`, or None for an empty state).
-    """
+    """How much `attend`, and steps from its result, change the inputs, or the state after `prefix` (None: empty)."""
     inputs = draw(mechanism)
     given = init(mechanism, inputs)
     if prefix is not None:

@@ -22,10 +22,7 @@ _HEAT = np.array([(0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 
 
 @dataclass(frozen=True)
 class Score:
-    """The bits/dim of a picture, and those of a second model, if there is one.
-
-    The figure to rank by is the difference: two models find a smooth picture likely, but only one knows its subject.
-    """
+    """The bits/dim of a picture, and those of a second model; the difference tells odd pictures from complex ones."""
 
     picture: Annotated[str, Shown("picture", names=True)]
     bits_per_dim: Annotated[float, Shown("bits/dim", ".3f")]
@@ -75,10 +72,7 @@ def area_under_curve(positive: NDArray[np.float64], negative: NDArray[np.float64
 def render_sheet(
     model: PixelModel, images: NDArray[np.uint8], scores: Sequence[Score], labels: NDArray[np.int64] | None
 ) -> Image.Image:
-    """Draw the 12 oddest and the 12 most ordinary of `images` [N, H, W, C], which are in the order of `scores`.
-
-    Below each picture are its bits in each pixel: black for none, yellow for as many as in one of 100 of all pixels.
-    """
+    """Draw the 12 oddest and 12 most ordinary of `images` [N, H, W, C], in the order of `scores`, and their bits."""
     shape, count = model.config.image, len(images)
     oddest = range(min(_ACROSS, count))
     parts = [("oddest", oddest), ("most ordinary", range(max(oddest.stop, count - _ACROSS), count))]

@@ -1,7 +1,4 @@
-"""Residual blocks, the layers between embedding and head: their interface and the transformer block.
-
-The other blocks are in `gated_block.py`, `lstm.py` and `none.py`. `mixers.py` builds the configured blocks.
-"""
+"""Residual blocks, the layers between embedding and head: their interface and the transformer block."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -50,10 +47,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module, ABC):
-    """One layer of a model. Its residual branches mix positions and transform vectors of the model's width.
-
-    LayerNorm is applied before each branch (`pre`) or after the sum (`post`).
-    """
+    """One layer: residual branches, with LayerNorm before each branch (`pre`) or after the sum (`post`)."""
 
     # Whether one pass of the block's program can compute several positions of an image at once.
     looks_ahead: ClassVar[bool] = True
@@ -102,10 +96,7 @@ class Block(nn.Module, ABC):
         branch: Callable[[Tensor], tuple[Tensor, Any]],
         reads_copy: bool = True,
     ) -> tuple[Vectors, Any]:
-        """The sum of x and the output of `branch`, normalised as configured, and the state that `branch` returns.
-
-        `reads_copy`: only matrix products read its input, which may then be the rounded copy of x.
-        """
+        """x plus the output of `branch`, normalised, and its state. With `reads_copy`, it may read x rounded."""
         copy = x.copy if isinstance(x, Rounded) and reads_copy else exact(x)
         x = exact(x)
         y, state = branch(norm(x) if self.pre else copy)
@@ -115,10 +106,7 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def emit(self, builder: Builder, name: str) -> None:
-        """Emit a step. Scratch memory that must last to the end of a pass has a name that ends in `name`.
-
-        Raises `NoProgram` if the block has no program.
-        """
+        """Emit a step, or raise `NoProgram`. Memory that must last to the end of a pass is named `...name`."""
 
     @abstractmethod
     def list_states(self, state: Any) -> list[Tensor]:
@@ -212,10 +200,7 @@ class TransformerBlock(InnerBlock):
 
 
 def initialise_weights(model: nn.Module, blocks: Sequence[Block]) -> None:
-    """Initialise linear layers to N(0, 1 / inputs), and divide the weights that end a branch by sqrt(branches).
-
-    At initialisation, the sum of all branches therefore has the scale of one branch, at any depth.
-    """
+    """Initialise linear layers to N(0, 1 / inputs), and the sum of all branches to the scale of one branch."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)

@@ -51,11 +51,10 @@ class ChannelNetwork(nn.Module):
     def forward(
         self, pixels: Tensor, tokens: Tensor, state: EmbeddingState, pixel: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Vectors [B, T, width] and predictions [B, T] at tokens int64 [B, T] that follow `state`.
+        """Vectors [B, T, width] and predictions [B, T] in [-1, 1] at tokens int64 [B, T] that follow `state`.
 
-        The predictions of the next values are on a scale from -1 to 1. The third result is the vector [B, width] of the
-        last pixel. `pixels` [B, pixels, width] are the vectors of the pixels that begin at these tokens. `pixel`
-        [B, width] is the vector of the pixel before them, to which the first tokens may belong.
+        The third result is the vector [B, width] of the last pixel. `pixels` [B, pixels, width] begin at these tokens,
+        and the first tokens may belong to `pixel` [B, width] before them.
         """
         start, length = int(state.position), tokens.shape[1]
         if start % self.count:

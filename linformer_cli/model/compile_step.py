@@ -12,9 +12,8 @@ from .pixel_model import PixelModel
 def compile_step(model: PixelModel, window: int = 1, products: torch.dtype | None = None) -> Program:
     """The program of one step of `model`, for up to `window` positions in a pass. Raises `NoProgram` if there is none.
 
-    If a block cannot look ahead, or the blocks step over pixels, the window is 1. `products` is the type of the inputs
-    and weights of matrix products: float32, bfloat16 or int8 (None: the model's type). Cached keys and values are
-    bfloat16, unless products are float32. Everything else is float32.
+    `products` is the type of the inputs and weights of matrix products: float32, bfloat16 or int8 (None: the model's).
+    Cached keys and values are bfloat16, unless products are float32. Everything else is float32.
     """
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise NoProgram("it does not support float64")

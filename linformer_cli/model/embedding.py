@@ -306,11 +306,7 @@ class PixelEmbedding(nn.Module):
 
 
 def sinusoidal_table(positions: int, width: int) -> Tensor:
-    """Sines and cosines [positions, width] of geometrically spaced wavelengths (Vaswani 2017, section 3.5).
-
-    They are computed in float64 and rounded once to float32, because float32 angles would be wrong by up to 2e-4 at
-    3,072 positions.
-    """
+    """Sines and cosines [positions, width] (Vaswani 2017, section 3.5), computed in float64 and rounded once."""
     frequencies = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10_000.0) / width))
     angles = torch.arange(positions).unsqueeze(1) * frequencies
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).float()

@@ -1,7 +1,4 @@
-"""Output heads: from the last vector to the distribution of the next value, for likelihood and sampling.
-
-`parameters` [..., P] are the output of a head's projection; `levels` is the number of values.
-"""
+"""Output heads: the distribution of the next value, from `parameters` [..., P], for likelihood and sampling."""
 
 from abc import ABC, abstractmethod
 
@@ -61,11 +58,10 @@ class CategoricalHead(Head):
 class MixtureHead(Head):
     """A mixture of K logistic distributions, cut into `levels` bins (Salimans 2017, PixelCNN++, arXiv 1701.05517).
 
-    Values are spaced evenly on [-1, 1]; the first bin extends to minus infinity and the last to plus infinity. P holds
-    K mixture logits, K means and K log scales. The source approximates the mass of a narrow bin by the density. Here, a
-    bin has the mass sigmoid(b) - sigmoid(a), where a < b are the distances of its edges from the mean in units of the
-    scale. The mass is computed as sigmoid(b) sigmoid(-a) (1 - exp(a - b)), without cancellation. The probabilities of
-    all values therefore add up to 1.
+    Values are spaced evenly on [-1, 1]; the outer bins extend to infinity. P holds K mixture logits, K means and K log
+    scales. The source approximates the mass of a narrow bin by the density. Here, it is sigmoid(b) - sigmoid(a), where
+    a < b are the distances of its edges from the mean in units of the scale, computed as sigmoid(b) sigmoid(-a) (1 -
+    exp(a - b)), without cancellation, so all probabilities add up to 1.
     """
 
     # At the lower bound, a logistic is much narrower than a bin; at the upper bound, it is practically flat.
@@ -110,11 +106,7 @@ class MixtureHead(Head):
         return mass.to(_wide(parameters).dtype)
 
     def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        """Values int64 [B] drawn from the mixture, without a table of all values.
-
-        A component is drawn, then a number from its logistic, which is rounded. One uniform number is enough for both
-        draws, because its position within the chosen component's share is also uniform.
-        """
+        """Values int64 [B] of the mixture, each drawn with one uniform number, which also draws the component."""
         logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         component, place = invert_cumulative(logits.softmax(dim=-1), uniforms)
         mean, log_scale = (x.gather(-1, component.unsqueeze(-1)).squeeze(-1) for x in (means, log_scales))
@@ -130,8 +122,7 @@ def build_head(config: ModelConfig) -> Head:
 def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Draw from probabilities [B, levels] by inversion with uniforms [B] in [0, 1) on any device.
 
-    Returns the values int64 [B], and the position in [0, 1) of each uniform number within its value's share. A value of
-    probability 0 is never drawn.
+    Returns values int64 [B], never of probability 0, and the place in [0, 1) of each uniform within its value's share.
     """
     probabilities = precise(probabilities)
     cumulative = probabilities.cumsum(dim=-1)

@@ -36,9 +36,8 @@ class LstmState(NamedTuple):
 class LstmBlock(Block):
     """x + W_o LSTM(x): one layer of long short-term memory instead of attention and feed-forward.
 
-    The gates are those of `torch.nn.LSTM`: the source's gates and a forget gate, whose bias starts at 1. By default,
-    the block has about as many parameters as the transformer block of the same configuration. h and c have the type of
-    the weights, and autocast is disabled inside, because a cell is a running sum.
+    The gates are the source's and a forget gate, whose bias starts at 1. By default, the block has about as many
+    parameters as a transformer block. h and c have the type of the weights, without autocast: a cell is a running sum.
     """
 
     name = "lstm"
@@ -118,10 +117,7 @@ def _in_float32() -> AbstractContextManager[None]:
 
 
 def choose_hidden(config: NetworkConfig) -> int:
-    """The width of h for which an LSTM block has about as many parameters as a transformer block.
-
-    Parameters of the attention mechanism itself, such as feature maps, are not counted.
-    """
+    """The width of h for which an LSTM block has about as many parameters as a transformer block."""
     width, heads_width, feed_forward = config.width, config.heads * config.head_width, config.feed_forward
     attention = 3 * heads_width * (width + 1) + width * (heads_width + 1)
     narrowing = 0 if config.feed_forward_kind == "boom" else width * (feed_forward + 1)

@@ -31,13 +31,10 @@ ROWS_OF_A_CHANNEL = sum(TABLE_ROWS)
 class Differences(NamedTuple):
     """Values as differences from neighbours, as in lossless image coders (LOCO-I, Weinberger 2000).
 
-    Neighbouring values of a photograph are close. A network that reads and predicts differences has small inputs and
-    outputs, and its noise, from rounding and from training, shrinks with them. The differences are computed from slots:
-    first `own` earlier channels of the pixel, then whole pixels.
-
-    A pixel has one slot for each of `channels`. `left` and `up` are the numbers of the pixels to the left and above.
-    The reference of a channel is the mean of its left and its upper value. If one of them is missing, it is the other;
-    if both are, it is the middle of the levels.
+    Neighbouring values of a photograph are close, so a network that reads and predicts differences has small inputs,
+    outputs and noise. The slots are first `own` earlier channels of the pixel, then whole pixels with a slot for each
+    of `channels`, of which `left` and `up` have these numbers. The reference of a channel is the mean of its left and
+    its upper value, the only one of them, or the middle of the levels.
     """
 
     levels: int
@@ -53,8 +50,7 @@ class Differences(NamedTuple):
     def numbers(self, values: Tensor, dtype: torch.dtype) -> Tensor:
         """Numbers [..., slots + channels] for values int64 [..., slots]; `levels` stands for a missing value.
 
-        They are the differences of all values from the references of their channels, with 0 for missing values, and
-        then the references, scaled to [-1, 1].
+        They are differences from references (0 if missing), and then the references, scaled to [-1, 1].
         """
         references = self._double_references(values)
         pixels = (values.shape[-1] - self.own) // self.channels
@@ -63,10 +59,7 @@ class Differences(NamedTuple):
         return torch.cat([differences.masked_fill(values == self.levels, 0), self._scale(references, dtype)], dim=-1)
 
     def predict(self, values: Tensor, channels: Tensor, dtype: torch.dtype) -> Tensor:
-        """Predictions [..., n], on a scale from -1 to 1, of channels int64 [n] of pixels with values [..., n, slots].
-
-        A channel's prediction is its reference plus the difference of the channel before, if there is one.
-        """
+        """Predictions [..., n] in [-1, 1] of channels int64 [n]: reference plus difference of the channel before."""
         references = self._double_references(values)
         earlier = (2 * values[..., : self.own] - references[..., : self.own]).masked_fill(
             values[..., : self.own] == self.levels, 0
@@ -94,8 +87,7 @@ def list_surroundings() -> list[tuple[int, int]]:
 def scale_values(values: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
     """Two numbers [..., 2 slots] for each of values int64 [..., slots]; `levels` stands for a missing value.
 
-    They are the values scaled to [-1, 1], followed by flags that are 1 if the value is above 0 (the usual background),
-    else 0. A missing value becomes 0 and 1/2.
+    They are the values scaled to [-1, 1] (missing: 0), and whether they are above 0, the usual background (1/2).
     """
     missing = values == levels
     numbers = (values.to(dtype) * (2 / (levels - 1)) - 1).masked_fill(missing, 0)
@@ -116,12 +108,10 @@ def scale_colours(image: ImageShape) -> Tensor:
 class Surroundings(nn.Module):
     """A small network whose numeric inputs are the known values in a wide window around a position.
 
-    It maps values int64 [..., slots] to vectors [..., width]; `levels` stands for a missing value.
-
-    Two layers with a gelu between them read the numbers of all values together (see `scale_values`). Unlike a sum of
-    embeddings, each looked up from one value, these layers can recognise the edge of a stroke by its shape. In an image
-    with a palette, they read the colours of all values instead (see `scale_colours`), each with two flags: whether it
-    is the colour of the left and of the upper pixel. With `differences`, they read the differences of all values.
+    It maps values int64 [..., slots] to vectors [..., width]; `levels` stands for a missing value. Two layers read the
+    numbers of all values together (see `scale_values`), so unlike a sum of embeddings they can recognise the edge of a
+    stroke by its shape. With a palette, they read colours instead (see `scale_colours`), each with flags for whether it
+    is that of the left and of the upper pixel, and with `differences` those of all values.
     """
 
     colours: Tensor | None
@@ -150,13 +140,10 @@ class Surroundings(nn.Module):
 class NeighbourTables(nn.Module):
     """Learned vectors for combinations of neighbouring values, which sums over single values cannot distinguish.
 
-    It maps values int64 [..., 4] of `TABLE_PIXELS` to vectors [..., width]; `levels` stands for a missing value.
-
-    There is one table for the first two values, one for the first three, and one for all four. Each combination of
-    values selects a row of its table, and a linear layer reads the three rows concatenated. Rows are initialised to 0.
-    Each pair of values has its own row, except that a missing value counts as 255. Triples and quadruples are hashed,
-    so some of them share a row, as in hash embeddings (Svenstrup 2017, arXiv 1709.03933). Each channel has its own
-    tables.
+    It maps values int64 [..., 4] of `TABLE_PIXELS` to vectors [..., width]; `levels` stands for a missing value. In
+    each channel, there is a table for the first two values, one for three, and one for all four. A combination selects
+    a row, initially 0, and a linear layer reads the three rows. Each pair has its own row, except that a missing value
+    counts as 255. Longer ones are hashed and may share rows (hash embeddings, Svenstrup 2017, arXiv 1709.03933).
     """
 
     def __init__(self, width: int, channels: int) -> None:

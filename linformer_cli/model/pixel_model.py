@@ -19,10 +19,7 @@ from .mixers import SOFTMAX, build_blocks
 
 
 class PixelState(NamedTuple):
-    """The recurrent state: recent values, position and class, and one state per layer.
-
-    `pixel` [B, width] is the last output of the blocks if they step over pixels, and otherwise [B, 0].
-    """
+    """Recent values, position and class; one state per layer; for blocks over pixels, their last output [B, width]."""
 
     embedding: EmbeddingState
     layers: tuple[Any, ...]
@@ -32,9 +29,8 @@ class PixelState(NamedTuple):
 class PixelModel(nn.Module):
     """p(x) = product over t of p(x_t | x_0 .. x_{t-1}) for the T values of an image, given its class if it has one.
 
-    Like an attention mechanism, the model has the methods `attend`, `step` and `init_state`. The tokens are a start
-    token followed by values (see `shift_values`). The output at token i is the distribution of value i, as parameters
-    of `head`. `attend` and `step` agree up to rounding, and `lintx check` measures the difference.
+    The tokens are a start token followed by values (see `shift_values`). The output at token i is the distribution of
+    value i, as parameters of `head`. `attend` and `step` agree up to rounding; `lintx check` measures the difference.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -75,11 +71,10 @@ class PixelModel(nn.Module):
         return None
 
     def start_tokens(self, batch: int, labels: Tensor | None = None) -> Tensor:
-        """The start token of every image, int64 [B]. This is the token of the first step.
+        """The start token of every image, int64 [B], which is the token of the first step.
 
-        The start token is the image's class, given by `labels` int64 [B]. The default is no class, if the class is
-        optional, or else class 0. A model without classes ignores the value of the start token. Raises `ValueError` for
-        a class that the model does not have.
+        It is the class in `labels` int64 [B], by default none if the class is optional, or else class 0. A model
+        without classes ignores it. Raises `ValueError` for a class that the model does not have.
         """
         if labels is None:
             return torch.full((batch,), self.config.default_label, device=self.device)
@@ -89,10 +84,7 @@ class PixelModel(nn.Module):
         return labels.to(self.device, torch.int64)
 
     def shift_values(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Tokens [B, T] for values int64 [B, T]: the start token, and then all values except the last.
-
-        `start_tokens` explains `labels`, which are not checked here.
-        """
+        """Tokens [B, T] for values int64 [B, T]: the start token (see `start_tokens`), then all values but the last."""
         unclassed = torch.full_like(values[:, :1], self.config.default_label)
         return torch.cat([unclassed if labels is None else labels.unsqueeze(1), values[:, :-1]], dim=1)
 
@@ -104,8 +96,8 @@ class PixelModel(nn.Module):
     def attend(self, tokens: Tensor, state: PixelState | None = None) -> tuple[Tensor, PixelState]:
         """Head parameters [B, T, P] at tokens int64 [B, T] that follow the tokens in `state`, and the new state.
 
-        Without `state`, the first token is the start token of an image. The result is differentiable, and `state` is
-        not modified. Without gradients, the host waits for a device only once, to test the result.
+        The result is differentiable, and `state` (None: the start) is not modified. Without gradients, a device is
+        waited for once.
         """
         if torch.is_grad_enabled() or self.device.type in HOSTS or not may_check(self.device):
             return self._attend(tokens, state)

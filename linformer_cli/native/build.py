@@ -1,9 +1,4 @@
-"""Compiles the C++ of this package into one library for each instruction set.
-
-Installing the package does this (build_hook.py). In a checkout, `python -m linformer_cli.native.build` does it again
-after the C++ has changed. This module needs only the standard library, because it runs before other packages are
-installed.
-"""
+"""Compiles the C++ for each instruction set: `python -m linformer_cli.native.build`, or at installation."""
 
 import hashlib
 import importlib.util
@@ -31,8 +26,7 @@ OPTIONS = (
 # A fused multiply-add rounds once; a separate product and sum round twice. The engine promises the same bits on every
 # machine, so it fuses only where its C++ says so.
 EXACT, FUSED = "-ffp-contract=off", "-ffp-contract=fast"
-# The C++ files, relative to the package. A library contains all of them. Those that take longest to compile are first,
-# so that no core waits for them at the end.
+# The C++ files of every library. Those that take longest to compile are first, so that all cores are busy.
 SOURCES = {
     "attention/kernels/linear.cpp": FUSED,
     "native/runner.cpp": EXACT,
@@ -59,10 +53,7 @@ NO_COMPILER = "there is no C++ compiler (c++, g++, clang++, or the Python packag
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """Instructions that a library may use. `zig` is zig's name for a processor that has them.
-
-    `level` is the optimisation level. Few processors need the oldest set, so a lower level saves compile time there.
-    """
+    """Instructions that a library may use, zig's name for a processor that has them, and a level of optimisation."""
 
     name: str
     meaning: str
@@ -71,8 +62,7 @@ class InstructionSet:
     level: str = "-O3"
 
 
-# The sets of each architecture, from the one that every processor has to the fastest. library.cpp finds out which ones
-# a processor supports.
+# The sets of each architecture, slowest first. library.cpp finds out which ones a processor supports.
 INSTRUCTION_SETS = {
     "x86_64": (
         InstructionSet("x86-64", "SSE2", ("-march=x86-64",), "x86_64", "-O2"),
@@ -216,8 +206,7 @@ def build_libraries(target: Target, folder: Path | None = None) -> Outcome:
     if compiler is not None:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
-        # zig compiles parts of its C library once for each processor that it links for, so all libraries link for the
-        # first.
+        # zig compiles parts of its C library for each processor that it links for, so all link for the first.
         link = (*compiler.options(target, target.instruction_sets[0]), "-shared", "-s", "-pthread")
         if compiler.is_zig:
             link += ("-nostdlib++", "-Wl,-z,defs")

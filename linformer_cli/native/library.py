@@ -50,10 +50,7 @@ def compiled_allowed() -> bool:
 
 
 def has_library() -> bool:
-    """Whether compiled code may be used here and is available. Where it is missing, log one warning per process.
-
-    Raises `UsageError` if the environment asks for an instruction set that is unknown or that this processor lacks.
-    """
+    """Whether compiled code may be used and is available. Where it is missing, log one warning per process."""
     if not compiled_allowed():
         return False
     outcome = try_library()
@@ -80,11 +77,7 @@ def load_function(name: str, *arguments: Any) -> Callable[..., None]:
 
 @functools.cache
 def read_structure(file: str, name: str) -> type[ctypes.Structure]:
-    """The structure `name` that a C++ file of the package declares, for the functions that take it.
-
-    A library is loaded only if it was built from this file. Fields are numbers of 8 bytes, pointers and `View`s of
-    scan.h, so there is no padding.
-    """
+    """The structure `name` of a C++ file: numbers of 8 bytes, pointers and `View`s of scan.h, without padding."""
     text = re.sub(r"//.*", "", (PACKAGE / file).read_text(encoding="utf-8"))
     (body,) = re.findall(rf"^struct {name} {{\n(.*?)^}};", text, re.MULTILINE | re.DOTALL)
     fields: list[tuple[str, type]] = []

@@ -83,10 +83,7 @@ _DECLARATION = re.compile(
 
 @functools.cache
 def read_signatures() -> dict[str, tuple[Argument, ...]]:
-    """The arguments of every operation, read from the C++ that declares them; operation.h explains the declarations.
-
-    So a program can be written without a compiled library. A library is loaded only if it was built from this C++.
-    """
+    """The arguments of every operation, read from the C++ that declares them, with or without a compiled library."""
     structs: dict[str, tuple[Argument, ...]] = {"Arguments": ()}
     found, struct = {}, ""
     for file in (_FOLDER / "operation.h", *sorted((_FOLDER / "ops").glob("*.h"))):
@@ -124,13 +121,10 @@ def bind(operation: str, arguments: dict[str, float]) -> Operation:
 class Program:
     """The step of a model, for up to `window` positions. Inputs and weights of matrix products have type `products`.
 
-    Three buffers have names: `recent` is the ring of recent values, `label` the image's class (-1: no classes), and
-    `output` the head's parameters. If the class is optional, `label` starts as the number of classes, which is the
-    label of an image without a class; otherwise, it starts as 0. The states of layer i are the buffers `states[i]`.
-
-    If the blocks step over pixels of `stride` values, the first `blocks` operations run only at the first value of a
-    pixel. Their position is the number of the pixel, and they leave the pixel's vector in the state `pixel`. Otherwise,
-    `stride` is 1, `blocks` is 0 and `pixel` is -1.
+    Three buffers have names: `recent` is the ring of recent values, `label` the image's class (-1: no classes; at first
+    none, if it is optional, or 0), and `output` the head's parameters. The states of layer i are the buffers
+    `states[i]`. If the blocks step over pixels of `stride` values, the first `blocks` operations run only at the first
+    value of a pixel, and leave the pixel's vector in the state `pixel`. Otherwise, these are 1, 0 and -1.
     """
 
     products: torch.dtype
@@ -215,10 +209,7 @@ class Builder:
     def project(
         self, linear: nn.Linear, source: int, name: str, activation: str = "none", sensitive: bool = False
     ) -> int:
-        """Apply `linear` and then `activation` to buffer `source`. The result is scratch memory called `name`.
-
-        A `sensitive` product, which loses too much in int8, is computed in float32 instead.
-        """
+        """Apply `linear` and `activation` to `source`, as scratch memory `name`; if `sensitive`, not in int8."""
         return self.project_by(linear.weight, linear.bias, source, name, activation, sensitive)
 
     def project_by(

@@ -29,10 +29,7 @@ TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int16, torch.int32,
 
 @dataclass(frozen=True)
 class Images:
-    """What a program draws. `mixtures` is 0 for a head with one logit per level. `bounds` limit the log scales.
-
-    With a `palette`, values are numbers of its colours: red, green, blue and opacity, 0 to 255.
-    """
+    """What a program draws. `mixtures` is 0 for a head with one logit per level. `bounds` limit the log scales."""
 
     channels: int
     height: int
@@ -123,10 +120,10 @@ def _reals(*values: float) -> bytes:
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return weights [rows, columns] in the layout of `project`: [rows / 16, words per row, 16] words of 32 bits.
+    """Weights [rows, columns] in the layout of `project`: [rows / 16, words per row, 16] words of 32 bits.
 
-    A word is one float, two bfloat16 numbers or four 8-bit integers. Zeros fill incomplete words and tiles. A row of
-    integers has two more words: its scale as a float, and the sum of its integers.
+    A word is one float, two bfloat16 numbers or four 8-bit integers, filled with zeros. A row of integers has two more
+    words: its scale as a float, and the sum of its integers.
     """
     missing_columns, missing_rows = -weight.shape[1] % (4 // dtype.itemsize), -len(weight) % TILE_ROWS
     weight = functional.pad(weight, (0, missing_columns, 0, missing_rows))

@@ -65,8 +65,8 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
 class Runner:
     """A runner of runner.h, which explains its functions, for the program in `data`.
 
-    `copy` opens a file that may be damaged. Otherwise, `data` is what `lay_out_program` returns. Raises `NoLibrary` if
-    there is no library, `MemoryError` if there is too little memory, and `LintxError` if C++ refuses a call.
+    `copy` opens a file that may be damaged, not the result of `lay_out_program`. Raises `NoLibrary` without a library,
+    `MemoryError` if there is too little memory, and `LintxError` if C++ refuses a call.
     """
 
     def __init__(self, data: NDArray[np.uint8], batch: int, copy: bool = False) -> None:

@@ -40,11 +40,9 @@ LAST_MILLISECONDS = 2000  # time to look at the result
 def render_grid(images: NDArray[np.uint8], columns: int | None = None, scale: int | None = None) -> Image.Image:
     """Draw all `images` [N, H, W, C] in raster order in one picture.
 
-    By default, `columns` makes the picture nearly square. Each pixel becomes a block of scale x scale pixels. The
-    default scale makes the long side about 600 pixels, but is at most 8. Between images, there are `GAP` dark grey
-    pixels of the finished picture. There is no border, so one image at scale 1 is unchanged.
-
-    Raises `DataError` if `images` is not a uint8 array of this shape, and `UsageError` for a number out of range.
+    By default, `columns` makes the picture nearly square, and `scale`, which enlarges pixels up to 8 times, makes its
+    long side about 600 pixels. There are `GAP` dark grey pixels between images, but no border. Raises `DataError` for
+    another array, and `UsageError` for a number out of range.
     """
     require_images(images)
     count, height, width, _ = images.shape
@@ -69,13 +67,10 @@ def render_completion(
 ) -> Image.Image:
     """Draw one row with captions: what the model saw of the original, its completions, and the original.
 
-    If the original is a framed `picture`, the picture comes first.
-
-    `original` is [H, W, C], `completions` is [N, H, W, C]. `kept` [H, W, 1 or C] are the values that the model saw. The
-    others are drawn as a checkerboard, in each channel separately: a pixel of which only the red value is known still
-    shows that value. `render_grid` explains `scale`.
-
-    Raises `DataError` if the arrays do not fit together, and `UsageError` for a number out of range.
+    If the original is a framed `picture`, that comes first. `original` is [H, W, C], `completions` is [N, H, W, C].
+    `kept` [H, W, 1 or C] are the values that the model saw; the others are a checkerboard in each channel.
+    `render_grid` explains `scale`. Raises `DataError` if the arrays do not fit together, and `UsageError` for a number
+    out of range.
     """
     require_images(completions)
     count, height, width, _ = completions.shape
@@ -147,11 +142,7 @@ def stack_rows(rows: Sequence[Image.Image], gap: int = 8) -> Image.Image:
 
 
 def encode_png(image: Image.Image, metadata: Mapping[str, object]) -> bytes:
-    """Encode `image` as PNG with `metadata` in one text chunk named `lintx`, as compact JSON with sorted keys.
-
-    `metadata` may hold any value that `to_json` takes. The file contains no time and no version, so equal images with
-    equal metadata give the same bytes.
-    """
+    """PNG with `metadata` as compact JSON in the text chunk `lintx`. Equal arguments give equal bytes."""
     information = PngImagePlugin.PngInfo()
     information.add_text(METADATA_KEYWORD, to_json(dict(metadata), compact=True))
     buffer = io.BytesIO()

@@ -30,11 +30,9 @@ _TITLE_LETTERS_PER_INCH = 12
 _HANDLE_LETTERS = 8
 # The width of a letter under an axis, as a share of the axis.
 _LETTER_SHARE = 0.027
-# A spectrogram's width grows with the recording, between two limits. The size of a symbol, in points, is at most this
-# many times the inches that it has.
+# Limits of a spectrogram's width, its growth with the recording, and points of a symbol per inch that it has.
 _SPECTROGRAM_INCHES, _INCHES_PER_SECOND, _LABEL_POINTS = (5.0, 16.0), 2.0, 50
-# Pairs (N, ticks) for logarithmic axes whose largest value is less than N times the smallest. Ticks are factors of
-# powers of ten.
+# Ticks, as factors of powers of ten, of logarithmic axes that span less than N times the smallest value.
 _STEPS = ((16, (1, 1.5, 2, 3, 4, 6, 8)), (200, (1, 2, 5)))
 # Powers of ten in this range are written out.
 _PLAIN_NUMBERS = (1e-3, 1e5)
@@ -54,10 +52,10 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """Points (x, y), with an optional band from `low` to `high`. A single point has a bar instead of a band.
+    """Points (x, y), with an optional band from `low` to `high`, or a bar for a single point.
 
-    `colour` is the index of the hue and `dash` that of the dashes; the marker depends on both. A curve of many points
-    has markers at some points only. `ringed` are the indices of points with a ring around them.
+    `colour` is the index of the hue and `dash` that of the dashes. `ringed` are indices of points with a ring around
+    them.
     """
 
     label: str
@@ -116,10 +114,7 @@ def render_plot(
     title: str | None = None,
     columns: int | None = None,
 ) -> bytes:
-    """Draw panels in `columns` columns with one legend. Panels with the same axis label share that axis.
-
-    Labels should name the quantity and its unit. The same panels give the same bytes.
-    """
+    """Draw panels in `columns` columns with one legend. Panels with the same axis label share that axis."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -175,10 +170,7 @@ class Span:
 def render_spectrogram(
     bands: Sequence[Sequence[float]], seconds: float, spans: Sequence[Span], kind: PlotFormat, title: str
 ) -> bytes:
-    """Draw the power in `bands` (lowest first) over `seconds`, with the symbols of `spans` under it.
-
-    The picture is as wide as the recording is long, within limits. Equal arguments give equal bytes.
-    """
+    """Draw the power in `bands` (lowest first) over `seconds`, with the symbols of `spans` under it."""
     import matplotlib
     from matplotlib.figure import Figure
 

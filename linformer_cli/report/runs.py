@@ -24,10 +24,7 @@ _STRIP_GAP = 6
 
 
 def render_runs(series: Sequence[RunSeries], kind: PlotFormat, words: Words = IMAGES) -> bytes:
-    """Plot bits/dim and learning rate against images seen and against time, with one colour for each run.
-
-    A band shows the standard error of the validation. Raises `UsageError` if there are more runs than colours.
-    """
+    """Plot bits/dim, with standard errors, and the learning rate against images seen and against time."""
     if len(series) > len(PALETTE):
         raise UsageError(f"a plot can show at most {len(PALETTE)} runs, found {len(series)}; name fewer")
     longest = max(point.elapsed_seconds for run in series for part in (run.training, run.validation) for point in part)
@@ -79,10 +76,9 @@ def find_grids(run: Path, most: int) -> dict[int, Path]:
 
 
 def render_strips(runs: Sequence[Path], most: int) -> Image.Image:
-    """Draw a strip for each run, with the run's name above it. A strip shows the sample grids in order of their steps.
+    """Draw a strip for each run, with its name above its sample grids in order of their steps.
 
-    If a strip would be very wide, its grids are reduced by a whole factor. Raises `DataError` if a run has no grids or
-    a grid cannot be read, and `UsageError` if a run is named twice.
+    Raises `DataError` if a run has no grids or one cannot be read, and `UsageError` if a run is named twice.
     """
     rows = []
     for run, label in zip(runs, label_runs(runs), strict=True):

@@ -42,10 +42,9 @@ class Column:
 
     `key` is the key of a mapping or the field or property of a dataclass; `published.source` is a field of a field. It
     is also the CSV header (`published_source`), so it should name the unit (`state_bytes`). `title` and `unit` form the
-    heading in tables. `format` is a format specification of numbers such as `.2f`, or a function such as
-    `format_bytes`. It applies in tables; CSV and JSON keep every digit. `names` marks a column that identifies the
-    record. A table that is too wide is split into parts, and each part repeats the marked columns. If no column is
-    marked, the first one is used.
+    heading in tables. `format` is a format specification of numbers or a function; CSV and JSON keep every digit.
+    `names` marks a column that identifies the record, which each part of a table that is too wide repeats (default: the
+    first).
     """
 
     key: str
@@ -66,10 +65,7 @@ Shown = functools.partial(Column, "")
 def list_columns(
     record: type, keys: str | None = None, other: Mapping[str, Column] | None = None
 ) -> tuple[Column, ...]:
-    """Return the columns of the fields and properties `keys`, separated by spaces: by default, all marked fields.
-
-    `other` has marks that replace those of the type. A key without a mark is only for CSV.
-    """
+    """The columns of the fields and properties `keys`, or of all marked fields. `other` replaces their marks."""
     chosen = [key for key in get_type_hints(record) if _find_mark(record, key)] if keys is None else keys.split()
     marks = {key: (other or {}).get(key) or _find_mark(record, key) or Shown() for key in chosen}
     return tuple(dataclasses.replace(mark, key=key) for key, mark in marks.items())
@@ -95,11 +91,7 @@ class RecordTable(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FittedTable:
-    """A table for a rich console. If it is wider than the terminal, it is split into several parts.
-
-    Text is folded first. A number is folded only if it does not fit beside the naming columns. Parts after the first
-    omit records whose cells would all be empty.
-    """
+    """A table for a rich console. One that is too wide, even if its text is folded, is split into several parts."""
 
     cells: Sequence[Sequence[str]]
     columns: Sequence[Column]
@@ -155,8 +147,7 @@ class FittedTable:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         widths = self._choose_widths(part, room)
         for place in part:
-            # Cells are Text, because rich reads square brackets in a str as markup. Folding never hides the end of a
-            # value.
+            # rich reads square brackets in a str as markup. Folding never hides the end of a value.
             heading, right = Text(self.columns[place].heading), self.numeric[place]
             table.add_column(heading, justify="right" if right else "left", overflow="fold", width=widths[place])
         for row in self.cells:
@@ -199,10 +190,8 @@ def find_value(record: Record, key: str) -> Any:
 def to_json(value: object, *, compact: bool = False) -> str:
     """Write `value` as JSON: dataclasses and pydantic models as objects, paths as text, enums by their value.
 
-    NumPy scalars and arrays become numbers and lists. The text is indented and keeps the order of keys. With `compact`,
-    it has no spaces and sorted keys. The text is pure ASCII, which every terminal and file can hold.
-
-    Raises `LintxError` for NaN and infinity, which JSON cannot express, and TypeError for a type without a JSON form.
+    The text is pure ASCII, indented, in the order of keys, or `compact` without spaces and with sorted keys. Raises
+    `LintxError` for NaN and infinity, which JSON cannot express, and TypeError for a type without a JSON form.
     """
     plain = _to_plain(value, "")
     if compact:
@@ -319,8 +308,8 @@ Plots = Mapping[str, Callable[[PlotFormat], bytes]]
 class Output:
     """What is shown of a report. CSV has only the first table. Plots without points are missing.
 
-    `title` is printed above the tables, `findings` below them, and `remarks` on stderr. `stopped` is said at the end
-    after Ctrl-C. `failure` is the error of the command if everything failed.
+    `findings` follow the tables, `remarks` go to stderr, `stopped` is said after Ctrl-C, and `failure` is the command's
+    error.
     """
 
     tables: Sequence[RecordTable]

@@ -38,16 +38,12 @@ _GREY_WEIGHTS = np.array([0.299, 0.587, 0.114])  # ITU-R 601, as in Pillow
 
 
 def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28, *, colour: bool) -> Text:
-    """Render `images` [N, H, W, C] as text. A character is one pixel wide and two pixels high, so pixels stay square.
+    """Render `images` uint8 [N, H, W, C] as text. A character is one pixel wide and two pixels high.
 
-    Images are placed side by side in lines of `width` columns. All lines together have at most `height_limit` rows.
-    Larger images are scaled down, but no image is scaled up. If some images are not shown, an additional row says so.
-
-    With `colour`, pixels are drawn with U+2580 in 24-bit colours, which rich reduces to those of the terminal.
-    Otherwise, block characters represent brightness, as light text on a dark background. A caller with a console passes
-    `colour=console.color_system is not None and not console.no_color`.
-
-    Raises `DataError` if `images` is not a uint8 array of this shape.
+    Images are placed side by side in lines of `width` columns, in at most `height_limit` rows; larger ones are scaled
+    down, and a row says if some are not shown. With `colour`, pixels are U+2580 in 24-bit colours, which rich reduces
+    to those of the terminal; otherwise, block characters represent brightness, as light text on a dark background. A
+    caller with a console passes `colour=console.color_system is not None and not console.no_color`.
     """
     require_images(images)
     images = flatten(images)
@@ -70,10 +66,7 @@ def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28
 
 
 def render_curves(series: Sequence[RunSeries], width: int, height: int, words: Words = IMAGES) -> Text:
-    """Draw bits/dim against images seen: a row of figures for each run, and `height` rows of `width` columns of dots.
-
-    Small dots are training, large ones validation. As in `render_runs`, the scale of bits/dim is logarithmic.
-    """
+    """Draw bits/dim (log scale) against images seen: small dots are training, large ones validation."""
     text, curves = Text(no_wrap=True, overflow="crop"), []
     for style, run in zip(itertools.cycle(_CURVE_STYLES), series, strict=False):
         parts = ("training", "·", run.training), ("validation", "●", run.validation)
@@ -143,11 +136,7 @@ def _append_shades(text: Text, images: NDArray[np.uint8]) -> None:
 
 
 class SafeText:
-    """Turns bytes, which arrive in parts, into text for a terminal.
-
-    Invalid UTF-8 becomes U+FFFD. Control characters other than tabs and line ends become escapes such as `\\x1b`,
-    because a terminal would obey them.
-    """
+    """Turns bytes that arrive in parts into safe text: U+FFFD for invalid UTF-8, escapes for control characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -97,8 +97,7 @@ class UniformStreams:
 def guide(log_probabilities: Tensor, weight: float) -> Tensor:
     """Guided log probabilities [B, levels], not normalised, from those of B images with and then without their class.
 
-    With p(x | c) and p(x), the result is proportional to p(x) (p(x | c) / p(x))^weight for every value x (Ho and
-    Salimans 2022, arXiv 2207.12598).
+    Probabilities are p(x) (p(x | c) / p(x))^weight (Ho and Salimans 2022, arXiv 2207.12598).
     """
     given, free = log_probabilities.chunk(2)
     return free + weight * (given - free)
@@ -107,8 +106,8 @@ def guide(log_probabilities: Tensor, weight: float) -> Tensor:
 def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Tensor:
     """Log probabilities [..., levels] after `filters`, renormalised; dropped values are -inf.
 
-    With guidance, the first dimension of `log_probabilities` is twice as long as that of the result; see `guide`. If
-    values at the border of top-k or top-p are equally likely, the smaller ones are kept.
+    With guidance, the first dimension given is twice as long; see `guide`. Of equally likely values, the smaller are
+    kept.
     """
     if log_probabilities.device.type != "mps":  # MPS has no float64, so a tiny temperature or top-p becomes 0
         log_probabilities = log_probabilities.double()
@@ -131,8 +130,5 @@ def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Ten
 
 
 def draw_filtered(log_probabilities: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
-    """The next values int64 [B] after `filters`; uniforms [B] in [0, 1) on any device.
-
-    `log_probabilities` [B, levels] need not be normalised. With guidance, there are 2 B rows; see `guide`.
-    """
+    """The next values int64 [B] after `filters`, from [B, levels], with guidance [2 B, levels], and uniforms [B]."""
     return invert_cumulative(filter_log_probabilities(log_probabilities, filters).exp(), uniforms)[0]

@@ -22,11 +22,10 @@ _STATE_MARGIN = 1.2
 class Completion:
     """Completions of one image of which the values `kept` bool [T] were given.
 
-    `values` int64 [n, T] includes the kept values. The other figures are the bits/dim of the kept part, of the rest of
-    each completion, and of the rest of the original. They are NaN for a part without values. If the kept values are not
-    the first ones, `particles` has one entry for each completion, and the bits/dim of the kept part are those of its
-    estimated probability. The bits/dim of a rest are always those of its values given all values before. If Ctrl-C
-    `stopped` the work, n is the number of completions that were finished.
+    `values` int64 [n, T] includes them. The other figures are bits/dim of the kept part, of the rest of each
+    completion, and of the rest of the original, given all values before, NaN without values. If the kept values are not
+    the first ones, there are `particles` for each completion, and their bits/dim are those of their estimated
+    probability. If Ctrl-C `stopped` the work, n is the number of finished completions.
     """
 
     kept: Tensor
@@ -50,12 +49,11 @@ def complete_values(
 ) -> Completion:
     """Return `count` completions of `original` int64 [T] that keep its values `kept` bool [T]. `label` is its class.
 
-    If the first values are kept, they are read once for all completions, which are drawn from the exact distribution.
-    Otherwise, each completion is one of its own `particles` (`Engine.keep_values`), and its distribution approaches the
-    exact one with their number. The random numbers of completion i depend only on (seed, i). `work_in_batches` explains
-    `on_halve`. Ctrl-C keeps the completions that are finished. Bits/dim are those of the model without guidance, except
-    for the estimated probability of the kept part. Raises `LintxError` if the particles need more memory than is free,
-    and what `check_guidance` raises.
+    If the first values are kept, all completions are drawn from the exact distribution. Otherwise, each is one of its
+    own `particles` (`Engine.keep_values`), whose distribution approaches the exact one with their number. The random
+    numbers of completion i depend only on (seed, i). Ctrl-C keeps finished completions. Bits/dim are without guidance,
+    except for the estimated probability of the kept part. Raises `LintxError` if the particles need more memory than is
+    free, and what `check_guidance` raises.
     """
     model, known = sampler.model, int(kept.sum())
     check_guidance(model, sampler.filters.guidance, label is not None)

@@ -29,10 +29,7 @@ class Labels(Protocol):
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """The finished images `indices`: values uint8 [B, T] on the CPU, seconds of sampling, and bytes of the state.
-
-    `passes` is the number of passes through the layers per image: T, or fewer with look-ahead.
-    """
+    """Finished images: values uint8 [B, T] on the CPU. With look-ahead, there are fewer passes than T per image."""
 
     indices: Sequence[int]
     values: Tensor
@@ -44,9 +41,8 @@ class SampledBatch:
 class Sampler:
     """Draws images from `model`. Batches of the same size share one engine.
 
-    Up to rounding, image i depends only on (seed, i) and its class, and not on the batch size, the engine or the other
-    images. By default, there are no `filters`; with guidance, images need a class. `engine` is one of `ENGINES` or
-    `auto`; `Engine` explains `products`.
+    Up to rounding, image i depends only on (seed, i) and its class. With guidance, images need a class. `engine` is one
+    of `ENGINES` or `auto`; `Engine` explains `products`.
     """
 
     def __init__(
@@ -66,10 +62,9 @@ class Sampler:
     ) -> SampledBatch:
         """Draw the images `indices` as one batch.
 
-        `labels[i]` is the class of image i. By default, images have no class if the class is optional, or else they
-        rotate through all classes of the model.
-        `Engine.draw_values` explains `before_step`. Raises `LintxError` if the model predicts NaN or infinity, and what
-        `check_guidance` raises.
+        `labels[i]` is the class of image i, by default none if the class is optional, or else all classes in turn.
+        `Engine.draw_values` explains `before_step`. Raises `LintxError` for NaN and infinity, and what `check_guidance`
+        raises.
         """
         check_guidance(self.model, self.filters.guidance, labels is not None)
         began = time.perf_counter()
@@ -132,11 +127,7 @@ WARM_UP_STEPS = 32
 
 @dataclass
 class WholeImages:
-    """Draw whole images, as `lintx sample` does. `check` is called before every step.
-
-    Every sample draws different images, because the success of look-ahead depends on the image. `looked_ahead` says
-    whether a sample computed some values from guesses of preceding values.
-    """
+    """Draw whole images, in each sample others, because they decide how often look-ahead succeeds."""
 
     model: PixelModel
     batch: int
@@ -181,10 +172,7 @@ _VALUES = 32
 
 @dataclass(frozen=True)
 class Stream:
-    """A sequence that begins with `prompt` int64 [P] and goes on with `count` drawn values (None: without end).
-
-    Raises `UsageError` if the model cannot draw so many values.
-    """
+    """A sequence that begins with `prompt` int64 [P], and `count` drawn values (None: without end), or `UsageError`."""
 
     sampler: Sampler
     prompt: Tensor
@@ -201,10 +189,7 @@ class Stream:
 
     @torch.no_grad()
     def draw(self, index: int = 0) -> Iterator[bytes]:
-        """Yield the values after the prompt in parts of up to 32. They depend only on the seed, `index` and the prompt.
-
-        Raises `LintxError` if the model predicts NaN or infinity.
-        """
+        """Yield the values after the prompt in parts of up to 32, which depend on the seed, `index` and the prompt."""
         model, left = self.sampler.model, self.count
         if left == 0:
             return

@@ -41,8 +41,7 @@ class NumberedImages:
     def holds(self, index: int) -> bool:
         """Whether image number `index` exists and is undamaged.
 
-        Raises `UsageError` if the file belongs to another program, or if the image was sampled with other settings,
-        because it must not be overwritten.
+        Raises `UsageError` if the file is not from lintx or was drawn with other settings: it must not be overwritten.
         """
         if not self.path(index).exists():
             return False
@@ -61,19 +60,14 @@ class NumberedImages:
 
     def read(self, indices: Iterable[int]) -> NDArray[np.uint8]:
         """Return the images `indices`, uint8 [N, H, W, C]. Raises `DataError` if an image cannot be read."""
-        return np.stack([self._read_one(index) for index in indices])
-
-    def _read_one(self, index: int) -> NDArray[np.uint8]:
-        image = np.asarray(read_png(self.path(index)))
-        return image if image.ndim == 3 else image[:, :, None]
+        return np.stack([np.atleast_3d(np.asarray(read_png(self.path(index)))) for index in indices])
 
 
 @dataclass(frozen=True)
 class ImageNumbers:
     """The numbers of the images to draw, counted from `first`: `each` images of every class in `chosen`.
 
-    Without `chosen`, there are `each` images in total, which rotate through the classes 0 to `turns` - 1, or have no
-    class if `turns` is 0.
+    Without `chosen`, there are `each` in total, of the classes 0 to `turns` - 1 in turn, or without a class.
     """
 
     first: int
@@ -100,9 +94,8 @@ class ImageNumbers:
 class Drawn:
     """How many images were `drawn`, how many were in the folder before, and the first numbers of both, for a grid.
 
-    Without a folder, the images themselves, uint8 [H, W, C], are kept here. `passes` counts the passes through the
-    layers, summed over the images. `seconds` leave out the search in the folder. `stopped` is true if Ctrl-C ended the
-    work early.
+    Without a folder, the images, uint8 [H, W, C], are kept here. `passes` through the layers are summed over images.
+    `seconds` leave out the search in the folder.
     """
 
     drawn: int = 0
@@ -133,8 +126,8 @@ def draw_images(
 ) -> Drawn:
     """Draw the images that are not in the folder, and return what all processes of `team` did. Ctrl-C keeps images.
 
-    Images are assigned to the processes in turn, so a stopped job leaves the first images complete. The images are
-    written to `folder`, if any, and memory does not grow with their number; the first `most_shown` are for a grid.
+    The processes take images in turn, so a stopped job leaves the first ones complete. With a `folder`, memory does not
+    grow.
     """
     drawn, labels = Drawn(), numbers if numbers.have_class else None
     own = numbers.all[team.rank :: team.count]

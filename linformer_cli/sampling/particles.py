@@ -1,7 +1,4 @@
-"""Images that keep given values anywhere, by sequential Monte Carlo; `native/particles.h` explains it.
-
-`draw_particles` runs it in Python, for the engines that have no loop of their own.
-"""
+"""Images that keep given values anywhere, by sequential Monte Carlo; `native/particles.h` explains it."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,8 +22,8 @@ DAMAGED = "the model's prediction is not a finite number: its weights are damage
 class KeptImage:
     """An image with given values: all values int64 [T], and how well they were kept.
 
-    `bits` estimates those of all given values together, with guidance. `effective` is the effective sample size after
-    the last value, and `fewest` the smallest one of the image. Both are at most the number of particles.
+    `bits` estimates those of all given values together. `effective` is the last effective sample size, `fewest` the
+    smallest.
     """
 
     values: Tensor

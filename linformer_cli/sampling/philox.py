@@ -1,8 +1,7 @@
 """The random words of numpy's `Philox` generators, computed in parallel on any device.
 
-The generator is Philox4x64-10 (Salmon 2011, 'Parallel random numbers: as easy as 1, 2, 3'). Word w of a stream depends
-only on the stream's key and w. The random numbers of a whole image can therefore be computed on the device that uses
-them, without waiting for the host.
+Philox4x64-10 (Salmon 2011, 'Parallel random numbers: as easy as 1, 2, 3'): word w of a stream depends only on the
+stream's key and w, so the device that uses the numbers can compute them, without waiting for the host.
 """
 
 from collections.abc import Sequence
@@ -17,10 +16,7 @@ _LOW = 2**32 - 1
 
 
 def draw_uniforms(seed: int, indices: Sequence[int], first: int, count: int, device: torch.device) -> Tensor:
-    """Return numbers first .. first + count - 1 of the streams of (seed, index): float64 [count, B] in [0, 1).
-
-    Each number is exactly the upper 53 bits of numpy's `Philox(key=[seed, index]).random_raw()`, divided by 2^53.
-    """
+    """Numbers first .. first + count - 1 of the streams of (seed, index): float64 [count, B] in [0, 1), as numpy's."""
     # Each counter gives four words; numpy increments the counter before each draw.
     blocks = torch.arange(first // 4, -(-(first + count) // 4), device=device).unsqueeze(1) + 1
     keys = torch.tensor([list(indices)], dtype=torch.int64, device=device)

@@ -23,8 +23,7 @@ _HEADER = ["file", "speaker", "symbols"]
 # Testing on speakers that the model has never heard needs at least two speakers.
 _FEWEST_SPEAKERS = 2
 
-# The first pronunciation of each word in the CMU Pronouncing Dictionary (github.com/cmusphinx/cmudict), in ARPAbet
-# without stress.
+# First pronunciations of the CMU Pronouncing Dictionary (github.com/cmusphinx/cmudict), without stress.
 LEXICON: dict[str, tuple[str, ...]] = {
     "zero": ("Z", "IH", "R", "OW"),
     "one": ("W", "AH", "N"),
@@ -52,10 +51,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Corpus:
-    """All recordings, at `rate` samples per second. If `joined`, they are words to be joined to strings.
-
-    `alphabet` is the sorted set of all symbols. `notes` say what was changed while reading.
-    """
+    """All recordings, at `rate` samples per second. If `joined`, they are words to be joined to strings."""
 
     title: str
     rate: int

@@ -39,11 +39,7 @@ def decode_greedily(log_probabilities: Tensor) -> list[Placed]:
 
 
 def decode_by_beam(log_probabilities: Tensor, width: int = 8) -> list[int]:
-    """Return the likeliest symbols, by prefix beam search with `width` prefixes (Hannun 2014, arXiv 1408.2873).
-
-    Each prefix sums the probabilities of its alignments, separately for those that end in a blank and those that end
-    in its last symbol. There is no language model. Symbols less likely than 1e-4 at a position are not tried there.
-    """
+    """The likeliest symbols, by prefix beam search (Hannun 2014, arXiv 1408.2873) without a language model."""
     # The pair of a prefix: the log-probabilities of its alignments that end in a blank, and of the others.
     beam: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, -math.inf)}
     for row in log_probabilities.tolist():

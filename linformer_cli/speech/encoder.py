@@ -99,11 +99,7 @@ class AttentionEncoder(Encoder):
 
 
 class LstmEncoder(Encoder):
-    """Layers of LSTM cells that read the utterance in both directions.
-
-    Each direction of a layer is one unpacked `torch.nn.LSTM`, because torch has fast CPU kernels only for those. The
-    second one reads each utterance reversed, so that the padding still comes last.
-    """
+    """Layers of LSTM cells in both directions, each an unpacked `torch.nn.LSTM`, which has a fast CPU kernel."""
 
     def __init__(self, settings: EncoderSettings, symbols: int) -> None:
         super().__init__(settings, symbols, 2 * settings.lstm_cells)

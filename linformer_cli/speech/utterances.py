@@ -36,9 +36,8 @@ class Utterance:
 class StringSettings:
     """How recordings of a speaker are joined. Every value is drawn uniformly between its two ends.
 
-    A string ends before the recording that would make it longer than its drawn number of frames (10 ms each). The
-    level of each recording is changed, and white noise is added to the whole string. `speed` changes tempo and pitch
-    together (Ko 2015, Interspeech), only in training.
+    A string ends before it would be longer than its number of frames (10 ms each). Levels of recordings are changed,
+    and white noise is added. `speed` changes tempo and pitch (Ko 2015, Interspeech), only in training.
     """
 
     frames: tuple[int, int] = (100, 800)
@@ -77,10 +76,7 @@ def describe(corpus: Corpus, name: str, speaker: str, samples: Tensor, symbols: 
 
 
 def require_room(utterances: Sequence[Utterance], stack: int) -> None:
-    """Raise `DataError` for the first utterance that CTC cannot align because it has too few positions.
-
-    Each symbol needs a position, and equal neighbours need a blank between them. A position has `stack` frames.
-    """
+    """Raise `DataError` for an utterance whose positions are fewer than its symbols and blanks between equal ones."""
     for one in utterances:
         needed = len(one.symbols) + int((one.symbols[1:] == one.symbols[:-1]).sum())
         positions = -(-one.frames // stack)
@@ -134,8 +130,8 @@ def make_batches(groups: Sequence[Sequence[Utterance]], seed: int | None = None)
 class Fold:
     """The speakers of one seed, and batches of at most `frames` frames. A position has `stack` frames.
 
-    If words are joined, `strings` are the numbers of strings for training and validation. Every epoch has new strings.
-    The validation strings of a fold are always the same. Raises what `require_room` raises.
+    If words are joined, `strings` are the numbers of strings for training, new in every epoch, and validation, always
+    the same. Raises what `require_room` raises.
     """
 
     def __init__(

@@ -14,8 +14,7 @@ from linformer_cli.errors import DataError
 from linformer_cli.system.environment import import_extra
 
 LOWEST_RATE, HIGHEST_RATE = 4_000, 192_000
-# The filter of `resample` has this many zero crossings on each side. Its cut-off is this factor times the lower Nyquist
-# frequency, because the filter is not infinitely steep.
+# Zero crossings of the filter on each side; its cut-off, times the lower Nyquist frequency, as it is not steep.
 _ZERO_CROSSINGS, _ROLLOFF = 16, 0.94
 _BLOCK = 2**14
 # Programs that write to a pipe leave about this size, or a larger one, in the header.
@@ -51,10 +50,9 @@ def read_rate(path: Path) -> int:
 
 
 def read_wave(path: Path, rate: int | None = None) -> Wave:
-    """Read a file and take the mean of its channels. Resample it to `rate`, unless that is None.
+    """Read a file, take the mean of its channels, and resample it to `rate`, unless that is None.
 
-    Raises `DataError` if the file is missing, damaged, empty or shorter than its header says, contains NaN or infinity,
-    or has a rate outside `LOWEST_RATE` to `HIGHEST_RATE`.
+    Raises `DataError` if it is damaged, empty or cut short, or has NaN, infinity or an unusual rate.
     """
     soundfile = import_extra("soundfile", "speech")
     try:
@@ -85,8 +83,7 @@ def read_wave(path: Path, rate: int | None = None) -> Wave:
 def resample(samples: Tensor, rate: int, wanted: int) -> Tensor:
     """Resample [N] from `rate` to `wanted` per second. Returns [ceil(N wanted / rate)].
 
-    Each output sample is the sum of the input samples around it, weighted by a sinc with a Hann window. The sinc's
-    cut-off is below both Nyquist frequencies, which limits aliasing.
+    Input samples are weighted by a sinc with a Hann window, cut off below both Nyquist frequencies.
     """
     if rate == wanted:
         return samples
@@ -122,10 +119,10 @@ _LEAST_DEVIATION = 1e-3
 
 
 def log_mel(samples: Tensor, rate: int) -> Tensor:
-    """Return the logarithm of the power in 40 bands, [T, 40], for samples [N] at `rate` per second.
+    """The logarithm of the power in 40 bands, [T, 40], for samples [N] at `rate` per second.
 
-    The windows are 25 ms long (Hann), and there is one every 10 ms, so T is 1 + N / (rate / 100) rounded down. The
-    bands are triangles that are equally wide in mel, from 20 Hz to half the rate.
+    A Hann window of 25 ms starts every 10 ms. The bands are triangles, equally wide in mel, from 20 Hz to half the
+    rate.
     """
     window, hop = round(WINDOW_SECONDS * rate), round(HOP_SECONDS * rate)
     size = 2 ** (math.ceil(math.log2(window)) + 1)  # zero-padded, so that the lowest bands contain several bins

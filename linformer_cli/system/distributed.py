@@ -23,8 +23,7 @@ Value = TypeVar("Value")
 # torchrun sets these variables. torch uses them to find the other processes.
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LARGEST = {"WORLD_SIZE": 2**20, "RANK": 2**20, "LOCAL_RANK": 2**20, "MASTER_PORT": 2**16 - 1}
-# A lost process closes its connections, so the others notice without a timeout. The timeout only has to be longer than
-# validating, saving and sampling take.
+# A lost process closes its connections. The timeout is longer than validating, saving and sampling take.
 _TIMEOUT = timedelta(days=1)
 _PATIENCE = 5.0
 
@@ -60,11 +59,7 @@ def _find_fault() -> str | None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process: if it is the only one, as `sys.exit` does; if it is one of several, immediately.
-
-    During a normal exit, torch's communication threads may call into the interpreter while it shuts down. The process
-    would then abort although its work is finished.
-    """
+    """End this process: at once if there are others, because torch's threads may abort a slower end."""
     if _count() > 1:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):  # the disk is full, or the reader has closed the pipe
@@ -77,9 +72,7 @@ def end_process(code: int) -> NoReturn:
 class Team:
     """The processes of one job, as seen by one of them: `rank` of `count`, and `local_rank` on this machine.
 
-    Rank 0 leads: only it prints and writes files. Methods that communicate wait for all processes, so every process
-    must make the same calls in the same order. If another process is lost, methods raise torch's own errors, which
-    `join_team` turns into `ProcessLost`.
+    Rank 0 leads: only it prints and writes files. All must make the same calls of methods that communicate.
     """
 
     rank: int = 0
@@ -108,17 +101,13 @@ class Team:
         return range(self.rank * count // self.count, (self.rank + 1) * count // self.count)
 
     def total(self, value: float) -> float:
-        return self._reduce(value, "SUM")
+        return sum(self.gather(value))
 
     def most(self, value: int) -> int:
-        return int(self._reduce(value, "MAX"))
+        return max(self.gather(value))
 
     def from_leader(self, work: Callable[[], Value]) -> Value:
         """The picklable result of `work`, which only rank 0 runs. If it raises `Interrupted`, every process does."""
-        if self.count == 1:
-            return work()
-        from torch import distributed
-
         found: Value | None = None
         stopped: Interrupted | None = None
         if self.leads:
@@ -126,11 +115,10 @@ class Team:
                 found = work()
             except Interrupted as error:
                 stopped = error
-        parts = [found, stopped is not None]
-        distributed.broadcast_object_list(parts, src=0)
-        if parts[1]:
+        found, is_stopped = self.gather((found, stopped is not None))[0]
+        if is_stopped:
             raise stopped or Interrupted("Stopped", signal.SIGTERM)
-        return cast(Value, parts[0])
+        return cast(Value, found)
 
     def gather(self, part: Value) -> list[Value]:
         """The `part` of every process, by rank; it must be picklable."""
@@ -166,16 +154,6 @@ class Team:
         settings: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True, "find_unused_parameters": has_idle}
         return DistributedDataParallel(module, **settings)
 
-    def _reduce(self, value: float, operation: str) -> float:
-        if self.count == 1:
-            return value
-        import torch
-        from torch import distributed
-
-        number = torch.tensor(value, dtype=torch.float64)
-        distributed.all_reduce(number, getattr(distributed.ReduceOp, operation))
-        return number.item()
-
 
 ALONE = Team()
 
@@ -190,9 +168,8 @@ def keep_own(module: object) -> contextlib.AbstractContextManager[None]:
 def join_team(on_wait: Callable[[str], None] = lambda message: None) -> Iterator[Team]:
     """The team of this process: `ALONE`, or the one that torchrun's variables describe, connected in the `with` block.
 
-    If other processes do not come within `_PATIENCE` seconds, `on_wait` gets a line about it once. Leaving the block
-    waits for all processes, except after an error. Raises `UsageError` if torchrun's variables have wrong values, and
-    `ProcessLost` if another process has ended.
+    After `_PATIENCE` seconds without the others, `on_wait` gets a line once. Leaving the block waits for all. Raises
+    `UsageError` for wrong variables of torchrun, and `ProcessLost` if another process has ended.
     """
     if _is_job() and (fault := _find_fault()):
         raise UsageError(f"{fault}; start several processes with torchrun, or unset WORLD_SIZE")
@@ -232,7 +209,6 @@ def notice_loss(advice: str) -> Iterator[None]:
         # The gloo backend raises plain RuntimeErrors.
         if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise
-        # torchrun is about to send SIGTERM to this process. The signal is ignored, so that the message below is
-        # printed.
+        # torchrun is about to send SIGTERM, and the message below is still to be printed.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise ProcessLost(f"another of the {_count()} processes has ended; {advice}") from None

@@ -24,11 +24,7 @@ _LARGE_PAGE = 2**21
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse freed memory, unless the environment configures malloc itself.
-
-    By default, glibc returns every large block to the system, and the system clears each page again at the next
-    allocation. In one long training run, this took a fifth of the time.
-    """
+    """Let glibc reuse freed memory, which saved a fifth of a training's time, unless malloc is configured."""
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -31,10 +31,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[StopRequest]:
-    """A context in which the first SIGINT or SIGTERM sets the request and the second ends the process at once.
-
-    A signal that the process ignores, as background jobs of a script ignore Ctrl-C, stays ignored.
-    """
+    """A context in which the first SIGINT or SIGTERM sets the request, and the second ends the process at once."""
     request = StopRequest()
     previous: dict[int, Any] = {}
 

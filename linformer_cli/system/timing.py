@@ -44,11 +44,10 @@ def time_work(work: Callable[[], object], device: str) -> float:
 
 
 def compare_turns(speed: float, samples: Sequence[float], other_speed: float, other_samples: Sequence[float]) -> float:
-    """Return the speed of one measurement relative to another, as the median ratio over all rounds.
+    """The speed of one measurement relative to another: the median ratio over rounds with one sample of each.
 
-    Each round has one interleaved sample of each. `speed` and `other_speed` belong to the median samples and have the
-    same unit. A slow moment of the machine usually affects both samples of a round, so it cancels out, as it would not
-    in a ratio of two medians.
+    `speed` and `other_speed` belong to the median samples and have the same unit. A slow moment of the machine affects
+    both samples of a round and cancels out, as it would not in a ratio of two medians.
     """
     work, other_work = speed * statistics.median(samples), other_speed * statistics.median(other_samples)
     turns = zip(samples, other_samples, strict=False)

@@ -38,17 +38,12 @@ class Step:
 
 
 class Learner(Generic[AnyTask]):
-    """A task in training, with its progress and the average of its weights.
-
-    Each process of a `team` trains on its share of every batch. After a step, all processes have the same weights.
-    Raises `UsageError` for a batch with fewer images than processes.
-    """
+    """A task in training. Each process of a `team` trains on its share of every batch; all have the same weights."""
 
     def __init__(self, task: AnyTask, team: Team = ALONE) -> None:
         self.task, self.team = task, team
         self.rows = share_batch(team, task.settings.batch)
-        # The gradients of the processes are averaged with equal weights, but their shares of the batch may differ in
-        # size. Each loss is therefore weighted with its share.
+        # Gradients are averaged with equal weights, but the shares of the batch may differ in size.
         self._weight = len(self.rows) / task.settings.batch
         self.average = build_average(task.model, task.settings)
         self.progress = Progress(evaluated_at=-1 if task.pretrained else 0)
@@ -69,10 +64,7 @@ class Learner(Generic[AnyTask]):
         return self.team.parallel(_Loss(self.task), has_idle_parameters(self.task))
 
     def train_step(self, share: float = 0.0) -> Step:
-        """Take one optimizer step, when the finished share of the run is `share`.
-
-        Raises `TrainingError`, with the weights unchanged, if the loss or its gradient is NaN or infinite.
-        """
+        """Take one optimizer step. Raises `TrainingError`, with the weights unchanged, for NaN and infinity."""
         task, settings, progress = self.task, self.task.settings, self.progress
         rate = task.learning_rate_at(progress.step, share)
         for group in task.optimizer.param_groups:
@@ -150,10 +142,7 @@ class Learner(Generic[AnyTask]):
 
 
 class _RecordedPasses:
-    """`Learner._run_passes` as a CUDA graph: it always reads the same batches and writes the same gradients.
-
-    The optimizer's step is not part of the graph, because it follows only if loss and gradients are finite.
-    """
+    """`Learner._run_passes` as a CUDA graph: it always reads the same batches and writes the same gradients."""
 
     def __init__(self, run: Callable[[list[Any]], Tensor], task: Task[Any, Any]) -> None:
         self._run, self._parameters = run, list(task.model.parameters())

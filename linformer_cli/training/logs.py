@@ -1,7 +1,4 @@
-"""Logs of a run beside metrics.csv, for TensorBoard and Weights & Biases. Their packages are extras of lintx.
-
-Every figure has the name of its column in metrics.csv. The sample grids are `samples`.
-"""
+"""Logs of a run beside metrics.csv, whose columns name the figures, for TensorBoard and Weights & Biases."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -61,10 +61,7 @@ class Teachers:
     def measure_loss(
         self, model: PixelModel, values: Tensor, labels: Tensor | None, share: float
     ) -> tuple[Tensor, Tensor]:
-        """The loss and the nats [B, T] of `model`, for values int64 [B, T] and labels int64 [B].
-
-        The loss is `share` of the cross-entropy with the teachers, and 1 - `share` of the nats.
-        """
+        """The loss, `share` of it the cross-entropy with the teachers, and the nats [B, T], for values int64 [B, T]."""
         predicted, logs = self.predict(values, labels), _log_probabilities(model, values, labels)
         nats = -logs.gather(-1, values.unsqueeze(-1)).squeeze(-1)
         return share * -(predicted * logs).sum(dim=-1) + (1 - share) * nats, nats
@@ -85,9 +82,9 @@ def build_model(config: RunConfig) -> PixelModel:
 class PixelTask(Task[PixelModel, tuple[Tensor, Tensor | None]]):
     """A batch are values int64 [B, T] and, if the model has classes, labels int64 [B].
 
-    `images` are the training and the validation images. The model trains on `device`, in `precision` (`fp32` or
-    `bf16`), which is kept in `config`. Raises `UsageError` for images that do not have the model's size, `DataError` if
-    the model needs classes and the images have no labels, and `CheckpointError` if a teacher is missing or has changed.
+    `images` are for training and validation. `precision` (`fp32` or `bf16`) is kept in `config`. Raises `UsageError`
+    for images of another size, `DataError` if labels are missing, and `CheckpointError` if a teacher is missing or has
+    changed.
     """
 
     def __init__(self, config: RunConfig, images: tuple[ImageSet, ImageSet], device: str, precision: str) -> None:

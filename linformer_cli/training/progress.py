@@ -15,8 +15,7 @@ from linformer_cli.metrics import MetricsRow
 if TYPE_CHECKING:
     from linformer_cli.evaluation.bits import Bits
 
-# The number of steps that the trend of the loss averages over. Until that many steps have been seen, no loss counts as
-# high.
+# The trend of the loss averages over these steps. Before, no loss counts as high.
 _TREND_STEPS = 50
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 # A step, or -1 for "not yet".

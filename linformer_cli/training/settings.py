@@ -75,10 +75,9 @@ class Settings:
         return replace(Look.of(self.source.info), class_names=())
 
     def build(self, image: ImageShape, classes: int = 0, teachers: Sequence[Checkpoint] = ()) -> RunConfig:
-        """Return the whole configuration for images of this shape.
+        """Return the whole configuration for images of this shape, with `classes` if `[data] labels` is set.
 
-        With `[data] labels`, the model gets `classes` classes, which are optional if training hides some. Raises
-        `UsageError` if `classes` is then 0, and for `teachers` that the model cannot learn from.
+        Raises `UsageError` if there are none then, and for `teachers` that the model cannot learn from.
         """
         own = image if self.source is None else self.source.info.model.image
         if self.source is not None and own != image and WINDOWS in (own.words, image.words):
@@ -107,7 +106,7 @@ def _parse_network(values: Mapping[str, Any]) -> NetworkConfig:
 
 
 def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
-    """The checkpoint to start from: `name`, or else that in `file`, a run's config.toml, unless it changed."""
+    """The checkpoint to start from: `name`, or else that in `file` if `file` is a run's config.toml."""
     if name is not None:
         return read_checkpoint(name)
     table = None if file is None else read_tables(file).get(_INIT_FROM)
@@ -117,7 +116,7 @@ def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
 
 
 def find_teachers(names: Sequence[str], file: Path | None) -> list[Checkpoint]:
-    """The checkpoints to learn from: `names`, or else those in `file`, a run's config.toml, unless they changed."""
+    """The checkpoints to learn from: `names`, or else those in `file` if `file` is a run's config.toml."""
     if names or file is None:
         return [read_checkpoint(name) for name in names]
     tables = read_tables(file).get(_DISTILL_FROM, [])
@@ -153,10 +152,9 @@ def merge_settings(
 ) -> Settings:
     """Merge settings: the command line takes precedence over `file`, and `file` over the preset.
 
-    The data set defaults to the preset's. The preset defaults to that of the data set, or, for images, to
-    `images_preset`. With a `source`, network and data set default to those of the source, but a named preset overrides
-    the network. For the `pictures` of a folder, more defaults depend on them. Raises `UsageError` for unknown keys and
-    names, and for a file that is not TOML.
+    The data set defaults to the preset's, the preset to that of the data set or, for images, to `images_preset`. With a
+    `source`, network (unless a preset is named) and data set default to its own. For the `pictures` of a folder, more
+    defaults depend on them. Raises `UsageError` for unknown keys and names, and for a file that is not TOML.
     """
     document = read_tables(file) if file is not None else {}
     recipe: dict[str, Any] = {}
@@ -219,10 +217,7 @@ def _merge_training(
 
 
 def extend_settings(config: RunConfig, given: Given, others: Collection[str] = ()) -> RunConfig:
-    """Return the configuration of a resumed run. Only length, device, precision and data folder may change.
-
-    `others` are the names of other options that were given. Raises `UsageError` for an option that must not change.
-    """
+    """The configuration of a resumed run. Raises `UsageError` for an option that must not change."""
     data = dict(given.data)
     data_dir = data.pop("data_dir", None)
     refused = [*given.model, *data, *(["preset"] if given.preset else []), *others]

@@ -24,11 +24,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Task(ABC, Generic[Model, Batch]):
-    """A model, its optimizer, and the settings of its training.
-
-    Every task defines `load_batch` and `measure_loss`. The other methods are for tasks that are validated, draw samples
-    or are saved in a run folder.
-    """
+    """A model, its optimizer and settings. Tasks that are validated or saved need more than the abstract methods."""
 
     words = IMAGES
     # The number of training items, which is the length of an epoch.
@@ -89,9 +85,8 @@ def measure_progress(
 def learning_rate_at(config: TrainConfig, step: int, share: float) -> float:
     """Return the learning rate after `step` steps, when the finished share of the run is `share` in [0, 1].
 
-    After a linear warm-up, the rate follows half a `cosine`, or a `trapezoid` (constant, then linear over the last
-    quarter), or is `constant`. Before the last quarter, the rate of a trapezoid does not depend on the length of the
-    run, so the run can be extended.
+    After a linear warm-up, the rate follows half a `cosine`, or a `trapezoid`, which falls only in the last quarter, so
+    that a run can be extended before, or is `constant`.
     """
     falling = {
         "cosine": (1 + math.cos(math.pi * share)) / 2,

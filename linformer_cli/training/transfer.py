@@ -1,7 +1,4 @@
-"""Copies weights between models: every tensor whose name and shape fit, and projections part by part.
-
-If the source has fewer blocks than the model, its blocks are spread evenly among the model's.
-"""
+"""Copies weights between models: every tensor whose name and shape fit, and projections part by part."""
 
 import itertools
 import re
@@ -26,10 +23,7 @@ _BLOCK = re.compile(r"^blocks\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Transfer:
-    """The names of the model's `copied` and `new` tensors, and of those of the source that are `left`.
-
-    `name[part]` is one part of a projection.
-    """
+    """The names of the model's `copied` and `new` tensors, or parts, and of those of the source that are `left`."""
 
     copied: tuple[str, ...]
     new: tuple[str, ...]
@@ -45,7 +39,9 @@ def transfer_weights(model: PixelModel, source: PixelModel) -> Transfer:
     same as `source` (as in Net2Net, Chen 2016), and so do the vectors of classes that only `model` has. Raises
     `CheckpointError`, with `model` unchanged, if no tensor fits.
     """
-    places = spread_blocks(len(source.blocks), len(model.blocks))
+    # The place of each of the source's blocks in the model, evenly spaced if that has more.
+    blocks = len(source.blocks)
+    places = [index * max(blocks, len(model.blocks)) // blocks for index in range(blocks)]
     ours, theirs = split_projections(model, source, places)
     for name in _POSITIONS & ours.keys() & theirs.keys():
         if ours[name].shape[1:] == theirs[name].shape[1:]:
@@ -78,11 +74,6 @@ def transfer_weights(model: PixelModel, source: PixelModel) -> Transfer:
     return Transfer(tuple(copied), new, tuple(left))
 
 
-def spread_blocks(source: int, target: int) -> list[int]:
-    """Return the place of each of `source` blocks among `target` blocks, evenly spaced if `target` is larger."""
-    return [index * max(source, target) // source for index in range(source)]
-
-
 def _move_name(name: str, places: Sequence[int] | Mapping[int, int]) -> str:
     return _BLOCK.sub(lambda block: f"blocks.{places[int(block[1])]}.", name)
 
@@ -90,13 +81,12 @@ def _move_name(name: str, places: Sequence[int] | Mapping[int, int]) -> str:
 def split_projections(
     model: PixelModel, source: PixelModel, places: Sequence[int]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return tensors of both models as views by name. Blocks of `source` are named after their `places` in `model`.
+    """Tensors of both models as views by name. Blocks of `source` are named after their `places` in `model`.
 
-    One Linear projects to queries, keys, values, the extra scalars of a mechanism and the output gate. If the two
-    models have different layouts, the tensor is split into `name[q]`, `name[k]`, `name[v]`, `name[qk]` (shared by
-    queries and keys), `name[gate]` and `name[extra of MECHANISM]`. The last name differs between mechanisms, because
-    their extra scalars have different meanings. The table of classes is split into `name[class]` and `name[no class]`
-    if the class is optional in one of the models. A tensor is not split if none of its parts fits.
+    One Linear projects to queries, keys, values, the extra scalars of a mechanism and the output gate. If the layouts
+    differ, and a part fits, the tensor is split into `name[q]`, `name[k]`, `name[v]`, `name[qk]` (shared by queries and
+    keys), `name[gate]` and `name[extra of MECHANISM]`, whose meaning differs between mechanisms. The table of classes
+    is split into `name[class]` and `name[no class]` if the class is optional in one of the models.
     """
     ours, our_layout = model.state_dict(), _layout(model)
     theirs = {_move_name(name, places): tensor for name, tensor in source.state_dict().items()}

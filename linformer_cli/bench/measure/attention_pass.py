@@ -43,12 +43,7 @@ Inputs = WeakValueDictionary[tuple[str, int], torch.Tensor]
 
 
 def build_pass(setup: PassSetup, inputs: Inputs | None = None) -> Callable[[], None]:
-    """Build a forward pass from the initial state and a backward pass from a random gradient to inputs and parameters.
-
-    The first call also draws the inputs, which takes long, so use it as a warm-up or to measure memory. Between calls,
-    a pass keeps only its inputs, which passes of equal sizes can share. A mechanism that uses the layout of an image
-    gets an approximately square one.
-    """
+    """A forward pass from the initial state, and a backward pass. The first call also draws the inputs."""
     attention = _build(setup)
     shape = attention.shape  # a mechanism may have its own widths
     shared = Inputs() if inputs is None else inputs

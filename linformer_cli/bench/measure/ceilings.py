@@ -29,11 +29,7 @@ MOST_ROWS, MOST_ROWS_ON_GPU = 1024, 2**16
 
 @dataclasses.dataclass(frozen=True)
 class ProductCeiling:
-    """The rate in GFLOP/s of a model's `products` matrix products, each computed for `rows` positions at once.
-
-    Every product has its own matrix, as in the model, so weights come from the same level of cache or memory.
-    `gigaflops` is the median over the samples.
-    """
+    """The GFLOP/s of a model's `products`, each with a matrix of its own, for `rows` positions at once."""
 
     products: Annotated[int, Shown("products")]
     rows: Annotated[int, Shown("rows at once", ",")]

@@ -1,9 +1,4 @@
-"""Peak memory of a piece of work.
-
-On a GPU, torch counts the memory. On a CPU, no counter covers all memory, so the result is the growth of a fresh
-process's resident memory: another process would report the peak of earlier work. If the work needs more memory than
-there is, the system kills only the fresh process.
-"""
+"""Peak memory of work: on a GPU as torch counts it, on a CPU the growth of a fresh process's resident memory."""
 
 import contextlib
 import gc
@@ -27,15 +22,13 @@ from linformer_cli.system.timing import time_work
 # Seconds allowed beyond a limit, for a warm-up, compiling a kernel and loading torch on a busy machine.
 STARTING_SECONDS = 120.0
 OUT_OF_MEMORY = "needs more memory than there is"
-# Starting Python and loading torch takes longer than most measurements. On Linux, a server process loads torch once and
-# forks a process for every measurement. Elsewhere, forking is not safe once a system library has threads.
+# On Linux, a server loads torch once and forks for every measurement. Elsewhere, forking is not safe.
 FORKS = sys.platform == "linux"
 _PACKAGE = Path(__file__).resolve().parents[3]
 _ENVIRONMENT = {
     # The current folder may hold another version of the package, or a file numpy.py.
     "PYTHONSAFEPATH": "1",
-    # With these settings, the C library returns every freed large block to the system, so resident memory is memory in
-    # use.
+    # With these, the C library returns freed large blocks, so that resident memory is memory in use.
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "65536",
 }
@@ -112,10 +105,7 @@ def refuse_misfits() -> Iterator[None]:
 
 
 def run_fresh(work: Callable[..., Result], *arguments: object, limit_seconds: float) -> Result:
-    """Call `work`, a function at the top of a module, in a fresh process, and return its result.
-
-    Raises `PassFailed` if there is none or it takes longer than `limit_seconds` plus `STARTING_SECONDS`.
-    """
+    """Call `work`, a function at the top of a module, in a fresh process. Raises `PassFailed` without a result."""
     give_back_freed_memory()
     context: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
     if FORKS:

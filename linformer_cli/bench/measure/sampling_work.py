@@ -1,9 +1,4 @@
-"""Ways of sampling a batch of images, as work that can be timed repeatedly or whose peak memory is measured.
-
-A sample creates its state or key-value cache outside the timed section and drops it afterwards. A cache of 64 CIFAR-10
-images takes gigabytes, so only one cache is in memory at a time. When whole images are drawn, however, creating the
-state is timed, because it is part of drawing an image.
-"""
+"""Sampling as work to time, or to measure the memory of. Only in whole images, creating the state is timed."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,8 +16,7 @@ from linformer_cli.system.device import product_dtype, seeded, torch_dtype
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import time_work
 
-# A re-run is timed at these shares of T. They are the midpoints of equal parts, so the mean of their times approximates
-# the mean over all positions. If the cost is linear in the position, the mean is exact.
+# The midpoints of equal parts of T: the mean of their times is exact if the cost is linear in the position.
 SHARES = (0.125, 0.375, 0.625, 0.875)
 
 MIDDLE_WARM_UP_STEPS = 4
@@ -39,11 +33,7 @@ MEMORY_METHOD = (
 
 @dataclass
 class MiddleSteps:
-    """Draw `steps` values around the middle of every image, if whole images take too long.
-
-    If the cost is linear in the position, as with a key-value cache, it is the mean over the image. The state is
-    created by reading a prefix in parallel, which the model did not draw, so the engine does not look ahead.
-    """
+    """Draw `steps` values around the middle of every image. The prefix is read in parallel, without look-ahead."""
 
     model: PixelModel
     batch: int
@@ -68,10 +58,7 @@ class MiddleSteps:
 
 @dataclass
 class RerunPrefixes:
-    """Sample without a state, as softmax in Katharopoulos 2020: every value reads the whole prefix again.
-
-    Only prefixes of the lengths `shares` of the positions are timed.
-    """
+    """Read the whole prefix again for every value, as softmax in Katharopoulos 2020; some lengths are timed."""
 
     model: PixelModel
     batch: int
@@ -99,8 +86,7 @@ class RerunPrefixes:
             self.model.head.draw(parameters[:, -1], streams.take().to(self.model.device))
 
 
-# Work whose samples draw `steps` of the T values of every image. If `steps` < T, the rest is extrapolated.
-# `time_sample` returns the seconds of one sample, after an untimed warm-up.
+# Samples draw `steps` of the T values of every image; `time_sample` returns their seconds after a warm-up.
 SamplingWork = WholeImages | MiddleSteps | RerunPrefixes
 
 

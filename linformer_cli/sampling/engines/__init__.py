@@ -32,10 +32,7 @@ def build_engine(
 
 
 class EngineCache:
-    """Builds the engine `wanted` of `model`, and reuses it for later batches of the same size.
-
-    The model's weights must not change meanwhile, because engines may hold copies.
-    """
+    """Keeps the engine of the last batch size. Weights must not change meanwhile: engines may hold copies."""
 
     def __init__(self, wanted: str, model: PixelModel, products: torch.dtype | None = None) -> None:
         self.model, self._wanted, self._products = model, wanted, products
@@ -63,8 +60,7 @@ class EngineCache:
 def choose_engine(wanted: str, model: PixelModel, products: torch.dtype | None = None) -> Choice:
     """Return the engine `wanted`, or for `auto` the fastest engine that supports `model`, and the reason.
 
-    `products` is the same as in `Engine`. Raises `UsageError` for an unknown name, and if the engine does not support
-    the model (for `auto`: if no engine supports it).
+    `Engine` explains `products`. Raises `UsageError` for an unknown engine, or one that does not support the model.
     """
     if wanted != AUTO:
         if wanted not in ENGINES:

@@ -19,9 +19,9 @@ _CHECK_EVERY = 64
 class Engine(ABC):
     """Steps `batch` images of `model`. Building the engine also starts the first images, as `start(state)` does.
 
-    Every engine computes what `PixelModel.step` computes, up to rounding; engines differ in speed. An engine may copy
-    the weights when it is built. `look_ahead` allows an engine to compute several values in one pass. This does not
-    change the results. `products` is the type of the inputs and weights of matrix products (None: the model's type).
+    Every engine computes what `PixelModel.step` computes, up to rounding, and may copy the weights. With `look_ahead`,
+    it may compute several values in one pass, with the same results. `products` is the type of the inputs and weights
+    of matrix products (None: the model's type).
     """
 
     name: ClassVar[str]
@@ -65,8 +65,7 @@ class Engine(ABC):
     def start(self, state: PixelState | None = None) -> None:
         """Begin `batch` new images, each from a copy of `state` (None: the start of an image).
 
-        `state` is the state of `batch` images, or of fewer: each of its n images is continued by `batch` / n adjacent
-        new images.
+        Each of the n images of `state` is continued by `batch` / n adjacent new images.
         """
 
     @torch.no_grad()
@@ -95,8 +94,7 @@ class Engine(ABC):
     def draw(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
         """Draw values int64 [B] from the result of `step`, after `filters`, with uniforms float64 [B].
 
-        With guidance, `parameters` has 2 B rows; see `guide`. Without filters, no table of all values' probabilities
-        is computed.
+        With guidance, `parameters` has 2 B rows; see `guide`. Without filters, no table of probabilities is computed.
         """
         if filters.active:
             return draw_filtered(self.model.head.log_probabilities(parameters), uniforms, filters)
@@ -113,12 +111,10 @@ class Engine(ABC):
     ) -> Tensor:
         """Draw the next `count` values of every image, uint8 [B, count] on the CPU, the first from `parameters`.
 
-        With guidance, the engine has 2 B rows: all images with their classes, and then all without. A step follows each
-        value but the last. `before_step` is called before every step and may raise to stop. Raises `LintxError` if the
-        model predicts NaN or infinity.
+        With guidance, the engine has 2 B rows: images with their classes, and then without. `before_step` is called
+        before every step but the last value's and may raise to stop. Raises `LintxError` for NaN and infinity.
         """
-        # Values are written directly into one tensor. A small tensor kept from every step would fragment the heap
-        # between the large tensors of the steps, and memory would grow with the image.
+        # A small tensor kept from every step would fragment the heap, and memory would grow with the image.
         values = torch.empty(count, self.batch // filters.rows_per_image, dtype=torch.uint8)
         for number in range(count):
             before_step()
@@ -137,7 +133,7 @@ class Engine(ABC):
         """Draw an image that keeps the values of `given` int64 [T] that are not -1, with `batch` rows of particles.
 
         `starts` is the start token of the image, or two with guidance, and `streams` has one stream. Given values are
-        weighed with guidance, but before the other filters. Call it after `start`. `draw_values` explains the errors.
+        weighed with guidance, but before the other filters. Call it after `start`.
         """
         return draw_particles(self, starts, given, streams, filters, before_step)
 

@@ -28,15 +28,14 @@ _SECONDS, _STEPS = 0.05, 64
 class NativeEngine(Engine):
     """Compiled operations on the CPU, for models whose blocks have a program.
 
-    Products have inputs and weights in the model's type (float32 or bfloat16) or in int8. Cached keys and values are
-    bfloat16, unless products are float32. The residual stream and the rest of the state are float32, and so are the
-    sums of products of floats. With int8, the results have the same bits on every processor: all products are sums of
-    integers, and everything else is rounded in a fixed order.
+    Products have inputs and weights in the model's type (float32 or bfloat16) or in int8; `compile_step` says what else
+    is rounded. With int8, the results have the same bits on every processor: products are sums of integers, and
+    everything else is rounded in a fixed order.
 
-    With `look_ahead`, a pass draws several values of a single image, which has two rows if it is drawn with guidance.
-    Given the random numbers, every value is a function of the values before it. A pass can therefore compute several
-    values from guesses and keep those up to the first wrong guess. This is 'predictive sampling' (Wiggers 2020, arXiv
-    2002.09928) without its learned forecasts. The image does not change.
+    With `look_ahead`, a pass draws several values of a single image. Given the random numbers, every value is a
+    function of the values before it, so a pass can compute several values from guesses and keep those up to the first
+    wrong one: 'predictive sampling' (Wiggers 2020, arXiv 2002.09928) without learned forecasts. The image does not
+    change.
     """
 
     name = "native"
