@@ -87,7 +87,7 @@ class _ReplacedError(CheckpointError):
 
 
 def _read_again(read: Callable[[], Result]) -> Result:
-    """The result of `read`, which is repeated while a run replaces what it reads."""
+    """Return the result of `read`, which is called again while a run replaces what it reads."""
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(_ReplacedError):
             return read()

@@ -54,7 +54,7 @@ ConfigType = TypeVar("ConfigType", bound=Config)
 
 
 def read_bytes(file: Path, most: int = LARGEST_DOCUMENT) -> bytes:
-    """The contents of a file of at most `most` bytes, or `ValueError`, also for a pipe, which is not waited for."""
+    """Read a file. Raises `ValueError` for more than `most` bytes and for a pipe, which is not waited for."""
     # Without O_NONBLOCK, opening a pipe would wait for a writer.
     with open(file, "rb", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0))) as opened:
         status = os.fstat(opened.fileno())

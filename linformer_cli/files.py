@@ -121,7 +121,7 @@ def require_writable(path: str | os.PathLike[str]) -> None:
 
 
 def _foreseen_error(target: Path) -> int:
-    """The number of the error with which writing to `target` would fail, or 0."""
+    """Return the `errno` with which writing to `target` would fail, or 0."""
     if target.is_dir():
         return errno.EISDIR
     if any(place.is_symlink() for place in (target, *target.parents)):  # the path is resolved, so this is a loop

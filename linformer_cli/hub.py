@@ -40,7 +40,7 @@ def _cache() -> Path:
 
 @contextlib.contextmanager
 def _explaining(name: str) -> Iterator[Any]:
-    """The package of the Hub. Its errors become a `CheckpointError`."""
+    """Provide the package of the Hub, and turn its errors into a `CheckpointError`."""
     hub = import_extra("huggingface_hub", "hub")
     import_extra("huggingface_hub.utils", "hub").disable_progress_bars()
     try:

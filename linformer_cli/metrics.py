@@ -139,12 +139,12 @@ def _read_own(file: Path) -> list[dict[str, str]]:
 
 
 def load_runs(runs: Sequence[Path]) -> list[RunSeries]:
-    """The series of each run, by label. Raises `UsageError` for what is no run, `DataError` for a damaged log."""
+    """The series of each run, by label. Raises `UsageError` if one is not a run, and `DataError` for a damaged log."""
     return [_load_run(run, label) for run, label in zip(runs, label_runs(runs), strict=True)]
 
 
 def label_runs(runs: Sequence[Path]) -> list[str]:
-    """The folder names of runs, with the parents that tell them apart. Raises `UsageError` for one named twice."""
+    """Name runs by their folders, with as many parents as tell them apart. Raises `UsageError` for equal runs."""
     paths = [run.resolve() for run in runs]
     for run, path in zip(runs, paths, strict=True):
         if paths.count(path) > 1:

@@ -125,7 +125,7 @@ class GpuReport:
 
 
 class _OutOfTime(Interrupted):
-    """The time of a part is over."""
+    """A part has run out of time."""
 
 
 class GpuBench:

@@ -125,7 +125,7 @@ def load_judge(
 
 
 class _JudgeTask(Task[Judge, tuple[Pixels, Tensor]]):
-    """A batch are images uint8 [B, H, W, C] and labels int64 [B]."""
+    """A batch consists of images uint8 [B, H, W, C] and labels int64 [B]."""
 
     def __init__(self, judge: Judge, images: Pixels, labels: Labels) -> None:
         recipe = self._recipe = judge.recipe

@@ -53,7 +53,7 @@ class Lanes:
 
 
 def identify_program(model: PixelModel) -> bytes:
-    """The SHA-256 of the int8 program of `model`, with its weights: that of the file which `lintx export` writes."""
+    """Return the SHA-256 of the int8 program of `model` with its weights, which is also that of its `.lintx` file."""
     return hashlib.sha256(encode_step(model, torch.int8)).digest()
 
 
@@ -176,7 +176,7 @@ class _Decoder:
         self._decoder: Any | None = queue.RangeDecoder(words)
 
     def decode(self, count: int, model: Any, parameters: int | NDArray[np.float64]) -> NDArray[np.int32]:
-        """The next `count` values. `parameters` are the frequencies of each, or else `count` again."""
+        """Return the next `count` values. `parameters` are the frequencies of each, or else `count` again."""
         if self._decoder is not None:
             try:
                 return self._decoder.decode(model, parameters)

@@ -21,7 +21,7 @@ MAGIC, FORMAT = b"LINTXPAK", 1
 # The data of a block come from the entropy coder, or are deflated values if that is smaller.
 CODED, DEFLATED = 0, 1
 LARGEST_BLOCK = 2**16
-# The largest list of names: about a million of them.
+# A list of names has at most this many bytes: about a million names.
 _MOST_TEXT = 2**24
 # The palette of a picture: at most 256 colours.
 _PALETTE = re.compile("([0-9a-f]{8}){1,256}")
@@ -31,7 +31,7 @@ DEFLATE_FACTOR = 1032
 _FIXED, _CHECKSUM = struct.Struct("<8sBBI32s"), struct.Struct("<I")
 # The entry of a block: twice the size of its data plus its method, and its checksum.
 _ENTRY = struct.Struct("<II")
-# The largest data of a block.
+# A block has at most this many bytes of data.
 LARGEST_DATA = 2**31 - 1
 
 

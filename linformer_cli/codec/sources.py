@@ -17,7 +17,7 @@ from linformer_cli.data.sequence import find_numbers, images_to_values, paint, v
 from linformer_cli.errors import DataError
 from .items import BANDS, PALETTE_BANDS, Contents, Item, Pixels, Tiling
 
-# The most images or windows of a piece.
+# A piece has at most this many images or windows.
 _PIECE = 256
 _ORIENTATION, _BITS_PER_SAMPLE = 0x0112, 0x0102
 

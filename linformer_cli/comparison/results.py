@@ -73,7 +73,7 @@ class ComparisonReport(Report):
 
 
 def describe_entry(entry: Entry, conditions: Conditions, failures: dict[str, str]) -> ComparisonRow:
-    """The row of `entry`. `failures` has the errors of entries by label, and gets that of a damaged checkpoint."""
+    """Return the row of `entry`. `failures` holds errors by label; the error of a damaged checkpoint is added to it."""
     row = ComparisonRow(
         name=entry.variant.label,
         attention=entry.variant.attention,

@@ -219,7 +219,7 @@ def _is_doubtful(found: _Found | None) -> bool:
 
 
 def _close_lines(picture: Image.Image) -> Image.Image:
-    """A copy of `_SMALL` pixels without what is dark and narrower than `_PEN` of that: the paper in its own light."""
+    """Return the paper without the drawing: at `_SMALL` pixels, without dark lines narrower than `_PEN` of these."""
     small = picture.copy()
     small.thumbnail((_SMALL, _SMALL))
     turns = round(_SMALL * _PEN / 4)

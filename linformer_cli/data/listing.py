@@ -82,7 +82,7 @@ def _read_labels(folder: Path, pictures: Sequence[str]) -> tuple[dict[str, str],
 
 
 def _list_files(folder: Path) -> tuple[list[str], list[str]]:
-    """The relative paths of all files below `folder` but hidden ones, and messages about what is unreadable, sorted."""
+    """List the relative paths of all files below `folder` except hidden ones, sorted, and what cannot be read."""
     endings = list_endings()
     found, unread = [], []
     # Each folder is read once, and before links to it, so that it is read under its own name.

@@ -45,7 +45,7 @@ class Look:
 
     @classmethod
     def of(cls, info: CheckpointInfo) -> "Look":
-        """The look of the images that a checkpoint was trained on. A model without classes reads those of any names."""
+        """Return the look of a checkpoint's training images. A model without classes accepts any class names."""
         look = cls(info.model.image, **{name: getattr(info.data, name) for name in _STORED})
         return look if info.model.classes else dataclasses.replace(look, class_names=())
 
@@ -74,7 +74,7 @@ class Look:
         return picture.convert("L" if self.shape.channels == 1 and not self.shape.palette else "RGB")
 
     def finish(self, picture: Image.Image, fit: Fit | None = None) -> NDArray[np.uint8]:
-        """The image for a picture from `convert`. `fit` replaces that of the look."""
+        """Turn a picture from `convert` into an image. `fit` replaces the `fit` of the look."""
         shape, size = self.shape, (self.shape.width, self.shape.height)
         if picture.size != size:
             picture = self._resize(picture, fit or self.fit) if self.smooth else self._place(picture, fit or self.fit)
@@ -173,7 +173,7 @@ def _weigh_palette(shape: ImageShape) -> tuple[NDArray[np.float64], NDArray[np.f
 
 
 def _weigh(colours: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Colours [n, 4], with red, green and blue multiplied by the opacity."""
+    """Multiply red, green and blue of colours [n, 4] by the opacity."""
     weighed = colours.astype(np.float64)
     weighed[:, :3] *= weighed[:, 3:] / 255
     return weighed

@@ -183,7 +183,7 @@ def _choose_pixels(
 
 
 def _fit_mask(mask: NDArray[np.uint8], size: tuple[int, int], look: Look, fit: Fit | None) -> NDArray[np.bool_]:
-    """The pixels bool [H, W] that a mask uint8 [h, w] keeps, of a picture whose width and height are `size`."""
+    """Return the pixels bool [H, W] that a mask uint8 [h, w] keeps of a picture with this `size` (width, height)."""
     shape = ImageShape(height=look.shape.height, width=look.shape.width)
     sizes = {size[::-1], (shape.height, shape.width)}
     if mask.shape not in sizes:

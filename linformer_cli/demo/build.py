@@ -34,7 +34,7 @@ LINK_OPTIONS = ("--compress-relocations",)
 
 
 def compute_digest() -> str:
-    """The digest of everything that engine.wasm is compiled from, except the compiler."""
+    """Digest everything that engine.wasm is compiled from, except the compiler."""
     found = hashlib.sha256(repr((OPTIONS, LINK_OPTIONS)).encode())
     for file in (SOURCE, *(HEADERS / name for name in INCLUDED), *sorted(HEADERS.rglob("*.h"))):
         found.update(file.read_bytes())

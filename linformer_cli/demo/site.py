@@ -65,7 +65,7 @@ def list_pages() -> list[Path]:
 
 
 def list_look(look: Look) -> dict[str, object]:
-    """How the page turns pictures into values: what a checkpoint stores, and what follows from its shape of images."""
+    """Return how the page turns pictures into values: what a checkpoint stores, and what follows from its shape."""
     frame = look.frame.model_dump() if look.frame else None
     return {**look.stored, "frame": frame, "palette": look.shape.colours, "keeps_opacity": look.keeps_opacity}
 

@@ -77,7 +77,7 @@ def draw(
 
 
 def share(mechanism: Attention, inputs: Inputs) -> Inputs:
-    """`inputs` with one tensor in several places, if the layer of the mechanism passes one tensor."""
+    """Return `inputs` with the same tensor wherever the layer of the mechanism passes the same tensor."""
     if mechanism.shared_key_value:
         return inputs._replace(v=inputs.k)
     return inputs._replace(q=inputs.k) if mechanism.shared_query_key else inputs
@@ -93,7 +93,7 @@ def attend(mechanism: Attention, inputs: Inputs, state: Any = None) -> tuple[Ten
 
 
 def attend_blocks(mechanism: Attention, inputs: Inputs, cuts: list[int], state: Any = None) -> tuple[Tensor, Any]:
-    """`attend` for one block after the other; a block ends at each of `cuts`."""
+    """Run `attend` on one block after another. A block ends at each of `cuts`."""
     outputs = []
     for start, stop in itertools.pairwise([0, *cuts, inputs.v.shape[2]]):
         y, state = attend(mechanism, inputs.block(start, stop), state)
@@ -161,7 +161,7 @@ def _pass_once(mechanism: Attention, length: int) -> tuple[Inputs, Tensor]:
 
 @torch.no_grad()
 def step_error(mechanism: Attention, length: int = LENGTH, capacity: int | None = None) -> Difference:
-    """Steps against one pass. The state has room for `capacity` positions (None: all)."""
+    """Compare steps with one pass. The state has room for `capacity` positions (None: all)."""
     inputs, whole = _pass_once(mechanism, length)
     found, _ = step_through(mechanism, inputs, init(mechanism, inputs, capacity))
     return compare(found, whole, lambda place: ", in steps")
@@ -169,7 +169,7 @@ def step_error(mechanism: Attention, length: int = LENGTH, capacity: int | None 
 
 @torch.no_grad()
 def block_error(mechanism: Attention, length: int = LENGTH, capacity: int | None = None) -> Difference:
-    """Blocks at random cuts, and one block after an empty state, against one pass; see `step_error`."""
+    """Compare blocks at random cuts, and one block after an empty state, with one pass; see `step_error`."""
     inputs, whole = _pass_once(mechanism, length)
     start = init(mechanism, inputs, capacity)
     errors: list[Difference] = []
@@ -185,7 +185,7 @@ def block_error(mechanism: Attention, length: int = LENGTH, capacity: int | None
 
 
 def gradient_error(mechanism: Attention, length: int = LENGTH) -> float:
-    """The gradients of blocks at random cuts against those of one pass."""
+    """Compare the gradients of blocks at random cuts with those of one pass."""
     inputs = draw(mechanism, length, seed=length)
     whole, errors = gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0]), []
     for seed in range(4):
@@ -223,7 +223,7 @@ def causality_error(mechanism: Attention, place: int, factor: float = 30.0, leng
 
 
 def later_gradient(mechanism: Attention, place: int) -> float:
-    """The largest gradient of an input at `place` or later, for the outputs before."""
+    """Return the largest gradient that outputs before `place` send to inputs at `place` or later."""
     found = gradients(mechanism, draw(mechanism), lambda x: attend(mechanism, x)[0][:, :, :place])
     return max(float(found[name][:, :, place:].abs().max()) for name in found.keys() & set(Inputs._fields))
 
@@ -237,7 +237,7 @@ def put(inputs: Inputs, name: str, value: float) -> Inputs:
 
 @torch.no_grad()
 def leak_error(mechanism: Attention, value: float) -> tuple[float, float]:
-    """The change that `value`, such as NaN, makes to earlier outputs, and to those of another image."""
+    """Return how much `value`, such as NaN, changes earlier outputs, and the outputs of another image."""
     inputs = draw(mechanism, 40)
     names = [name for name, part in inputs._asdict().items() if part is not None]
     earlier, other = 0.0, 0.0
@@ -253,7 +253,7 @@ def leak_error(mechanism: Attention, value: float) -> tuple[float, float]:
 
 @torch.no_grad()
 def batch_errors(mechanism: Attention) -> tuple[float, float]:
-    """The change of an image's outputs if the others of its batch change, and if they are left out."""
+    """Return how much an image's outputs change if the other images of its batch change, and if they are left out."""
     inputs = draw(mechanism, 70, batch=3)
     changed = draw(mechanism, 70, batch=3, seed=9).map(lambda part: 30 * part)
     for part, original in zip(changed.leaves(), inputs.leaves(), strict=True):
@@ -289,7 +289,7 @@ def state_change(mechanism: Attention, prefix: Callable[..., tuple[Tensor, Any]]
 
 @torch.no_grad()
 def wrong_state_bytes(mechanism: Attention) -> int:
-    """By how many bytes a state differs from `state_bytes`, or grows although it is constant or bounded."""
+    """Return by how many bytes a state differs from `state_bytes`, or grows although it is constant or bounded."""
     wrong, sizes = 0, []
     for length in (1, LENGTH, 2 * LENGTH, 4 * LENGTH):
         inputs = draw(mechanism, length)
@@ -303,7 +303,7 @@ def wrong_state_bytes(mechanism: Attention) -> int:
 
 
 def oracle_error(mechanism: Attention) -> float:
-    """Outputs and gradients against those of the mechanism's `oracle(q, k, v, extra)`, which returns [B, H, T, V]."""
+    """Compare outputs and gradients with those of the mechanism's `oracle(q, k, v, extra)`: [B, H, T, V]."""
     oracle: Any = mechanism.oracle
     errors = []
     for length in (1, 17, LENGTH):

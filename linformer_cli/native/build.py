@@ -118,7 +118,7 @@ def library_file(target: Target, instruction_set: InstructionSet, folder: Path |
 
 
 def compute_digest(instruction_set: InstructionSet) -> str:
-    """The digest of what the library of an instruction set is built from: C++ files and options."""
+    """Digest the C++ files and the options that the library of an instruction set is built from."""
     found = hashlib.sha256(repr((OPTIONS, SOURCES, instruction_set)).encode())
     headers = (file for folder in HEADERS for file in (PACKAGE / folder).rglob("*.h"))
     for file in sorted({*headers, *(PACKAGE / source for source in (*SOURCES, *RUNTIME))}):

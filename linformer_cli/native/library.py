@@ -123,7 +123,7 @@ def supported_sets() -> tuple[InstructionSet, ...]:
 
 
 def choose_library(wanted: str = "") -> Library:
-    """Load the library for the instructions `wanted`, or the fastest. Raises `NoLibrary`, and as `has_library`."""
+    """Load the library for the instructions `wanted`, or the fastest. Raises `NoLibrary`, or as `has_library` does."""
     supported = supported_sets()
     if wanted:
         chosen, reason = _find_wanted(wanted, supported), f"requested by {VARIABLE}"

@@ -82,7 +82,7 @@ def _count_numbers(buffer: Buffer) -> int:
 
 
 def _encode_facts(program: Program, images: Images) -> bytes:
-    """The header up to the number of buffers, without the first words."""
+    """Encode the header from after its first words to the number of buffers."""
     order = 0  # raster order, with the channels of a pixel adjacent
     added = [program.blocks] if program.blocks or images.palette else []
     added += [int.from_bytes(bytes(colour), "little") for colour in images.palette]

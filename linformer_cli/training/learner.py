@@ -118,7 +118,7 @@ class Learner(Generic[AnyTask]):
         return time_work(self.train_step, self.task.device)
 
     def collect_state(self) -> TrainingState:
-        """What the next step needs besides the saved weights, which are an average's if there is one."""
+        """Return what the next step needs besides the saved weights, which are the average if there is one."""
         tensors = optimizer_tensors(self.task.optimizer) | random_state(self.task.device)
         values = dataclasses.asdict(self.progress)
         if self.average is not None:

@@ -80,7 +80,7 @@ def build_model(config: RunConfig) -> PixelModel:
 
 
 class PixelTask(Task[PixelModel, tuple[Tensor, Tensor | None]]):
-    """A batch are values int64 [B, T] and, if the model has classes, labels int64 [B].
+    """A batch consists of values int64 [B, T] and, if the model has classes, labels int64 [B].
 
     `images` are for training and validation. `precision` (`fp32` or `bf16`) is kept in `config`. Raises `UsageError`
     for images of another size, `DataError` if labels are missing, and `CheckpointError` if a teacher is missing or has

@@ -35,7 +35,7 @@ from .base import DAMAGED, Engine
 
 _log = logging.getLogger(__name__)
 
-# The most graphs of an engine, since each takes memory. Other steps run as they are.
+# An engine keeps at most this many graphs, since each takes memory. Other steps run as they are.
 _MOST_GRAPHS = 1024
 # A cache that is read whole is read up to a multiple of this number of rows.
 _ROOM = 128
