@@ -20,7 +20,7 @@ Format = Literal["fp32", "bf16", "int8"]
 
 @with_fields
 def export(
-    checkpoint: str = argument("CHECKPOINT", "A run, a checkpoint folder, a shipped name or hf:USER/NAME."),
+    checkpoint: str = argument("CHECKPOINT", "A run, checkpoint, shipped model or hf:USER/NAME."),
     out: str = argument("OUT", "The folder to create, a file that ends in .lintx, or hf:USER/NAME."),
     dtype: Format | None = option(
         None,

@@ -44,7 +44,7 @@ def _use_plugins(files: list[str] | None) -> None:
 Plugins = Annotated[
     list[str] | None,
     _more(
-        "--plugin", help="A file of mechanisms; repeatable.", metavar="FILE", callback=_use_plugins, expose_value=False
+        "--plugin", help="File of mechanisms; repeatable.", metavar="FILE", callback=_use_plugins, expose_value=False
     ),
 ]
 
@@ -58,7 +58,7 @@ Engine = Annotated[
         metavar="NAME",
     ),
 ]
-_CHECKPOINT = "A run, a checkpoint folder, a shipped name or hf:USER/NAME. Default: mnist-deep."
+_CHECKPOINT = "A run, checkpoint, shipped model or hf:USER/NAME. Default: mnist-deep."
 CheckpointArgument = Annotated[str | None, typer.Argument(metavar="CHECKPOINT", help=_CHECKPOINT)]
 CheckpointOption = Annotated[str | None, typer.Option("--checkpoint", help=_CHECKPOINT, metavar="CHECKPOINT")]
 _VARIANTS = "Mechanisms, such as linear,lsh:rounds=1 or NAME=lsh:rounds=1 (tables show NAME). "

@@ -41,7 +41,7 @@ class TrainOptions:
     classes: bool | None = option(
         None,
         "Condition the model on the class of each image. Default: as in --init-from, or "
-        "whether a folder of pictures names classes.",
+        "on if a folder of pictures names classes.",
         "--classes/--no-classes",
     )
     out: Path | None = option(None, "Folder of the new run. Default: a dated folder in runs/.", metavar="FOLDER")
