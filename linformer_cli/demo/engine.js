@@ -30,6 +30,12 @@ export class Runner {
     this.known = 0;
   }
 
+  /** Frees the memory of this runner, which must not be used afterwards. */
+  close() {
+    this.engine.lintx_close(this.runner);
+    this.engine.free(this.scratch);
+  }
+
   /** Divides the logarithms of all probabilities by a temperature before values are drawn; 1 changes nothing. */
   setTemperature(temperature) {
     this.#check(this.engine.lintx_filter(this.runner, temperature, 0n, 0));
