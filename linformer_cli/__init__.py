@@ -12,8 +12,10 @@ if TYPE_CHECKING:
         complete,
         evaluate,
         load_model,
+        load_picture,
         sample_images,
         score,
+        to_picture,
         train,
     )
 
@@ -25,8 +27,10 @@ __all__ = [
     "complete",
     "evaluate",
     "load_model",
+    "load_picture",
     "sample_images",
     "score",
+    "to_picture",
     "train",
 ]
 

@@ -6,6 +6,7 @@ Images are uint8 arrays [N, H, W, C]. In a model with a palette, they hold numbe
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from .attention.base import AttentionShape
 from .attention.catalogue import find_attention
 from .checkpoint import load_model
 from .config import PARTICLES, NetworkConfig
-from .data import Split
-from .data.images import ImageSet, load_for_training
-from .data.sequence import images_to_values, values_to_images
+from .data import Split, pictures
+from .data.images import DATA_SETS, ImageSet, load_for_training, name_folder
+from .data.look import Look
+from .data.sequence import images_to_values, paint, values_to_images
 from .documents import parse_config
 from .errors import UsageError
 from .evaluation.bits import Bits, ImageNats, measure_nats
@@ -28,6 +31,7 @@ from .model.attention_layer import AttentionLayer
 from .model.mixers import build_attention
 from .model.pixel_model import PixelModel
 from .probe import choose_precision
+from .report import grids
 from .sampling.complete import complete_values
 from .sampling.decode import Sampler, sample_images
 from .system.device import choose_device
@@ -38,7 +42,18 @@ from .training.progress import Progress
 from .training.run_folder import RunFolder
 from .training.settings import Given, Pictures, merge_settings
 
-__all__ = ["build_attention", "build_layer", "complete", "evaluate", "load_model", "sample_images", "score", "train"]
+__all__ = [
+    "build_attention",
+    "build_layer",
+    "complete",
+    "evaluate",
+    "load_model",
+    "load_picture",
+    "sample_images",
+    "score",
+    "to_picture",
+    "train",
+]
 
 _MEMORY = "memory"
 
@@ -53,18 +68,23 @@ def train(
     """Train a model and return it in evaluation mode.
 
     `config` has the tables of a run's config.toml, such as `{"preset": "tiny", "train": {"steps": 100}}`. `data` is the
-    name of a data set, such as `"mnist"` or `"folder:sprites"`, or images, of which the last tenth is for validation.
+    name of a data set, a folder of pictures, or images, of which the last tenth is for validation.
     With `labels` int64 [N] of the images, the model is conditioned on their classes. `on_step(progress, step)` is
     called after every step; `progress.step` counts them, and `step.nats` is the loss in nats per value. With the new
     folder `out`, the run is logged and saved there, as by `lintx train --out`.
     """
     if unknown := config.keys() - {"preset", "model", "data", "train"}:
         raise UsageError(f"unknown key '{sorted(unknown)[0]}' in the configuration; known: preset, model, data, train")
+    if isinstance(data, str) and data not in DATA_SETS and Path(data).is_dir():
+        data = name_folder(data)
     own = {"name": data if isinstance(data, str) else _MEMORY} | ({} if labels is None else {"labels": True})
     tables = {name: config.get(name, {}) for name in ("model", "data", "train")}
     given = Given(config.get("preset"), tables["model"], {**tables["data"], **own}, tables["train"])
     settings = merge_settings(given)
     images = load_for_training(settings.data) if isinstance(data, str) else _hold_out(data, labels)
+    for note in images[0].notes:
+        if " skipped: " in note:
+            warnings.warn(note, stacklevel=2)
     shape, classes = images[0].shape, images[0].classes
     if settings.data.name.startswith("folder:"):
         settings = merge_settings(given, pictures=Pictures(shape, classes))
@@ -82,7 +102,19 @@ def train(
                 on_step(trainer.progress, step)
     model = trainer.evaluated_model.eval()
     assert isinstance(model, PixelModel)
+    model.look = images[0].look
     return model
+
+
+def load_picture(model: PixelModel, path: str | Path) -> NDArray[np.uint8]:
+    """A picture file as an image [H, W, C] for `model`, as `lintx complete` reads it: resized or framed."""
+    return pictures.load_picture(path, model.look or Look(model.config.image), framing=True).image
+
+
+def to_picture(model: PixelModel, images: NDArray[np.uint8]) -> Image.Image:
+    """An image [H, W, C] of `model` in the colours of its palette, or several [N, H, W, C] as an enlarged grid."""
+    shape = model.config.image
+    return grids.render_grid(paint(images, shape)) if images.ndim == 4 else grids.to_picture(images, shape.colours)
 
 
 def _hold_out(images: NDArray[np.uint8], labels: NDArray[np.int64] | None) -> tuple[ImageSet, ImageSet]:

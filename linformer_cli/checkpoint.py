@@ -31,6 +31,7 @@ from .checkpoint_files import (
     replace_folder,
 )
 from .config import Origin
+from .data.look import Look
 from .documents import describe_validation_error, parse_json, read_bytes, read_json
 from .errors import CheckpointError, UsageError, describe_reason
 from .files import flush_folder, temporary_path, write_flushed
@@ -110,6 +111,7 @@ def open_checkpoint(
         return checkpoint, load_weights(checkpoint, device, dtype)
 
     checkpoint, model = _read_again(read)
+    model.look = Look.of(checkpoint.info)
     for key, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise CheckpointError(f"'{checkpoint.path}' is damaged: {key} has a value that is not a finite number")

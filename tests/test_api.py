@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 from loops import loop_over
+from PIL import Image
 
 import linformer_cli
-from linformer_cli import build_layer, complete, evaluate, score, train
+from linformer_cli import build_layer, complete, evaluate, load_model, load_picture, score, to_picture, train
 from linformer_cli.attention.catalogue import list_attentions
 from linformer_cli.cli.session import open_session
 from linformer_cli.config import ImageShape
@@ -35,6 +36,26 @@ def test_a_run_of_python_is_one_of_the_command_line(tmp_path) -> None:
     assert all((one == other).all() for one, other in zip(opened.parameters(), model.parameters(), strict=True))
     with pytest.raises(UsageError, match="exists already"):
         train(CONFIG, "glyphs", out=tmp_path / "run")
+
+
+def test_a_folder_of_pictures_is_trained_read_and_shown(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "icons").mkdir()
+    for number in range(8):
+        icon = Image.new("RGB", (8, 8), (200, 30, 30))
+        icon.paste((20, 20, 220), (0, 0, 4, number + 1))
+        icon.save(tmp_path / "icons" / f"{number}.png")
+    (tmp_path / "icons" / "broken.png").touch()
+    with pytest.warns(UserWarning, match=r"1 file skipped: .*broken.png"):
+        train(CONFIG, "icons", out="run")
+    model = load_model("run")
+    image = load_picture(model, "icons/3.png")
+    assert image.shape == (8, 8, 1) and image.max() == 1
+    shown = to_picture(model, image).convert("RGB")
+    assert shown.tobytes() == Image.open("icons/3.png").tobytes()
+    grid = np.asarray(to_picture(model, np.stack([image, image])))
+    assert {(200, 30, 30), (20, 20, 220)} <= set(map(tuple, grid.reshape(-1, 3).tolist()))
 
 
 def test_labels_make_a_model_of_classes() -> None:

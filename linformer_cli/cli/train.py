@@ -154,8 +154,9 @@ def _name_pictures(argument: str, data: str | None) -> str:
         raise UsageError(f"unexpected argument '{argument}'; {hint}")
     if data is not None:
         raise UsageError(f"'{argument}' and --data {data} are two data sets; name one")
-    kind = "array" if (folder / "train-images.npy").exists() else "folder"
-    return f"{kind}:{argument}"
+    from linformer_cli.data.images import name_folder
+
+    return name_folder(argument)
 
 
 def _read_given(asked: TrainOptions) -> "Given":

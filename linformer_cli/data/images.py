@@ -123,6 +123,11 @@ def load_images(
     return _load(parse_config(DataConfig, {"name": name, "data_dir": place, **settings}, "data"), [split], look)[0]
 
 
+def name_folder(folder: str | Path) -> str:
+    """The name of the data set in a folder: of arrays if it holds train-images.npy, and otherwise of pictures."""
+    return f"{'array' if (Path(folder) / 'train-images.npy').exists() else 'folder'}:{folder}"
+
+
 def load_for_training(data: DataConfig, look: Look | None = None) -> tuple[ImageSet, ImageSet]:
     """Load the training and validation images of `data` in one pass. Raises the errors of `load_images`."""
     train, validation = _load(data, ["train", "validation"], look)

@@ -36,6 +36,7 @@ class PixelModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.look: Any = None  # the `data.look.Look` of the training images, if known
         self.embedding = PixelEmbedding(config)
         self.blocks = nn.ModuleList(build_blocks(config))
         self.channels = ChannelNetwork(config) if config.steps_over_pixels else None
