@@ -152,6 +152,7 @@ def test_the_site_has_no_broken_link(tmp_path) -> None:
 
 
 def test_release_files_have_the_version() -> None:
+    assert f'LINTX_VERSION "{__version__}"' in (ROOT / "linformer_cli/native/runner.h").read_text()
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 

@@ -18,7 +18,7 @@ INCLUDED = ("runner.cpp", "runtime.cpp")
 # The functions of runner.h that the page calls, without "lintx_".
 FUNCTIONS = (
     *("open", "close", "error", "describe", "filter", "guide", "start", "continue", "draw_next", "give_next"),
-    *("resize", "keep", "pick", "probabilities", "values", "pixels", "state"),
+    *("resize", "keep", "pick", "probabilities", "values", "pixels", "palette", "state"),
 )
 OPTIONS = (
     *("-target", "wasm32-wasi", "-mexec-model=reactor", "-msimd128", "-std=c++17", "-O3"),

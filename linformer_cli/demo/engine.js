@@ -114,6 +114,12 @@ export class Runner {
     return Uint8Array.from(found);
   }
 
+  /** The red, green, blue and opacity of every value, 0 to 255; empty if values are brightnesses. */
+  palette() {
+    const found = this.#array(Uint8Array, 4 * this.levels);
+    return found.slice(0, 4 * Number(this.engine.lintx_palette(this.runner, found.byteOffset)));
+  }
+
   /** The pixels of every image; with guidance, each image once. */
   allPixels() {
     return Array.from({ length: this.images }, (_, image) => this.pixels(image));

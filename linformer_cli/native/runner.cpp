@@ -500,6 +500,12 @@ void lintx_pixels(const lintx_runner* runner, int64_t image, uint8_t* pixels) {
     }
 }
 
+int64_t lintx_palette(const lintx_runner* runner, uint8_t* colours) {
+    const std::vector<int64_t>& palette = runner->file.palette;
+    for (size_t n = 0; n < palette.size(); n++) std::memcpy(colours + 4 * n, &palette[n], 4);
+    return static_cast<int64_t>(palette.size());
+}
+
 const void* lintx_state(const lintx_runner* runner, int64_t image, int64_t layer, int64_t number, int64_t* bytes) {
     const std::vector<std::vector<int64_t>>& states = runner->file.states;
     const bool exists = image >= 0 && image < runner->batch() && layer >= 0 && number >= 0 &&

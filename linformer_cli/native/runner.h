@@ -4,7 +4,7 @@
  * A runner draws a batch of images value by value. The values of an image are in raster order, with the channels of a
  * pixel adjacent. With the same seed, filters and guidance, the images are those of `lintx sample --precision int8`.
  * Functions that can fail return null or -1, and `lintx_error` says why. A runner may not be used by two threads at
- * the same time. docs/reference/formats.md explains how to compile it.
+ * the same time. docs/guide/embed.md explains how to compile and use it.
  */
 #pragma once
 
@@ -13,6 +13,8 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+#define LINTX_VERSION "0.1.0" /* of lintx; program files of the same version fit */
 
 typedef struct lintx_runner lintx_runner;
 
@@ -128,6 +130,9 @@ int64_t lintx_look_aheads(const lintx_runner* runner);
 
 /* Writes an image with brightnesses 0 to 255, [height, width, bands]: grey, RGB or RGBA. Unknown values are 0. */
 void lintx_pixels(const lintx_runner* runner, int64_t image, uint8_t* pixels);
+
+/* Writes the colour of every value, RGBA [levels, 4], and returns `levels`, or returns 0 if values are brightnesses. */
+int64_t lintx_palette(const lintx_runner* runner, uint8_t* colours);
 
 /* The bytes of state number `number` of a layer, for one image. They change with every step. Most states are floats.
  * `bytes` receives their number. Returns null if there is no such state. */

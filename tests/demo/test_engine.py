@@ -72,6 +72,15 @@ REFUSE = """(names, open) => names.map((name) => {
   }
 })"""
 
+# The palettes of files, and by how much the memory grows with 100 runners that are closed.
+PALETTES = """(names, open) => {
+  const palettes = names.map((name) => Array.from(open(name, 1).palette()));
+  const { engine } = open(names[0], 1);
+  const before = engine.memory.buffer.byteLength;
+  for (let n = 0; n < 100; n++) open(names[0], 64).close();
+  return [palettes, engine.memory.buffer.byteLength - before];
+}"""
+
 RunNode = Callable[..., object]
 
 
@@ -169,6 +178,14 @@ def test_values_are_kept_anywhere_as_in_complete(run_node, build_tiny_model) -> 
         kept = keep(engine, given, index=3, seed=SEED, filters=filters, label=2)
         expected.append([(-(-kept.values * 255 // 15)).tolist(), kept.fewest])
     assert run_node(KEEP_ANYWHERE, [encode(model)]) == expected
+
+
+@needs_node
+def test_the_palette_is_read_and_closed_runners_free_their_memory(run_node, build_tiny_model) -> None:
+    models = [build_tiny_model(**CHANGES["palette"]), build_tiny_model()]
+    (own, none), growth = run_node(PALETTES, [encode(model) for model in models])
+    assert own == [band for colour in models[0].config.image.colours for band in colour] and none == []
+    assert growth < 2**21
 
 
 @needs_node
