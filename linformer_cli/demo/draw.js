@@ -3,7 +3,7 @@
 import { limit } from "./frame.js";
 import { complain, find } from "./load.js";
 import { readPicture } from "./look.js";
-import { addCanvases, cssColour, nameColour, paintImage } from "./paint.js";
+import { addCanvases, cssColour, nameColour, paintImage, saveImages } from "./paint.js";
 import { Pixels } from "./pixels.js";
 import { offerClasses } from "./sample.js";
 import { Strokes } from "./strokes.js";
@@ -20,6 +20,7 @@ export function setUpDraw(engine, shape, model) {
   let seed = 1, sent = null, busy = false, wanted = false;
   let drawing = false, erased = false; // whether the pen or the eraser draws now, and the eraser has been used
   let example = 0, empty = colours; // the number of the sample on the board, and whether it is still to be drawn
+  let shown = []; // the finished completions
   let tries = 1; // times the usual number of particles
 
   canvas.style.aspectRatio = aspect;
@@ -54,7 +55,7 @@ export function setUpDraw(engine, shape, model) {
     sent = key;
     busy = true;
     find("completions").ariaBusy = true;
-    find("few").hidden = true;
+    find("few").hidden = find("draw-save").hidden = true;
     engine.run(job, ({ images, done, rate, particles, few }) => {
       images.forEach((image, n) => paintImage(canvases[n], shape, image, kept));
       canvases.forEach((canvas, n) => canvas.classList.toggle("old", n >= images.length));
@@ -64,6 +65,7 @@ export function setUpDraw(engine, shape, model) {
       if (done) {
         find("completions").ariaBusy = false;
         find("few").hidden = !few;
+        [shown, find("draw-save").hidden] = [images, false];
         find("few-said").textContent = `Few of ${particles} tries fit what is kept, in ${few} of ${COUNT} completions.`;
         find("tries").hidden = tries > 1;
       }
@@ -147,6 +149,7 @@ export function setUpDraw(engine, shape, model) {
     seed++;
     ask();
   };
+  find("draw-save").onclick = () => saveImages(shape, shown, COUNT / 2, `${model.name.split("/").pop()}-completed.png`);
   find("tries").onclick = () => {
     tries = 4;
     ask();

@@ -52,6 +52,22 @@ export function paintGrid(canvas, shape, images, columns) {
   });
 }
 
+/** Lets the browser save images side by side as an enlarged PNG. */
+export function saveImages(shape, images, columns, name) {
+  const small = document.createElement("canvas");
+  paintGrid(small, shape, images, columns);
+  const factor = Math.max(1, Math.round(1000 / small.width));
+  const large = Object.assign(document.createElement("canvas"), { width: small.width * factor, height: small.height * factor });
+  const context = large.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  context.drawImage(small, 0, 0, large.width, large.height);
+  large.toBlob((blob) => {
+    const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: name });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  });
+}
+
 /** Adds canvases for images to an element. */
 export function addCanvases(parent, shape, count, label) {
   return Array.from({ length: count }, (_, n) => {

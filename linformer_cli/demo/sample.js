@@ -1,7 +1,7 @@
 // The view "Sample": images that are drawn at the same time.
 
 import { find } from "./load.js";
-import { addCanvases, paintGrid, paintImage } from "./paint.js";
+import { addCanvases, paintImage, saveImages } from "./paint.js";
 
 const COUNT = 32, COLUMNS = 8;
 
@@ -48,19 +48,8 @@ export function setUpSample(engine, shape, model) {
   seed.onchange = temperature.onchange = find("class").onchange = draw;
 
   find("save").onclick = () => {
-    const small = document.createElement("canvas");
-    paintGrid(small, shape, shown, COLUMNS);
-    const factor = Math.max(1, Math.round(1000 / small.width));
-    const large = Object.assign(document.createElement("canvas"), { width: small.width * factor, height: small.height * factor });
-    const context = large.getContext("2d");
-    context.imageSmoothingEnabled = false;
-    context.drawImage(small, 0, 0, large.width, large.height);
-    large.toBlob((blob) => {
-      const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob) });
-      link.download = `${model.name.split("/").pop()}-seed-${seed.valueAsNumber}-temperature-${temperature.value}.png`;
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-    });
+    const name = `${model.name.split("/").pop()}-seed-${seed.valueAsNumber}-temperature-${temperature.value}.png`;
+    saveImages(shape, shown, COLUMNS, name);
   };
   return { show: () => find("save").disabled && draw() }; // the last images may be half drawn
 }

@@ -136,6 +136,9 @@ def test_the_line_and_the_pen_follow_the_keyboard(open_view) -> None:
     page.wait(f"{COUNT_INK} > 8")
     page.wait(COMPLETED)
     assert page.evaluate("document.getElementById('draw-speed').textContent") == ""  # the model drew nothing
+    page.evaluate("HTMLAnchorElement.prototype.click = function () { document.title = this.download; }")
+    page.click("#draw-save")
+    page.wait("document.title === 'mnist-deep-completed.png'")
 
 
 def test_a_change_of_the_tab_loses_no_value(open_view) -> None:
@@ -152,6 +155,9 @@ def test_a_change_of_the_tab_loses_no_value(open_view) -> None:
     assert found[0] == found[1]
     page.click("#tab-sample")  # its images are half drawn
     page.wait("!document.getElementById('save').disabled")
+    page.evaluate("HTMLAnchorElement.prototype.click = function () { document.title = this.download; }")
+    page.click("#save")
+    page.wait("document.title === 'mnist-deep-seed-0-temperature-1.png'")
 
 
 @needs_library
