@@ -22,9 +22,9 @@ IMAGES, WINDOWS = Words("image", "bits/dim"), Words("window", "bits/byte")
 LARGEST_INTEGER = 2**63 - 1
 
 
-def format_bits(bits: float, error: float | None, digits: int = 4) -> str:
+def format_bits(bits: float, error: float | None, digits: int = 4, sign: str = "") -> str:
     """Bits/dim with the standard error, such as '0.6929 +- 0.0030', or '0.6929' without one (for a single image)."""
-    return f"{bits:.{digits}f}" if error is None else f"{bits:.{digits}f} +- {error:.{digits}f}"
+    return f"{bits:{sign}.{digits}f}" + ("" if error is None else f" +- {error:.{digits}f}")
 
 
 def format_duration(seconds: float) -> str:

@@ -2,17 +2,20 @@
 
 import dataclasses
 import json
+import math
 import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from training_runs import Watcher
 
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.comparison import results
 from linformer_cli.comparison import speed as speed_module
+from linformer_cli.comparison.differences import find_groups, measure_bits, read_runs
 from linformer_cli.comparison.entries import (
     Conditions,
     Entry,
@@ -318,6 +321,30 @@ def test_only_a_finished_run_is_timed(tmp_path, raises_one_line) -> None:
     for use in (lambda entry: draw_samples(entry, "cpu"), time_sampling, time_training):
         with raises_one_line(LintxError, "is not finished"):
             use(entry)
+
+
+# Bits of images
+
+
+def test_bits_are_kept_for_the_weights_that_gave_them(finished) -> None:
+    assert read_runs([finished]) == {}
+    measure_bits(finished, SETS[1], "cpu")
+    (bits,) = read_runs([finished])["linear"]
+    training = finished.finished.info.training
+    assert len(bits) == 12 and float(bits.mean()) == pytest.approx(training.validation_bits_per_dim, rel=1e-6)
+    record = json.loads(finished.bits_file.read_text())
+    for change in ({"weights_sha256": "0"}, {"images": 11}, {"bits_per_dim": [math.nan] * 12}):
+        finished.bits_file.write_text(json.dumps(record | change))
+        assert read_runs([finished]) == {}
+
+
+def test_a_group_has_those_that_differ_by_at_most_two_errors_from_its_best() -> None:
+    images = torch.linspace(0, 50, 8).expand(2, 8)
+    wave = torch.tensor([0.1, -0.1] * 4)
+    bits = {"worse": images + 1, "noisy": images + wave + 0.01, "best": images, "same": images + 1 + wave}
+    assert find_groups(bits) == {"best": 1, "noisy": 1, "worse": 2, "same": 2}
+    seeds = torch.tensor([[-0.5], [0.6]])
+    assert find_groups({"best": images, "seeds": images + seeds}) == {"best": 1, "seeds": 1}
 
 
 # Rows

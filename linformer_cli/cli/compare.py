@@ -36,6 +36,7 @@ class CompareOptions:
     images: int | None = option(
         None, f"Training images for each mechanism; default {_IMAGES}.", min=1, max=LARGEST_STEP
     )
+    seeds: int = count(1, "Runs of each mechanism, with the seeds from --seed on; the table has means and groups.")
     match_parameters: bool = option(
         False,
         "Give all models as many parameters as the first, by their feed-forward width.",
@@ -73,13 +74,14 @@ def compare(asked: CompareOptions) -> None:
     - `lintx compare --runs runs/comparison --no-train --format md --plot comparison.png`
 
     All runs have the same network except for the attention, the same settings, and the same images in the same order.
-    The table shows final validation bits/dim, parameters, state, and images/s of training and sampling. Repeating the
-    command continues: finished work is not done again. Ctrl-C saves the current run and shows the table.
+    The table shows final validation bits/dim, their difference from the first row on the same images, parameters,
+    state, and images/s of training and sampling. Repeating the command continues: finished work is not done again.
+    Ctrl-C saves the current run and shows the table.
     """
     _check_options(asked)
 
     from linformer_cli.comparison.entries import plan_entries
-    from linformer_cli.comparison.results import ComparisonReport, describe_entry
+    from linformer_cli.comparison.results import ComparisonReport, describe_entries
     from linformer_cli.comparison.speed import forget_speeds
 
     plan, conditions = _plan(asked)
@@ -93,10 +95,10 @@ def compare(asked: CompareOptions) -> None:
         failures: dict[str, str] = {}
         if asked.train:
             _work(entries, sets, conditions, failures, stop)
-        rows = [describe_entry(entry, conditions, failures) for entry in entries]
-        lengths = {"images": plan.images, "max_time": plan.max_time, "batch": asked.batch, "repeats": asked.repeats}
-        first = entries[0].config
-        settings = {**lengths, "data": first.data, "train": first.train}
+        rows = describe_entries(entries, conditions, failures)
+        settings = {key: getattr(plan, key) for key in ("images", "max_time", "seeds")}
+        settings |= {key: getattr(asked, key) for key in ("batch", "repeats")}
+        settings |= {key: getattr(entries[0].config, key) for key in ("data", "train")}
         return ComparisonReport(rows=rows, settings=settings, failures=failures)
 
     run_and_show(asked.style, asked.json, run, {"plot": asked.plot})
@@ -135,6 +137,7 @@ def _plan(asked: CompareOptions) -> "tuple[Plan, Conditions]":
         asked.preset,
         data,
         chosen.model_dump(include={"evaluate_images", "seed", "device"}) | {"precision": kind.value},
+        asked.seeds,
     )
     return plan, Conditions(place.value, kind.value, asked.batch, asked.repeats)
 
@@ -147,6 +150,7 @@ def _work(
     stop: StopRequest,
 ) -> None:
     """Do the remaining work until `stop` is set. Note errors in `failures`."""
+    from linformer_cli.comparison.differences import measure_bits
     from linformer_cli.comparison.entries import draw_samples, train_entry
     from linformer_cli.comparison.speed import time_sampling_once, time_training_once
 
@@ -164,10 +168,11 @@ def _work(
             with _noting(entry, failures):
                 if draw_samples(entry, conditions.device, check):
                     info(f"wrote {entry.samples_file}")
+                measure_bits(entry, images[1], conditions.device, check)
         for _ in range(conditions.repeats):
             for entry in done:
                 check()
-                if entry.variant.label not in failures:
+                if entry.is_timed and entry.variant.label not in failures:
                     with _noting(entry, failures):
                         time_training_once(entry, images, conditions)
                         time_sampling_once(entry, conditions, check)

@@ -216,9 +216,8 @@ def _list_facts(result: dict[str, Any], bits: "Bits", words: Words) -> dict[str,
             f"{bits.values_per_image} added, to compare with a model without classes)"
         )
     if (against := result.get("against")) is not None:
-        difference = format_bits(against["difference"], against["difference_standard_error"])
-        sign = "+" if against["difference"] > 0 else ""
-        facts["difference"] = f"{sign}{difference}  (this model minus {against['checkpoint']})"
+        difference = format_bits(against["difference"], against["difference_standard_error"], sign="+")
+        facts["difference"] = f"{difference}  (this model minus {against['checkpoint']})"
     return facts
 
 

@@ -1,8 +1,9 @@
 """The runs of a comparison, all under the same conditions. Finished work, which files keep, is not repeated."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ class Conditions:
 class Plan:
     """What all runs have in common: the folder, the length of training, and the sources of settings.
 
-    Each run trains on `images` images, or else for `max_time` seconds. With `match`, models have equal sizes.
+    Each run trains on `images` images, or else for `max_time` seconds. With `match`, models have equal sizes. Each
+    mechanism has runs with `seeds` seeds, which begin with that of `train`.
     """
 
     runs: Path
@@ -73,15 +75,17 @@ class Plan:
     preset: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
+    seeds: int = 1
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One mechanism of a comparison: its run, and the files of its times and its samples."""
+    """A run of the mechanism `name`, and its files. The label of `variant` adds the seed, except for the first seed."""
 
     variant: Variant
     config: RunConfig
     folder: RunFolder
+    name: str
 
     @property
     def training_file(self) -> Path:
@@ -90,6 +94,15 @@ class Entry:
     @property
     def sampling_file(self) -> Path:
         return self.folder.path / "sampling.json"
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether speeds are measured: for the first seed."""
+        return self.variant.label == self.name
+
+    @property
+    def bits_file(self) -> Path:
+        return self.folder.path / "validation.json"
 
     @property
     def step_images(self) -> int:
@@ -140,7 +153,7 @@ def choose_training(file: Path | None, given: Mapping[str, Any], say: Callable[[
 def plan_entries(
     variants: Sequence[Variant], plan: Plan, load: Callable[[Settings], tuple[ImageSet, ImageSet]]
 ) -> tuple[list[Entry], tuple[ImageSet, ImageSet]]:
-    """Return an entry for each of `variants`, and the training and validation images. `load` is called only once.
+    """Return an entry for each seed and each of `variants`, and the training and validation images, loaded once.
 
     Apart from the mechanism, all runs have the same network and settings; with `plan.match`, the feed-forward widths
     differ. Raises `UsageError` if a run exists with other settings, and what `match_parameters` raises.
@@ -148,7 +161,7 @@ def plan_entries(
     entries: list[Entry] = []
     loaded: tuple[ImageSet, ImageSet] | None = None
     wanted: int | None = None
-    for variant in variants:
+    for place, variant in itertools.product(range(plan.seeds), variants):
         model = {"attention": variant.attention, "attention_options": variant.options}
         train = {**plan.train, "steps": 1}
         given = Given(plan.preset, model, plan.data, train)
@@ -159,8 +172,10 @@ def plan_entries(
             wanted = wanted or count_parameters(config.model)
             config = config.model_copy(update={"model": match_parameters(config.model, wanted)})
         lengths = _choose_lengths(plan, config.train)
-        config = config.model_copy(update={"train": config.train.model_copy(update=lengths)})
-        entry = Entry(variant, config, RunFolder(plan.runs / variant.label))
+        seed = config.train.seed + place
+        config = config.model_copy(update={"train": config.train.model_copy(update={**lengths, "seed": seed})})
+        own = replace(variant, label=f"{variant.label}-seed{seed}") if place else variant
+        entry = Entry(own, config, RunFolder(plan.runs / own.label), variant.label)
         _require_same(entry)
         entries.append(entry)
     if loaded is None:

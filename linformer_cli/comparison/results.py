@@ -10,10 +10,12 @@ from linformer_cli.checkpoint import load_weights
 from linformer_cli.checkpoint_files import TrainingSummary
 from linformer_cli.config import TrainConfig
 from linformer_cli.errors import CheckpointError
+from linformer_cli.evaluation.bits import measure_mean
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, number_styles, render_plot
 from linformer_cli.report.tables import Column, Output, RecordTable, Report, Shown, TableStyle, list_columns
 from linformer_cli.system.timing import Timing
 from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_count, format_duration
+from .differences import find_groups, read_runs
 from .entries import Conditions, Entry
 from .speed import TIMED_STEPS, read_samples, sampling_speed, training_speed
 
@@ -23,6 +25,8 @@ class ComparisonRow:
     """The figures of one mechanism. Unknown figures are None, and `missing` gives the reason.
 
     `steps` and `images` are those of the last checkpoint. Samples are times of `TIMED_STEPS` steps, or of a batch.
+    `difference` is bits/dim minus those of the first row, on the same images. With several seeds, bits/dim are means
+    over them, and the other figures are those of the first seed.
     """
 
     name: Annotated[str, Shown("attention")]
@@ -34,6 +38,9 @@ class ComparisonRow:
     bits_per_dim: float | None = None
     standard_error: float | None = None
     validation_images: int | None = None
+    difference: float | None = None
+    difference_standard_error: float | None = None
+    group: Annotated[int | None, Shown("group")] = None
     parameters: Annotated[int | None, Shown("parameters", format_count)] = None
     state_bytes_per_image: Annotated[int | None, Shown("state", format_bytes)] = None
     device: str
@@ -53,6 +60,11 @@ class ComparisonRow:
     def bits(self) -> str | None:
         return None if self.bits_per_dim is None else format_bits(self.bits_per_dim, self.standard_error, digits=3)
 
+    @property
+    def paired(self) -> Annotated[str | None, Shown("difference")]:
+        error = self.difference_standard_error
+        return None if self.difference is None else format_bits(self.difference, error, sign="+")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonReport(Report):
@@ -70,6 +82,27 @@ class ComparisonReport(Report):
             stopped="Stopped and saved; repeat the command to continue",
             failure=f"{count} failed: {', '.join(self.failures)}; the table says why" if self.failures else None,
         )
+
+
+def describe_entries(entries: Sequence[Entry], conditions: Conditions, failures: dict[str, str]) -> list[ComparisonRow]:
+    """The row of each mechanism, from its runs with all seeds; `describe_entry` explains `failures`."""
+    rows: dict[str, ComparisonRow] = {}
+    for entry in entries:
+        row = describe_entry(entry, conditions, failures)
+        first = rows.setdefault(entry.name, row)
+        if first is not row and row.missing:
+            reasons = filter(None, (first.missing, f"{row.name}: {row.missing}"))
+            rows[entry.name] = replace(first, missing="; ".join(reasons))
+    runs, reference = read_runs(entries), entries[0].name
+    groups = find_groups(runs) if len(entries) > len(rows) else {}
+    for name, bits in runs.items():
+        mean, error = measure_mean(bits)
+        row = replace(rows[name], bits_per_dim=mean, standard_error=error, group=groups.get(name))
+        if name != reference and reference in runs:
+            difference, error = measure_mean(bits - runs[reference])
+            row = replace(row, difference=difference, difference_standard_error=error)
+        rows[name] = row
+    return list(rows.values())
 
 
 def describe_entry(entry: Entry, conditions: Conditions, failures: dict[str, str]) -> ComparisonRow:
@@ -117,7 +150,7 @@ def describe_entry(entry: Entry, conditions: Conditions, failures: dict[str, str
         images_per_second=rate,
         images_per_second_quartiles=quartiles,
         samples_seconds=drawn,
-        missing=failure or (f"{untimed} not timed" if untimed else None),
+        missing=failure or (f"{untimed} not timed" if untimed and entry.is_timed and conditions.repeats else None),
     )
 
 
@@ -141,16 +174,17 @@ def _list_table_columns(rows: Sequence[ComparisonRow], words: Words) -> tuple[Co
         "training_images_per_second": Shown(f"train {short}/s", format_count),
         "images_per_second": Shown(f"draw {short}/s", format_count),
     }
-    missing = " missing" if any(row.missing for row in rows) else ""
-    keys = f"name bits parameters state_bytes_per_image {' '.join(rates)}{missing}"
-    return list_columns(ComparisonRow, keys, {"bits": Shown(words.bits), **rates})
+    keys = f"name bits paired group parameters state_bytes_per_image {' '.join(rates)} missing".split()
+    known = [key for key in keys if any(getattr(row, key) is not None for row in rows)]
+    return list_columns(ComparisonRow, " ".join(known), {"bits": Shown(words.bits), **rates})
 
 
 _CSV_COLUMNS = list_columns(
     ComparisonRow,
-    "name attention attention_options images bits_per_dim standard_error validation_images parameters "
-    "state_bytes_per_image device training_batch training_precision training_images_per_second "
-    "training_images_per_second_quartiles batch images_per_second images_per_second_quartiles missing",
+    "name attention attention_options images bits_per_dim standard_error validation_images difference "
+    "difference_standard_error group parameters state_bytes_per_image device training_batch training_precision "
+    "training_images_per_second training_images_per_second_quartiles batch images_per_second "
+    "images_per_second_quartiles missing",
 )
 
 

@@ -1,9 +1,10 @@
 """The speeds of finished runs, timed in interleaved repeats and kept in files in the folder of each run."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -92,21 +93,25 @@ def _add_sample(file: Path, speed: Speed, repeats: int, measure: Callable[[int],
     samples = read_samples(file, speed)
     if len(samples) >= repeats:
         return False
-    record = {**vars(speed), "samples_seconds": [*samples, measure(len(samples))]}
-    write_file(file, (to_json(record) + "\n").encode())
+    keep_samples(file, speed, [*samples, measure(len(samples))])
     return True
 
 
-def read_samples(file: Path, speed: Speed) -> list[float]:
-    """Return the seconds kept in `file`. The list is empty if they were measured under other conditions."""
+def read_samples(file: Path, asked: Any, key: str = "samples_seconds") -> list[float]:
+    """The figures kept in `file`, such as seconds. The list is empty if their conditions were not those of `asked`."""
     try:
         record = read_json(file)
-        same = Speed(**{key: record.get(key) for key in vars(speed)}) == speed
-        samples: list[float] = record["samples_seconds"] if same else []
+        same = all(record.get(name) == value for name, value in vars(asked).items())
+        samples: list[float] = record[key] if same else []
         # No clock measures less than a nanosecond.
         return samples if all(isinstance(one, float) and _SHORTEST <= one < math.inf for one in samples) else []
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
+
+
+def keep_samples(file: Path, conditions: Any, samples: Sequence[float], key: str = "samples_seconds") -> None:
+    """Write `samples` with the fields of the record `conditions`."""
+    write_file(file, (to_json({**vars(conditions), key: samples}) + "\n").encode())
 
 
 def forget_speeds(entry: Entry) -> None:

@@ -165,6 +165,13 @@ def _to_bits(nats_per_image: Tensor, values: int) -> Tensor:
 
 
 def _mean_and_error(nats_per_image: Tensor, values: int) -> tuple[float, float | None]:
-    bits = _to_bits(nats_per_image, values)
-    error = float(bits.std()) / math.sqrt(len(bits)) if len(bits) > 1 else None
-    return float(bits.mean()), error
+    return measure_mean(_to_bits(nats_per_image, values)[None])
+
+
+def measure_mean(bits: Tensor) -> tuple[float, float | None]:
+    """The mean of `bits` [S, N] of S runs and N images, and its standard error: over images and, if S > 1, over runs.
+
+    The variances of both means are added. Noise of single images counts twice, so the error is rather too large.
+    """
+    means = [part for part in (bits.mean(dim=0), bits.mean(dim=1)) if len(part) > 1]
+    return float(bits.mean()), math.sqrt(sum(float(part.var()) / len(part) for part in means)) if means else None

@@ -75,11 +75,22 @@ def test_compare_trains_each_mechanism_once(lintx, finished, tmp_path, monkeypat
 
 @pytest.mark.smoke
 def test_compare_can_measure_speeds_later(lintx, tmp_path):
-    arguments = ["--attention", "linear", "--json"]
-    trained = compare(lintx, tmp_path, *arguments, "--repeats", 0).document["rows"][0]
-    assert trained["missing"] == "training and sampling not timed" and trained["bits_per_dim"] is not None
+    """The speeds are those of the first seed, whose run is that of a comparison without --seeds."""
+    arguments = ["--attention", "linear,softmax", "--repeats", 0, "--images", 16]
+    first, second = compare(lintx, tmp_path, *arguments, "--seeds", 2, "--json").document["rows"]
+    assert first["missing"] is second["missing"] is first["difference"] is None and first["group"] is not None
+    assert second["difference"] == pytest.approx(second["bits_per_dim"] - first["bits_per_dim"], abs=1e-9)
+    assert second["difference_standard_error"] > 0 and (tmp_path / "softmax-seed1" / "last").is_dir()
+    table = compare(lintx, tmp_path, *arguments, "--seeds", 2, "--no-train", "--format", "md").stdout
+    assert "| difference" in table and "| group" in table and "img/s" not in table and "missing" not in table
+    assert f" {second['difference']:+.4f} +- {second['difference_standard_error']:.4f} " in table
+    (tmp_path / "softmax" / "validation.json").unlink()
+    assert "difference" not in compare(lintx, tmp_path, *arguments, "--no-train").stdout
+    arguments = ["--attention", "linear", "--images", 16, "--json"]
+    untimed = compare(lintx, tmp_path, *arguments, "--no-train").document["rows"][0]
+    assert untimed["missing"] == "training and sampling not timed" and untimed["group"] is None
     timed = compare(lintx, tmp_path, *arguments).document["rows"][0]
-    assert timed["missing"] is None and timed["bits_per_dim"] == trained["bits_per_dim"]
+    assert timed["missing"] is None and timed["bits_per_dim"] == untimed["bits_per_dim"] != first["bits_per_dim"]
     refused = compare(lintx, tmp_path, "--retime", "--repeats", 0)
     assert refused.code == 2 and "--repeats 0" in refused.stderr
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from linformer_cli.config import ImageShape
-from linformer_cli.evaluation.bits import Bits, measure_nats
+from linformer_cli.evaluation.bits import Bits, measure_mean, measure_nats
 
 
 def pictures(count: int, shape: tuple[int, ...] = (8, 8, 1)) -> np.ndarray:
@@ -61,6 +61,7 @@ def test_the_standard_error_of_a_difference_comes_from_the_differences_of_single
     tables = [[[1.0, 3.0], [8.0, 4.0]], [[2.0, 1.0], [5.0, 5.0]]]
     models = [Table(torch.tensor(table, dtype=torch.float64) * math.log(2)) for table in tables]
     one, other = (measure_nats(model, model.images()) for model in models)  # type: ignore[arg-type]
+    assert measure_mean(torch.tensor([[1.0, 1.0], [3.0, 3.0]])) == (2, 1)  # two runs without noise of images
     assert one.measure_difference(other) == pytest.approx((0.75, 0.25), rel=1e-12)
     assert other.measure_difference(one) == pytest.approx((-0.75, 0.25), rel=1e-12)
     assert one.describe().standard_error == pytest.approx(2, rel=1e-12)
