@@ -361,7 +361,7 @@ def test_eval_reports_bits_per_dim_with_and_without_the_first_value(lintx, run_f
     assert document["images"] == 6 and document["images_in_split"] == 200
     arguments[arguments.index("--limit") + 1] = 1
     one = lintx(*arguments[:-1], "--against", run_folder)
-    assert one.code == 0 and "+-" not in one.stdout and "difference           0.0000  (this model minus" in one.stdout
+    assert one.code == 0 and "+-" not in one.stdout and "difference           +0.0000  (this model minus" in one.stdout
     assert lintx(*arguments).document["standard_error"] is None  # a single image has no standard error
     np.save(tmp_path / "test-images.npy", np.zeros((2, 8, 8), np.uint8))
     refused = lintx("eval", run_folder, "--data", f"array:{tmp_path}", "--split", "test")
