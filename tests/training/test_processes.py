@@ -188,8 +188,8 @@ def test_a_stop_of_one_process_reaches_both_and_the_run_is_saved_once(tmp_path: 
         assert time.monotonic() < deadline and first.process.is_alive()
         time.sleep(0.05)
     second.send_signal(signal.SIGTERM)
-    (code, _, errors), (other, _, silence) = first.finish(), second.finish()
-    assert code == other == 143
+    assert first.wait() == second.wait() == 143  # reading the messages first would wait without a limit
+    errors, silence = first.finish()[2], second.finish()[2]
     assert errors.count("Stopped at step ") == 1 and "Stopped" not in silence
     stopped = int(errors.split("Stopped at step ")[1].split(",")[0])
     assert read_checkpoint(run / "last").info.training.step == stopped
@@ -208,14 +208,15 @@ def test_images_missing_after_a_kill_are_drawn_later_and_equal_those_of_one_proc
     run_alone("sample", tiny_checkpoint, *SAMPLE, "--out", tmp_path / "alone.png", "--files", alone)
     arguments = ["sample", tiny_checkpoint, *SAMPLE, "--out", tmp_path / "shared.png", "--files", shared]
     first, second = start_team(*arguments, dying=4)
-    code, _, errors = first.finish()
-    assert code == 1 and second.wait() == -signal.SIGKILL
+    assert first.wait() == 1 and second.wait() == -signal.SIGKILL
+    errors = first.finish()[2]
     assert "the same command draws what is missing" in errors
     written = {path.name: path.stat().st_mtime_ns for path in shared.iterdir()}
     assert "00001.png" in written and "00007.png" not in written
     first, second = start_team(*arguments, "--json")
-    code, stdout, errors = first.finish()
-    assert code == second.wait() == 0, errors
+    codes = first.wait(), second.wait()
+    _, stdout, errors = first.finish()
+    assert codes == (0, 0), errors
     found = json.loads(stdout)
     assert (found["images"], found["drawn"], found["processes"]) == (11, 11 - len(written), 2)
     for index in range(11):
