@@ -21,6 +21,7 @@ from .checkpoint_files import (
     CARD,
     CHECKPOINT_FORMAT,
     CONFIG,
+    REPLACED,
     TRAINING,
     WEIGHTS,
     CheckpointInfo,
@@ -280,9 +281,9 @@ def _load_tensors(
 def _is_replaced(checkpoint: Checkpoint) -> bool:
     """Whether another checkpoint, such as the next save of a run, has replaced this one."""
     try:
-        return read_checkpoint(checkpoint.path) != checkpoint
+        return checkpoint.path.name.endswith(REPLACED) or read_checkpoint(checkpoint.path) != checkpoint
     except CheckpointError:
-        return not checkpoint.path.exists()
+        return not (checkpoint.path / CONFIG).is_file()
 
 
 def _read_tensors(file: Path, digest: str, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -31,6 +31,7 @@ from .version import __version__
 
 DEFAULT_CHECKPOINT = "mnist-deep"
 WEIGHTS, CONFIG, TRAINING, CARD = "model.safetensors", "config.json", "training.safetensors", "README.md"
+REPLACED = ".replaced"  # the end of the name of an older checkpoint, between the renames of a swap and until it is gone
 CHECKPOINT_FORMAT = 1
 LICENSE = r"^[a-z0-9][a-z0-9.-]*$"  # the identifiers of the Hub, such as mit or cc-by-4.0
 
@@ -109,14 +110,14 @@ def holds_checkpoint(folder: Path) -> bool:
 def _settled(folder: Path) -> Path | None:
     """Return `folder` if it holds a checkpoint, or the older one if a swap was interrupted between its renames."""
     whole = Path(os.path.abspath(folder))
-    aside = whole.parent / f".{whole.name}.replaced"
+    aside = whole.parent / f".{whole.name}{REPLACED}"
     # A swap may end between the first two looks.
     return next((path for path in (folder, aside, folder) if (path / CONFIG).is_file()), None)
 
 
 def replace_folder(writing: Path, folder: Path) -> None:
     """Put the folder `writing` in the place of `folder`. Between the two renames, the older one is still found."""
-    aside = folder.with_name(f".{folder.name}.replaced")
+    aside = folder.with_name(f".{folder.name}{REPLACED}")
     if folder.exists():
         shutil.rmtree(aside, ignore_errors=True)
         if aside.exists():  # on a network file system, files that another process has opened remain
@@ -124,6 +125,7 @@ def replace_folder(writing: Path, folder: Path) -> None:
         os.rename(folder, aside)
     os.rename(writing, folder)
     flush_folder(folder.parent)
+    (aside / CONFIG).unlink(missing_ok=True)  # first, because a folder with this file is taken for whole
     shutil.rmtree(aside, ignore_errors=True)
 
 
