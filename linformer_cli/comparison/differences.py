@@ -18,7 +18,7 @@ from .speed import keep_samples, read_samples
 
 @dataclass(frozen=True)
 class Validation:
-    """What was validated: the weights with this checksum on so many images."""
+    """What was validated: the weights with this checksum, and the number of images."""
 
     weights_sha256: str
     images: int | None
