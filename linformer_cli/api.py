@@ -82,9 +82,8 @@ def train(
     given = Given(config.get("preset"), tables["model"], {**tables["data"], **own}, tables["train"])
     settings = merge_settings(given)
     images = load_for_training(settings.data) if isinstance(data, str) else _hold_out(data, labels)
-    for note in images[0].notes:
-        if " skipped: " in note:
-            warnings.warn(note, stacklevel=2)
+    for note in images[0].skipped:
+        warnings.warn(note, stacklevel=2)
     shape, classes = images[0].shape, images[0].classes
     if settings.data.name.startswith("folder:"):
         settings = merge_settings(given, pictures=Pictures(shape, classes))
@@ -121,8 +120,9 @@ def _hold_out(images: NDArray[np.uint8], labels: NDArray[np.int64] | None) -> tu
     """The training and validation images of an array."""
     if images.dtype != np.uint8 or images.ndim != 4 or len(images) < 2:
         raise UsageError(f"images must be uint8 [N, H, W, C] with N > 1, found {images.dtype} {list(images.shape)}")
-    if labels is not None and len(labels) != len(images):
-        raise UsageError(f"found {len(images)} images but {len(labels)} labels; give one label per image")
+    if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):
+        found = f"{labels.dtype} {list(labels.shape)}"
+        raise UsageError(f"labels must be the numbers of classes, int64 [{len(images)}], found {found}")
     classes = 0 if labels is None else int(labels.max()) + 1
     first = len(images) - max(1, len(images) // 10)
 

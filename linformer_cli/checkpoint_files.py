@@ -70,9 +70,9 @@ def find_checkpoint(name: str | Path | None = None) -> Path:
 
 
 def names_model(name: str) -> bool:
-    """Whether an argument that may be a picture names a model: a folder, a shipped model or `hf:USER/NAME`."""
+    """Whether an argument that may be a picture names a model: a folder, `hf:USER/NAME`, or what has no ending."""
     path = Path(name)
-    return name.startswith(PREFIX) or path.is_dir() or (name in shipped_checkpoints() and not path.exists())
+    return name.startswith(PREFIX) or path.is_dir() or not (path.suffix or path.exists())
 
 
 def _find(name: str | Path, path: Path) -> Path:

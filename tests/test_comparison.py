@@ -31,7 +31,7 @@ from linformer_cli.comparison.results import ComparisonRow, describe_entry
 from linformer_cli.comparison.speed import (
     TIMED_STEPS,
     forget_speeds,
-    read_samples,
+    read_figures,
     sampling_speed,
     time_sampling_once,
     time_training_once,
@@ -253,16 +253,16 @@ def test_a_grid_is_drawn_once_per_checkpoint(finished) -> None:
 def test_repeats_are_kept_until_there_are_enough(finished) -> None:
     speed = sampling_speed(finished.finished, SMALL_BATCH)
     assert [time_sampling(finished, 2) for _ in range(3)] == [True, True, False]
-    samples = read_samples(finished.sampling_file, speed)
+    samples = read_figures(finished.sampling_file, speed)
     assert len(samples) == 2 and min(samples) > 0
     assert time_sampling(finished, 3)
-    assert read_samples(finished.sampling_file, speed)[:2] == samples
+    assert read_figures(finished.sampling_file, speed)[:2] == samples
     assert [time_training(finished, 2) for _ in range(3)] == [True, True, False]
     speed = training_speed(finished, CPU)
-    samples = read_samples(finished.training_file, speed)
+    samples = read_figures(finished.training_file, speed)
     assert len(samples) == 2 and min(samples) > 0
     forget_speeds(finished)
-    assert read_samples(finished.training_file, speed) == [] and time_sampling(finished)
+    assert read_figures(finished.training_file, speed) == [] and time_sampling(finished)
     forget_speeds(finished)
     forget_speeds(finished)
 
@@ -279,19 +279,19 @@ def test_every_repeat_draws_other_images(finished, monkeypatch) -> None:
 def test_times_measured_under_other_conditions_are_not_used(finished, monkeypatch) -> None:
     speed = sampling_speed(finished.finished, SMALL_BATCH)
     time_sampling(finished)
-    assert len(read_samples(finished.sampling_file, speed)) == 1
+    assert len(read_figures(finished.sampling_file, speed)) == 1
     for changes in ({"batch": 4}, {"device": "mps"}, {"threads": 99}, {"precision": "bf16"}, {"weights_sha256": "0"}):
-        assert read_samples(finished.sampling_file, dataclasses.replace(speed, **changes)) == []
+        assert read_figures(finished.sampling_file, dataclasses.replace(speed, **changes)) == []
     for changes in ({"processor": "another"}, {"torch": "9.9"}, {"kernels": not speed.kernels}):
-        assert read_samples(finished.sampling_file, dataclasses.replace(speed, **changes)) == []
+        assert read_figures(finished.sampling_file, dataclasses.replace(speed, **changes)) == []
     monkeypatch.setattr(speed_module, "processor_name", lambda: "another")
-    assert read_samples(finished.sampling_file, sampling_speed(finished.finished, SMALL_BATCH)) == []
+    assert read_figures(finished.sampling_file, sampling_speed(finished.finished, SMALL_BATCH)) == []
     record = json.loads(finished.sampling_file.read_text())
     wrong = [["x"], [0.0], [-1.0], [1e-320], [True], ["1"], [float("nan")], [float("inf")], {"0": 1.0}]
     texts = [json.dumps({**record, "samples_seconds": seconds}) for seconds in wrong]
     for text in ("[1", "[]", "[" * 100_000, json.dumps({"samples_seconds": [1.0]}), *texts):
         finished.sampling_file.write_text(text)
-        assert read_samples(finished.sampling_file, speed) == []
+        assert read_figures(finished.sampling_file, speed) == []
 
 
 def test_timing_uses_the_settings_of_the_run_and_does_not_change_it(finished, monkeypatch) -> None:
@@ -351,7 +351,7 @@ def test_a_group_has_those_that_differ_by_at_most_two_errors_from_its_best() -> 
 
 
 def test_a_row_has_quality_speed_and_state_bytes(finished, monkeypatch) -> None:
-    monkeypatch.setattr(results, "read_samples", lambda *_arguments: [1.0, 2.0, 4.0])
+    monkeypatch.setattr(results, "read_figures", lambda *_arguments: [1.0, 2.0, 4.0])
     draw_samples(finished, "cpu")
     row = describe(finished)
     training = finished.finished.info.training

@@ -76,7 +76,7 @@ def score(asked: ScoreOptions) -> None:
     if not pictures:
         raise DataError(f"none of {len(files)} pictures can be read")
     if changed := len({picture.path for picture in pictures if picture.notes}):
-        info(f"{changed:,} of {len(files):,} pictures were changed to fit the model, for example resized")
+        info(f"{changed:,} of {len(files):,} pictures were changed to fit the model, for example resized or recoloured")
     images = np.stack([picture.image for picture in pictures])
     labels = None if label is None else np.full(len(images), label)
     nats = session.measure(images, asked.batch, labels).bits_per_image.tolist()

@@ -214,5 +214,5 @@ def load_images_to_fit(name: str, split: Split, data_dir: str | None, look: "Loo
 
 
 def _show_notes(images: "ImageSet") -> None:
-    for note in images.notes:
+    for note in (*images.notes, *images.skipped):
         info(f"{images.name}: {note}")

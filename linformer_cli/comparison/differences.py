@@ -13,7 +13,7 @@ from linformer_cli.errors import LintxError
 from linformer_cli.evaluation.bits import measure_mean, measure_nats
 from linformer_cli.system.signals import Check, never_stop
 from .entries import Entry
-from .speed import keep_samples, read_samples
+from .speed import keep_figures, read_figures
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ def measure_bits(entry: Entry, validation: ImageSet, device: str, check: Check =
         labels = validation.require_labels(classes) if (classes := model.config.required_classes) else None
         images = validation.images[: entry.config.train.evaluate_images]
         bits = measure_nats(model, images, before_batch=check, labels=labels).bits_per_image.tolist()
-        keep_samples(entry.bits_file, Validation(checkpoint.digest, len(bits)), bits, "bits_per_dim")
+        keep_figures(entry.bits_file, Validation(checkpoint.digest, len(bits)), bits, "bits_per_dim")
 
 
 def _read_bits(entry: Entry, checkpoint: Checkpoint) -> list[float]:
     asked = Validation(checkpoint.digest, checkpoint.info.training.validation_images)
-    return read_samples(entry.bits_file, asked, "bits_per_dim")
+    return read_figures(entry.bits_file, asked, "bits_per_dim")
 
 
 def read_runs(entries: Sequence[Entry]) -> dict[str, Tensor]:

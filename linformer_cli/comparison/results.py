@@ -17,7 +17,7 @@ from linformer_cli.system.timing import Timing
 from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_count, format_duration
 from .differences import find_groups, read_runs
 from .entries import Conditions, Entry
-from .speed import TIMED_STEPS, read_samples, sampling_speed, training_speed
+from .speed import TIMED_STEPS, read_figures, sampling_speed, training_speed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +132,8 @@ def describe_entry(entry: Entry, conditions: Conditions, failures: dict[str, str
         place = "not begun" if saved is None else _describe_place(entry.config.train, saved.info.training)
         return replace(row, missing=f"{place}: {failure}" if failure else place)
     training = finished.info.training
-    trained = read_samples(entry.training_file, training_speed(entry, conditions))
-    drawn = read_samples(entry.sampling_file, sampling_speed(finished, conditions))
+    trained = read_figures(entry.training_file, training_speed(entry, conditions))
+    drawn = read_figures(entry.sampling_file, sampling_speed(finished, conditions))
     training_rate, training_quartiles = _measure_rate(trained, TIMED_STEPS * entry.step_images)
     rate, quartiles = _measure_rate(drawn, conditions.batch)
     untimed = " and ".join(name for name, samples in (("training", trained), ("sampling", drawn)) if not samples)

@@ -90,14 +90,14 @@ def time_sampling_once(entry: Entry, conditions: Conditions, check: Check = neve
 
 def _add_sample(file: Path, speed: Speed, repeats: int, measure: Callable[[int], float]) -> bool:
     """Add what `measure` returns for the number of samples in `file`, unless there are enough."""
-    samples = read_samples(file, speed)
+    samples = read_figures(file, speed)
     if len(samples) >= repeats:
         return False
-    keep_samples(file, speed, [*samples, measure(len(samples))])
+    keep_figures(file, speed, [*samples, measure(len(samples))])
     return True
 
 
-def read_samples(file: Path, asked: Any, key: str = "samples_seconds") -> list[float]:
+def read_figures(file: Path, asked: Any, key: str = "samples_seconds") -> list[float]:
     """The figures kept in `file`, such as seconds. The list is empty if their conditions were not those of `asked`."""
     try:
         record = read_json(file)
@@ -109,7 +109,7 @@ def read_samples(file: Path, asked: Any, key: str = "samples_seconds") -> list[f
         return []
 
 
-def keep_samples(file: Path, conditions: Any, samples: Sequence[float], key: str = "samples_seconds") -> None:
+def keep_figures(file: Path, conditions: Any, samples: Sequence[float], key: str = "samples_seconds") -> None:
     """Write `samples` with the fields of the record `conditions`."""
     write_file(file, (to_json({**vars(conditions), key: samples}) + "\n").encode())
 

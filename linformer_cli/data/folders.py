@@ -41,12 +41,13 @@ _LOOK = TypeAdapter(Look)
 
 @dataclass(frozen=True)
 class FolderImages:
-    """The images of one split, uint8 [N, H, W, C], a view of a file; labels int64 [N] or None; lines to show."""
+    """The images of one split, uint8 [N, H, W, C], a view of a file, with labels int64 [N] or None, as in `ImageSet`."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None
     look: Look
     notes: tuple[str, ...]
+    skipped: tuple[str, ...]
 
 
 def load_folder(
@@ -87,8 +88,8 @@ def load_folder(
     for split in splits:
         classes: list[str] = index["classes"][split]
         if not classes:
-            skipped = index["skipped"]
-            broken = f"; {len(skipped)} cannot be read: {_list_some(skipped)}" if skipped else ""
+            unread = index["skipped"]
+            broken = f"; {len(unread)} cannot be read: {_list_some(unread)}" if unread else ""
             raise DataError(f"{folder} has no readable image for '{split}'; add some{broken}")
         if unknown := sorted(set(own) - numbers.keys()):
             raise DataError(
@@ -97,8 +98,8 @@ def load_folder(
         # The splits are adjacent in the file, so that each is a view of it.
         start = sum(len(index["classes"][before]) for before in SPLITS[: SPLITS.index(split)])
         labels = np.array([numbers[name] for name in classes]) if own else None
-        notes = (*index["notes"], *note_skipped([*listing.unread, *index["skipped"]]))
-        found.append(FolderImages(whole[start : start + len(classes)], labels, look, notes))
+        skipped = note_skipped([*listing.unread, *index["skipped"]])
+        found.append(FolderImages(whole[start : start + len(classes)], labels, look, tuple(index["notes"]), skipped))
     return found
 
 

@@ -40,7 +40,8 @@ class ImageSet:
     labels: int64 [N], or None if the set has none
     classes: number of classes, numbered from 0; 0 if the set has no labels. For `array:DIR`, the largest label of the
         loaded part decides
-    notes: lines that the user should see, such as skipped files
+    notes: lines that the user should see, such as a reduction of colours
+    skipped: lines about files that could not be read
     measured: the look, without a frame, of a set of the user
     """
 
@@ -51,6 +52,7 @@ class ImageSet:
     notes: tuple[str, ...] = ()
     classes: int = 0
     measured: Look | None = None
+    skipped: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -152,14 +154,14 @@ def _load(data: DataConfig, splits: Sequence[Split], look: Look | None) -> list[
     if holds_bytes(name):
         length = data.length or (DEFAULT_LENGTH if look is None else look.shape.width)
         windows, skipped = load_byte_windows(Path(os.path.expanduser(folder)), splits, length)
-        return [ImageSet(name, *each, None, note_skipped(skipped)) for each in zip(splits, windows, strict=True)]
+        return [ImageSet(name, *each, None, skipped=note_skipped(skipped)) for each in zip(splits, windows, strict=True)]
     if name == "glyphs":
         side = look.shape.height if look is not None else data.image_size[0] if data.image_size else DEFAULT_SIZE
         return [_draw(name, split, part, side) for split in splits]
     if kind == "folder":
         found = load_folder(Path(os.path.expanduser(folder)), splits, data, look, user_cache() / "folders")
         return [
-            ImageSet(name, split, one.images, one.labels, one.notes, len(one.look.class_names), one.look)
+            ImageSet(name, split, one.images, one.labels, one.notes, len(one.look.class_names), one.look, one.skipped)
             for split, one in zip(splits, found, strict=True)
         ]
     notes: tuple[str, ...] = ()

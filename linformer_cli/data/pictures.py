@@ -16,9 +16,10 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from linformer_cli.config import Fit, ImageShape
 from linformer_cli.errors import DataError
 from linformer_cli.files import is_special
+from linformer_cli.units import count_words
 from .arrays import arrange_picture, open_array
 from .framing import frame_picture
-from .look import Look, Pixels, scale_numbers
+from .look import Look, Pixels, pack_colours, scale_numbers
 from .parts import Part
 
 HEIC_ENDINGS = (".heic", ".heif")
@@ -145,6 +146,8 @@ def load_picture(
         framing = framing and (mask is None or mask.shape == (shape.height, shape.width))
         if mask is not part.mask:
             notes.append("transparent pixels are drawn, the others are kept")
+        elif part.yields and look.keeps_opacity and picture.getextrema()[3][0] < 255:
+            notes.append("transparent pixels are part of it for this model; --erase or --mask says what to draw")
     if invert and (shape.palette or look.keeps_opacity):  # numbers of colours and opacity have no negative
         colours = np.array(picture)
         colours[..., :3] = 255 - colours[..., :3]
@@ -165,6 +168,10 @@ def load_picture(
             f"({fit or look.fit})"
         )
     image = look.finish(picture, fit)
+    if shape.palette:
+        own = np.unique(pack_colours(np.asarray(picture.convert("RGBA"))))
+        if lacking := np.setdiff1d(own, pack_colours(np.array(shape.colours, np.uint8))).size:
+            notes.append(f"{lacking} of its {count_words(own.size, 'colour')} become the nearest of the model's palette")
     return Picture(path, 255 - image if invert else image, tuple(notes), kept=kept)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 # The gap between two columns, and the width down to which text is folded before a table is split, in characters.
-_GAP, _FOLDED = 3, 16
+_GAP, _FOLDED = 3, len("-0.0306 +- 0.0001")
 
 Record: TypeAlias = "Mapping[str, object] | DataclassInstance"
 TableStyle = Literal["table", "md", "csv"]

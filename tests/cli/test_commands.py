@@ -261,6 +261,9 @@ def test_complete_reports_a_broken_picture_and_completes_the_other(lintx, run_fo
     assert refused.code == 2 and "choose another folder" in refused.stderr
     refused = lintx("complete", run_folder, good, "--checkpoint", "sprites")
     assert refused.code == 2 and "are two models; name one" in refused.stderr
+    for missing, said in ((tmp_path / "none", "no checkpoint at"), ("sprits", "did you mean 'sprites'")):
+        refused = lintx("complete", missing, good)
+        assert refused.code and said in refused.stderr and str(missing) in refused.stderr
     document = outcome.document
     (row,) = document["rows"]
     assert row["known_values"] == 30 and len(row["completed_bits_per_dim"]) == 2

@@ -39,7 +39,7 @@ def count_classes(part: FolderImages) -> int:
 
 
 def list_skipped(part: FolderImages) -> list[str]:
-    return [note for note in part.notes if "skipped" in note]
+    return list(part.skipped)
 
 
 @pytest.fixture

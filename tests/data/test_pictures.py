@@ -14,6 +14,7 @@ from PIL import Image
 
 from linformer_cli.config import ImageShape
 from linformer_cli.data.look import Look
+from linformer_cli.data.parts import choose_part
 from linformer_cli.data.pictures import border_brightness, load_picture
 from linformer_cli.errors import DataError
 
@@ -134,6 +135,17 @@ def test_palette_colours_are_looked_up(tmp_path: Path) -> None:
     assert np.array_equal(load_picture(path, COLOUR).image, pixels)
 
 
+def test_colours_that_the_palette_lacks_become_the_nearest_and_a_note_says_so(tmp_path: Path) -> None:
+    look = Look(ImageShape(height=6, width=4, levels=3, palette=("#00000000", "#ff0000", "#ffffff")), smooth=False)
+    pixels = np.full((6, 4, 4), (*RED, 255), np.uint8)
+    pixels[0], pixels[1] = (*WHITE, 255), (90, 90, 90, 0)  # what is transparent has no colour
+    assert load_picture(store(tmp_path, Image.fromarray(pixels)), look).notes == ()
+    pixels[2, :2] = [(*BLACK, 255), (250, 250, 250, 255)]
+    picture = load_picture(store(tmp_path, Image.fromarray(pixels)), look)
+    assert picture.image[:4, :2, 0].tolist() == [[2, 2], [0, 0], [0, 2], [1, 1]]
+    assert picture.notes == ("2 of its 5 colours become the nearest of the model's palette",)
+
+
 # Transparency
 
 
@@ -186,6 +198,19 @@ def test_a_transparent_colour_without_a_palette_is_flattened(tmp_path: Path) -> 
     image = load_picture(store(tmp_path, Image.fromarray(pixels), transparency=RED), COLOUR).image
     assert (image[:, :2] == WHITE).all()
     assert (image[:, 2:] == BLACK).all()
+
+
+def test_a_model_with_transparency_says_that_a_hole_belongs_to_the_picture(tmp_path: Path) -> None:
+    look = Look(ImageShape(height=6, width=4, channels=4))
+    part = choose_part(None, None, None, look.shape)
+    pixels = np.full((6, 4, 4), 255, np.uint8)
+    assert load_picture(store(tmp_path, Image.fromarray(pixels)), look, part=part).notes == ()
+    pixels[2, 2, 3] = 0
+    path = store(tmp_path, Image.fromarray(pixels))
+    (note,) = load_picture(path, look, part=part).notes
+    assert note == "transparent pixels are part of it for this model; --erase or --mask says what to draw"
+    asked = choose_part(None, "box:2,2,1,1", None, look.shape)
+    assert load_picture(path, look, part=asked).notes == ()
 
 
 def test_a_fully_transparent_image_is_uniform(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linformer_cli.checkpoint import load_training_state, read_checkpoint
-from linformer_cli.comparison.speed import Speed, read_samples
+from linformer_cli.comparison.speed import Speed, read_figures
 from linformer_cli.metrics import METRICS_FILE, cut_metrics, load_runs
 from linformer_cli.training.progress import Progress
 from linformer_cli.training.run_folder import RunFolder
@@ -74,6 +74,6 @@ def test_random_times_of_a_comparison_are_dropped_or_usable(tmp_path: Path, shar
     @given(changes=st.dictionaries(st.sampled_from([*vars(SPEED), "samples_seconds"]), anything, max_size=2))
     def attempt(changes: dict[str, Any]) -> None:
         file.write_text(json.dumps({**vars(SPEED), "samples_seconds": [0.5, 1.5], **changes}))
-        assert all(0 < seconds < float("inf") for seconds in read_samples(file, SPEED))
+        assert all(0 < seconds < float("inf") for seconds in read_figures(file, SPEED))
 
     attempt()

@@ -50,7 +50,7 @@ def test_a_table_has_headings_units_and_formatted_values():
 
 def test_a_narrow_table_shows_every_letter():
     lines = printed(render_records([*RECORDS, {"attention": "x" * 30}], COLUMNS, "table"), width=44)
-    assert "".join(line[:16].strip() for line in lines).count("x") == 31, lines  # the 31st is the x of softmax
+    assert "".join(line[:17].strip() for line in lines).count("x") == 31, lines  # the 31st is the x of softmax
     assert not any("…" in line for line in lines)
 
 
