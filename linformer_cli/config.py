@@ -263,8 +263,8 @@ class DataConfig(Config):
     data_dir: str | None = None
     image_size: Annotated[tuple[Size, Size], BeforeValidator(_parse_sides)] | None = setting(
         None,
-        "Pixels, such as 48x64, or the side of a square, for folders (default: the size of "
-        "most pictures, if it is at most 64) and glyphs (8 to 512; default: 28).",
+        "Pixels, or the side of a square. For folders (default: the size of most pictures, if at most 64) and glyphs "
+        "(8 to 512; default: 28).",
     )
     fit: Fit | None = setting(
         None,

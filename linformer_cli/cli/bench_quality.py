@@ -148,7 +148,7 @@ def codec(
     data: options.ModelData = None,
     split: Split = option("test", "The split of the data set."),
     data_dir: options.DataDir = None,
-    limit: int = option(1000, "Use only the first N images of the split.", min=1),
+    limit: int = option(1000, "Use only the first N images.", min=1),
     batch: int = option(256, "Images coded at once, and images of a block.", min=1, max=2**16),
     repeats: options.Repeats = 3,
     picture: Path | None = option(None, "Also draw where the bits go, to a .png file."),
@@ -197,11 +197,9 @@ def codec(
 
 @with_fields
 def approximation(
-    features: list[int] = sizes("16,32,64,128,256", "Numbers of features m, separated by commas."),
-    norms: list[float] = numbers(
-        "0.25,0.5,1,2", "Lengths of queries and keys in units of sqrt(K), separated by commas."
-    ),
-    maps: str = several("positive,hyperbolic,trig", "Feature maps, separated by commas: positive, hyperbolic, trig."),
+    features: list[int] = sizes("16,32,64,128,256", "Numbers of features m."),
+    norms: list[float] = numbers("0.25,0.5,1,2", "Lengths of queries and keys in units of sqrt(K)."),
+    maps: str = several("positive,hyperbolic,trig", "Feature maps: positive, hyperbolic, trig."),
     draws: int = count(20, "Number of draws of random inputs and directions."),
     positions: int = option(128, "Sequence length T.", min=2, max=LARGEST_SIZE),
     head_width: int = option(32, "Width K of a head.", min=2, max=LARGEST_SIZE),

@@ -192,9 +192,7 @@ def train(
 @with_fields
 def attention(
     names: options.Variants = None,
-    positions: list[int] = sizes(
-        "512,1024,2048,4096,8192,16384,32768,65536", "Sequence lengths T, separated by commas."
-    ),
+    positions: list[int] = sizes("512,1024,2048,4096,8192,16384,32768,65536", "Sequence lengths T."),
     batch: str = option(
         _SCALED, "Sequences per pass. 'scaled' means 65,536 / T, but at least 1.", metavar="NUMBER|scaled"
     ),

@@ -44,7 +44,7 @@ class CompareOptions:
     )
     data: str | None = option(None, "Data set, as for lintx train.", metavar="NAME")
     data_dir: options.DataDir = None
-    pictures: Annotated[dict[str, Any], Fields(DataConfig, "Pictures", only=LOOK_SETTINGS)]
+    pictures: Annotated[dict[str, Any], Fields(DataConfig, "Pictures", only=LOOK_SETTINGS, help="As for lintx train.")]
     window_length: options.WindowLength = None
     preset: str | None = option(None, "The network; default mnist-small, or bytes-small for bytes.")
     config: Path | None = option(None, "TOML file with [model], [data], [train] for all runs.", metavar="FILE")

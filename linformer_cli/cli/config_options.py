@@ -30,12 +30,13 @@ _METAVARS = {"image_size": "HEIGHTxWIDTH", "ground": "COLOUR", "range": "LO,HI",
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of `config` as options under the heading `panel`: all fields, only some, or all but some."""
+    """The fields of `config` as options under the heading `panel`: all or some. `help` replaces their descriptions."""
 
     config: type[Config]
     panel: str
     only: Collection[str] | None = None
     without: Collection[str] = ()
+    help: str | None = None
 
     @property
     def names(self) -> list[str]:
@@ -94,7 +95,7 @@ def with_fields(command: Callable[..., None]) -> Callable[..., None]:
 def _expand(name: str, annotation: Any, default: Any) -> list[inspect.Parameter]:
     """Return the options that a parameter of a command, or a field of a dataclass, stands for."""
     if (group := _find_group(annotation)) is not None:
-        return [_build_parameter(field, group.config.model_fields[field], group.panel) for field in group.names]
+        return [_build_parameter(field, group) for field in group.names]
     if dataclasses.is_dataclass(annotation):
         fields = dataclasses.fields(annotation)
         return [parameter for field in fields for parameter in _expand(field.name, field.type, field)]
@@ -126,10 +127,11 @@ def _find_group(annotation: Any) -> Fields | None:
     return next((mark for mark in marks if isinstance(mark, Fields)), None)
 
 
-def _build_parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
-    kind, metadata = unwrap(field)
+def _build_parameter(name: str, group: Fields) -> inspect.Parameter:
+    kind, metadata = unwrap(field := group.config.model_fields[name])
     annotation: Any = kind
-    option: dict[str, Any] = {"help": f"{field.description}{describe_default(name, field)}", "rich_help_panel": panel}
+    option: dict[str, Any] = {"rich_help_panel": group.panel}
+    option["help"] = group.help or f"{field.description}{describe_default(name, field)}"
     if typing.get_origin(kind) is dict:
         annotation, option["metavar"] = list[str], "KEY=VALUE"
     elif any(isinstance(mark, Duration) for mark in metadata):
@@ -164,14 +166,14 @@ def unwrap(field: FieldInfo) -> tuple[Any, list[Any]]:
 
 
 def describe_default(name: str, field: FieldInfo) -> str:
-    """Return the default of a setting as a sentence, or an empty text. If presets differ, it says "per preset"."""
+    """Return the default of a setting as a sentence, or an empty text. If presets differ, it names one."""
     values = {preset: preset_defaults(preset).get(name, field.default) for preset in PRESETS}
     default = values[DEFAULT_PRESET]
     if default is None or default == {}:
         return ""
     shown = f"{default:g}" if isinstance(default, float) else str(default)
     if len(set(values.values())) > 1:
-        return f" Default: per preset ({DEFAULT_PRESET}: {shown})."
+        return f" In {DEFAULT_PRESET}: {shown}."
     return f" Default: {shown}."
 
 

@@ -44,7 +44,7 @@ def _use_plugins(files: list[str] | None) -> None:
 Plugins = Annotated[
     list[str] | None,
     _more(
-        "--plugin", help="File of mechanisms; repeatable.", metavar="FILE", callback=_use_plugins, expose_value=False
+        "--plugin", help="Adds mechanisms; repeatable.", metavar="FILE.py", callback=_use_plugins, expose_value=False
     ),
 ]
 
@@ -53,8 +53,8 @@ Engine = Annotated[
     str,
     _more(
         "--engine",
-        help="How to step the model: auto (the fastest), native (C++ on a CPU), cuda (CUDA graphs), "
-        "cuda-fused (fewer kernels, which have not run on a GPU yet) or reference (plain torch).",
+        help="auto (the fastest), native (C++ on a CPU), cuda (CUDA graphs), cuda-fused (fewer kernels, not yet run on "
+        "a GPU) or reference (plain torch).",
         metavar="NAME",
     ),
 ]
@@ -63,7 +63,7 @@ CheckpointArgument = Annotated[str | None, typer.Argument(metavar="CHECKPOINT", 
 CheckpointOption = Annotated[str | None, typer.Option("--checkpoint", help=_CHECKPOINT, metavar="CHECKPOINT")]
 _VARIANTS = "Mechanisms, such as linear,lsh:rounds=1 or NAME=lsh:rounds=1 (tables show NAME). "
 Variants = Annotated[str | None, typer.Option("--attention", help=f"{_VARIANTS}Default: all.", metavar="LIST")]
-BATCHES = "Batch sizes, separated by commas."
+BATCHES = "Batch sizes."
 ROW_LIMIT = "Time limit for all repeats of one row."
 # The default mechanisms for measurements of presets.
 PRESET_VARIANTS = "linear,softmax"
@@ -81,23 +81,23 @@ Runs = Annotated[
     ),
 ]
 SpeedPlot = Annotated[Path | None, typer.Option("--plot", help="Also plot images/s against batch size (.png or .svg).")]
-Style = Annotated[TableStyle, _more("--format", help="Format of the table.")]
+Style = Annotated[TableStyle, _more("--format", help="Table format.")]
 Seed = Annotated[int, _more("--seed", min=0, max=2**63 - 1, help="Random seed.")]
 Device = Annotated[str, _more("--device", help="auto, cpu, cuda, cuda:INDEX or mps.", metavar="DEVICE")]
 SamplingPrecision = Annotated[
     SamplingPrecisionName,
     _more(
         "--precision",
-        help="Precision of weights and activations. int8 is for the native engine; auto selects it "
-        "there unless fp32 is more than 5 % faster.",
+        help="Of weights and activations. int8 needs the native engine, where auto selects it unless fp32 is more than "
+        "5 % faster.",
     ),
 ]
 Quiet = Annotated[bool, _more("--quiet", "-q", help="Print only errors and warnings.", callback=set_quiet)]
-Json = Annotated[bool, _more("--json", help="Print one JSON document.")]
+Json = Annotated[bool, _more("--json", help="Print JSON.")]
 ModelData = Annotated[
     str | None, typer.Option("--data", help="Data set. Default: the model's training data set.", metavar="NAME")
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N images.")]
 DataDir = Annotated[
     str | None,
     _more(

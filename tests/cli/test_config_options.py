@@ -95,8 +95,8 @@ def test_defaults_come_from_the_presets(monkeypatch: pytest.MonkeyPatch) -> None
     assert default(Sizes, "kind") == " Default: round."
     assert default(TrainConfig, "accumulation") == " Default: 1."
     assert default(TrainConfig, "steps") == default(NetworkConfig, "attention_options") == ""
-    assert default(TrainConfig, "learning_rate") == " Default: per preset (mnist-wide: 0.008)."
-    assert default(NetworkConfig, "width") == " Default: per preset (mnist-wide: 128)."
+    assert default(TrainConfig, "learning_rate") == " In mnist-wide: 0.008."
+    assert default(NetworkConfig, "width") == " In mnist-wide: 128."
     for name in PRESETS:
         monkeypatch.setitem(PRESETS, name, PRESETS["tiny"])
     assert default(NetworkConfig, "width") == " Default: 32."
