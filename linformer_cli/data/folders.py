@@ -41,7 +41,7 @@ _LOOK = TypeAdapter(Look)
 
 @dataclass(frozen=True)
 class FolderImages:
-    """The images of one split, uint8 [N, H, W, C], a view of a file, with labels int64 [N] or None, as in `ImageSet`."""
+    """The images uint8 [N, H, W, C] of one split, a view of a file, with labels int64 [N] or None, as in `ImageSet`."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None

@@ -154,7 +154,8 @@ def _load(data: DataConfig, splits: Sequence[Split], look: Look | None) -> list[
     if holds_bytes(name):
         length = data.length or (DEFAULT_LENGTH if look is None else look.shape.width)
         windows, skipped = load_byte_windows(Path(os.path.expanduser(folder)), splits, length)
-        return [ImageSet(name, *each, None, skipped=note_skipped(skipped)) for each in zip(splits, windows, strict=True)]
+        notes = note_skipped(skipped)
+        return [ImageSet(name, *each, None, skipped=notes) for each in zip(splits, windows, strict=True)]
     if name == "glyphs":
         side = look.shape.height if look is not None else data.image_size[0] if data.image_size else DEFAULT_SIZE
         return [_draw(name, split, part, side) for split in splits]
@@ -164,7 +165,7 @@ def _load(data: DataConfig, splits: Sequence[Split], look: Look | None) -> list[
             ImageSet(name, split, one.images, one.labels, one.notes, len(one.look.class_names), one.look, one.skipped)
             for split, one in zip(splits, found, strict=True)
         ]
-    notes: tuple[str, ...] = ()
+    notes = ()
     if kind == "array":
         images, labels = _load_arrays(folder, part)
         images, look, notes = _read_arrays(folder, images, data, look)

@@ -146,7 +146,7 @@ def load_picture(
         framing = framing and (mask is None or mask.shape == (shape.height, shape.width))
         if mask is not part.mask:
             notes.append("transparent pixels are drawn, the others are kept")
-        elif part.yields and look.keeps_opacity and picture.getextrema()[3][0] < 255:
+        elif part.yields and look.keeps_opacity and np.asarray(picture)[..., 3].min() < 255:
             notes.append("transparent pixels are part of it for this model; --erase or --mask says what to draw")
     if invert and (shape.palette or look.keeps_opacity):  # numbers of colours and opacity have no negative
         colours = np.array(picture)
@@ -171,7 +171,8 @@ def load_picture(
     if shape.palette:
         own = np.unique(pack_colours(np.asarray(picture.convert("RGBA"))))
         if lacking := np.setdiff1d(own, pack_colours(np.array(shape.colours, np.uint8))).size:
-            notes.append(f"{lacking} of its {count_words(own.size, 'colour')} become the nearest of the model's palette")
+            total = count_words(own.size, "colour")
+            notes.append(f"{lacking:,} of its {total} become the nearest of the model's palette")
     return Picture(path, 255 - image if invert else image, tuple(notes), kept=kept)
 
 
