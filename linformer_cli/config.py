@@ -129,8 +129,7 @@ class NetworkConfig(Config):
     head_width: Size = setting(32, "Width of a head's queries, keys and values.")
     feed_forward: Size = setting(512, "Hidden width of the feed-forward layers.")
     feed_forward_kind: Literal["dense", "boom"] = setting(
-        "dense",
-        "boom sums chunks of the hidden vector, without a second matrix (Merity 2019).",
+        "dense", "boom sums chunks of the hidden vector, without a second matrix (Merity 2019)."
     )
     short_convolution: Annotated[int, Field(ge=0, le=1_024)] = setting(
         0, "Width of a causal convolution of queries, keys and values, such as 4; 0: none."
@@ -267,8 +266,7 @@ class DataConfig(Config):
         "(8 to 512; default: 28).",
     )
     fit: Fit | None = setting(
-        None,
-        "How to fit pictures of another size. Pixel art is cropped and padded without resizing. Default: crop.",
+        None, "How to fit pictures of another size. Pixel art is cropped and padded without resizing. Default: crop."
     )
     ground: Annotated[Colour, BeforeValidator(_parse_colour)] | None = setting(
         None, "Colour behind transparent parts and padded pictures, such as white or #204060."
@@ -305,10 +303,7 @@ class TrainConfig(Config):
     epochs: Positive | None = setting(
         None, f"Passes over the images; {DEFAULT_EPOCHS:g} unless another length is given."
     )
-    max_time: Seconds | None = setting(
-        None,
-        "Training time, such as 10m or 1h30m, also as a limit of steps or epochs.",
-    )
+    max_time: Seconds | None = setting(None, "Training time, such as 10m or 1h30m, also as a limit of steps or epochs.")
     batch: Images = setting(16, "Images in a batch.")
     accumulation: Images = setting(1, "Batches whose gradients are summed for one step.")
     shift: CountOrZero = setting(0, "Shift each image at random by up to N pixels.")
@@ -336,8 +331,7 @@ class TrainConfig(Config):
     device: str = setting("auto", "auto, cpu, cuda, cuda:INDEX or mps.")
     precision: Literal["auto", "fp32", "bf16"] = setting("auto", "auto is the faster of fp32 and bf16.")
     graph: bool = setting(
-        False,
-        "On a CUDA device, replay forward and backward pass as a CUDA graph. Checked on CPUs only.",
+        False, "On a CUDA device, replay forward and backward pass as a CUDA graph. Checked on CPUs only."
     )
     log_every: Count = setting(20, "Steps between rows of metrics.csv.")
     evaluate_every: Count = setting(500, "Steps between validations.")

@@ -15,10 +15,7 @@ from .measure.ceilings import CeilingsReport, ProductCeiling
 from .published import Source
 from .rows import AttentionRow, SamplingRow, TrainingRow
 
-_CEILING_COLUMNS = (
-    Column("network", "network"),
-    *list_columns(ProductCeiling, "precision rows products gigaflops"),
-)
+_CEILING_COLUMNS = (Column("network", "network"), *list_columns(ProductCeiling, "precision rows products gigaflops"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,9 +122,7 @@ class BenchReport(Report, Generic[AnyRow]):
 
 
 def measure_groups(
-    groups: Iterable[Sequence[Measurement[AnyRow, Any]]],
-    bench: Bench,
-    comparisons: Iterable[Callable[[], None]] = (),
+    groups: Iterable[Sequence[Measurement[AnyRow, Any]]], bench: Bench, comparisons: Iterable[Callable[[], None]] = ()
 ) -> tuple[list[AnyRow], Ending]:
     """Make `comparisons`, then measure one group after another. `Interrupted` ends this and keeps the rows so far."""
     rows: list[AnyRow] = []

@@ -33,25 +33,17 @@ class SpeechOptions:
         "error rate.",
         "--attention",
     )
-    data: str = option(
-        "fsdd",
-        "fsdd (spoken digits), or speech:DIR, a folder with WAV files and transcripts.tsv.",
-    )
+    data: str = option("fsdd", "fsdd (spoken digits), or speech:DIR, a folder with WAV files and transcripts.tsv.")
     data_dir: options.DataDir = None
     budget: float = duration("20m", "Time for the whole benchmark.")
     preset: Literal["small", "paper"] = option("small", "Size of the encoders; paper is for a GPU.")
     seeds: int = option(3, "Trainings of each encoder; each holds out other speakers.", min=1, max=100)
     epochs: int | None = count(None, "Epochs of each training. Default: as many as the budget allows.")
     strings: int = count(128, "Strings of digits in an epoch.")
-    lengths: str = several(
-        "400,800,1600,3200,6400",
-        "Frames of 10 ms at which training steps are timed, or none.",
-    )
+    lengths: str = several("400,800,1600,3200,6400", "Frames of 10 ms at which training steps are timed, or none.")
     out: Path = option(Path("bench-speech"), "Folder for speech.json, speech.md, the figures and the trained encoders.")
     transcribe: Path | None = option(
-        None,
-        "Only print the symbols of this WAV file with their times, by an encoder in --out.",
-        metavar="FILE",
+        None, "Only print the symbols of this WAV file with their times, by an encoder in --out.", metavar="FILE"
     )
     plot: Path | None = option(
         None,

@@ -133,18 +133,12 @@ def train(
     presets: str = several("mnist-small", "Networks of presets, such as mnist-paper,cifar10-paper.", "--preset"),
     batch: list[int] = sizes("16", options.BATCHES),
     repeats: options.Repeats = 3,
-    engine: str = several(
-        "auto",
-        "auto (as lintx train), graph (as with --graph), reference (plain torch).",
-    ),
+    engine: str = several("auto", "auto (as lintx train), graph (as with --graph), reference (plain torch)."),
     limit: float = duration("60s", options.ROW_LIMIT),
     runs: options.Runs = None,
     plot: options.SpeedPlot = None,
     device: options.Device = "auto",
-    precision: str = several(
-        "auto",
-        "auto (the faster one, or fp32 with engine reference), fp32, bf16.",
-    ),
+    precision: str = several("auto", "auto (the faster one, or fp32 with engine reference), fp32, bf16."),
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:

@@ -47,10 +47,7 @@ class CompressOptions:
     tile: bool = option(False, "Cut pictures of any size into tiles of the model's size.", "--tile")
     class_name: str | None = option(None, "The class of all pictures, for a model that needs a class.", "--class")
     length: int | None = option(
-        None,
-        "Bytes in a window, for a model that needs no positions. Default: as in training.",
-        min=2,
-        max=65_536,
+        None, "Bytes in a window, for a model that needs no positions. Default: as in training.", min=2, max=65_536
     )
     block: int | None = option(
         None,

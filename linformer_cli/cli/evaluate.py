@@ -38,8 +38,7 @@ class EvaluateOptions:
     batch: int = option(64, "Batch size.", min=1)
     device: options.Device = "auto"
     precision: SamplingPrecision = option(
-        "fp32",
-        "int8 needs --engine native. auto is fp32 or, with --engine, what lintx sample would choose.",
+        "fp32", "int8 needs --engine native. auto is fp32 or, with --engine, what lintx sample would choose."
     )
     engine: str | None = option(
         None,
@@ -48,9 +47,7 @@ class EvaluateOptions:
         metavar="NAME",
     )
     against: str | None = option(
-        None,
-        "Also show bits/dim minus those of this model, on the same images.",
-        metavar="CHECKPOINT",
+        None, "Also show bits/dim minus those of this model, on the same images.", metavar="CHECKPOINT"
     )
     given_class: bool = option(
         False, "Give the class of each image to a model trained with --hide-class.", "--given-class"

@@ -100,11 +100,7 @@ ModelData = Annotated[
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N images.")]
 DataDir = Annotated[
     str | None,
-    _more(
-        "--data-dir",
-        help="Folder of data sets. Default: $LINTX_DATA, or the user's cache.",
-        metavar="DIR",
-    ),
+    _more("--data-dir", help="Folder of data sets. Default: $LINTX_DATA, or the user's cache.", metavar="DIR"),
 ]
 WindowLength = Annotated[
     int | None,
@@ -134,8 +130,7 @@ ClassGuidance = Annotated[
 Temperature = Annotated[float, _filter("--temperature", help="Divide log probabilities by X. Applied first.")]
 TopK = Annotated[int | None, _filter("--top-k", help="Keep the K likeliest values. Applied second.")]
 TopP = Annotated[
-    float | None,
-    _filter("--top-p", help="Keep the likeliest values that together reach probability P. Applied third."),
+    float | None, _filter("--top-p", help="Keep the likeliest values that together reach probability P. Applied third.")
 ]
 
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}

@@ -66,9 +66,7 @@ class SampleOptions:
     drawing: DrawingOptions
     gif: Path | None = option(None, "Also animate the drawing of the grid.", metavar="FILE")
     nearest: Path | None = option(
-        None,
-        "Also draw every image above its nearest training image, to find copies.",
-        metavar="FILE",
+        None, "Also draw every image above its nearest training image, to find copies.", metavar="FILE"
     )
     preview: bool = option(True, "Show some images in the terminal.")
     quiet: options.Quiet = False

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 class TrainOptions:
     run: str | None = argument("PICTURES", "A folder of pictures; with --resume, the run.", None)
     data: str | None = option(
-        None,
-        "Data set: mnist, fashion-mnist, cifar10, array:DIR, folder:PATH, bytes:PATH or glyphs.",
-        metavar="NAME",
+        None, "Data set: mnist, fashion-mnist, cifar10, array:DIR, folder:PATH, bytes:PATH or glyphs.", metavar="NAME"
     )
     data_dir: options.DataDir = None
     window_length: options.WindowLength = None
@@ -60,10 +58,7 @@ class TrainOptions:
         metavar="CHECKPOINT",
     )
     config: Path | None = option(None, "TOML file with [model], [data], [train]; options override it.", metavar="FILE")
-    log: str | None = several(
-        None,
-        "Also log to tensorboard, wandb or both. Give it again with --resume.",
-    )
+    log: str | None = several(None, "Also log to tensorboard, wandb or both. Give it again with --resume.")
     dry_run: bool = option(False, "Print settings, sizes and the time of a step, then stop.", "--dry-run")
     quiet: options.Quiet = False
     json: options.Json = False

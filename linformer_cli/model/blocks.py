@@ -90,11 +90,7 @@ class Block(nn.Module, ABC):
         return False
 
     def add_branch(
-        self,
-        x: Vectors,
-        norm: nn.LayerNorm,
-        branch: Callable[[Tensor], tuple[Tensor, Any]],
-        reads_copy: bool = True,
+        self, x: Vectors, norm: nn.LayerNorm, branch: Callable[[Tensor], tuple[Tensor, Any]], reads_copy: bool = True
     ) -> tuple[Vectors, Any]:
         """x plus the output of `branch`, normalised, and its state. With `reads_copy`, it may read x rounded."""
         copy = x.copy if isinstance(x, Rounded) and reads_copy else exact(x)

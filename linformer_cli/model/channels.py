@@ -7,17 +7,7 @@ from linformer_cli.config import ModelConfig
 from linformer_cli.native.program import NO_BUFFER, Builder
 from .blocks import FeedForward
 from .dropout import add_dropped
-from .embedding import (
-    LEFT,
-    UP,
-    EmbeddingState,
-    count_from,
-    find_pixels,
-    read_values,
-    ring_slots,
-    sum_tables,
-    take_rows,
-)
+from .embedding import LEFT, UP, EmbeddingState, count_from, find_pixels, read_values, ring_slots, sum_tables, take_rows
 from .neighbours import Differences
 
 

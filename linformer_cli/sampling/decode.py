@@ -98,11 +98,7 @@ class Sampler:
         return work_in_batches(indices, batch, lambda part: self.sample(part, labels, before_step), on_halve)
 
     def sample_images(
-        self,
-        count: int,
-        batch: int = 64,
-        labels: Labels | None = None,
-        before_step: Check = never_stop,
+        self, count: int, batch: int = 64, labels: Labels | None = None, before_step: Check = never_stop
     ) -> NDArray[np.uint8]:
         """Return images 0 to `count` - 1, uint8 [count, H, W, C]. `iter_batches` explains the other arguments."""
         parts = self.iter_batches(range(count), batch, labels, before_step)

@@ -43,10 +43,7 @@ class LossTrend:
             excess = max(0.5 * self.mean, 10 * self.deviation)
         weight = 1 / min(self.steps + 1, _TREND_STEPS)
         return LossTrend(
-            self.steps + 1,
-            self.mean + weight * excess,
-            self.deviation + weight * (abs(excess) - self.deviation),
-            high,
+            self.steps + 1, self.mean + weight * excess, self.deviation + weight * (abs(excess) - self.deviation), high
         )
 
 

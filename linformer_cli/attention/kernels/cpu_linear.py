@@ -130,13 +130,7 @@ def _attend(
 class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Context[tuple[int, bool]],
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        s: Tensor | None,
-        z: Tensor | None,
-        form: _Form,
+        ctx: Context[tuple[int, bool]], q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, form: _Form
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dtype = accumulator_dtype(q.dtype)
         batch, heads, length, width = q.shape

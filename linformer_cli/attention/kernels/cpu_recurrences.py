@@ -17,12 +17,7 @@ _MESA = Kernels("attention/kernels/mesa.cpp", "MesaCall", "BHTK")
 
 
 def sum_causally(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None = None,
-    carried: Tensor | None = None,
-    scale: float = 1.0,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, carried: Tensor | None = None, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """y [B, H, T, V], times `scale`, and the last s [B, H, C, V] for q, k [B, H, T, C], v [B, H, T, V].
 

@@ -102,12 +102,7 @@ class Engine(ABC):
 
     @torch.no_grad()
     def draw_values(
-        self,
-        parameters: Tensor,
-        streams: UniformStreams,
-        filters: Filters,
-        count: int,
-        before_step: Check = never_stop,
+        self, parameters: Tensor, streams: UniformStreams, filters: Filters, count: int, before_step: Check = never_stop
     ) -> Tensor:
         """Draw the next `count` values of every image, uint8 [B, count] on the CPU, the first from `parameters`.
 

@@ -131,12 +131,7 @@ class CudaEngine(Engine):
 
     @torch.no_grad()
     def draw_values(
-        self,
-        parameters: Tensor,
-        streams: UniformStreams,
-        filters: Filters,
-        count: int,
-        before_step: Check = never_stop,
+        self, parameters: Tensor, streams: UniformStreams, filters: Filters, count: int, before_step: Check = never_stop
     ) -> Tensor:
         """Do what `Engine.draw_values` does. NaN and infinity are reported only at the end."""
         images = self.batch // filters.rows_per_image

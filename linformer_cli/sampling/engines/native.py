@@ -122,12 +122,7 @@ class NativeEngine(Engine):
 
     @torch.no_grad()
     def draw_values(
-        self,
-        parameters: Tensor,
-        streams: UniformStreams,
-        filters: Filters,
-        count: int,
-        before_step: Check = never_stop,
+        self, parameters: Tensor, streams: UniformStreams, filters: Filters, count: int, before_step: Check = never_stop
     ) -> Tensor:
         """Do what `Engine.draw_values` does. `before_step` is called before every few steps."""
         if parameters.data_ptr() != self._output.data_ptr():
