@@ -41,9 +41,8 @@ class Memory(enum.StrEnum):
 class AttentionShape:
     """The sizes that a mechanism is built for.
 
-    `positions` is the number of positions T of a whole image, `row` is the length of a row (see
-    `ImageShape.row_for_attention`), and `layer` is the index of the layer. Mechanisms with random blocks or features
-    use `layer` to draw them separately for each layer.
+    `positions` is T of a whole image, `row` the length of a row (see `ImageShape.row_for_attention`), and `layer` the
+    index of the layer. Random blocks or features are drawn separately for each layer.
     """
 
     heads: int
@@ -77,9 +76,8 @@ State = TypeVar("State", default=Any)
 class Attention(nn.Module, ABC, Generic[Options, State]):
     """One mechanism: `attend` is its parallel form, and `step` is its step form.
 
-    Training calls `attend` without a state. To read a prompt, `attend` is called and its state is kept. `step` computes
-    the same as `attend` at T = 1, without gradients. Up to rounding, outputs do not depend on how a sequence is cut
-    into blocks.
+    Training calls `attend` without a state; a prompt is read by `attend`, whose state is kept. `step` computes the same
+    as `attend` at T = 1, without gradients. Up to rounding, outputs do not depend on how a sequence is cut into blocks.
     """
 
     name: ClassVar[str]
@@ -134,10 +132,9 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         raise NotImplementedError
 
     def on_training_step(self, step: int, seed: int) -> None:
-        """Prepare for training step `step` of a run with `seed`, for example by redrawing random buffers.
+        """Prepare for training step `step`, for example by redrawing random buffers; never called in evaluation.
 
-        This method is called before every training step and never in evaluation. The result must depend only on `step`,
-        `seed` and the layer, so that a resumed run equals an uninterrupted one.
+        The result must depend only on `step`, `seed` and the layer, so that a resumed run equals an uninterrupted one.
         """
 
     @property
@@ -147,10 +144,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
 
     @classmethod
     def count_state_traffic(cls, positions: int) -> float | None:
-        """Return how often a step reads or writes the state, averaged over `positions` positions, or None if unknown.
-
-        Most constant sums are read and written whole. Mechanisms that read their state in parts have no such figure.
-        """
+        """How often a step reads or writes the state, averaged over `positions` positions (None: it reads parts)."""
         return 2.0 if cls.family == "kernel" and cls.memory is Memory.CONSTANT else None
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
@@ -162,16 +156,16 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
     ) -> tuple[Tensor, State]:
         """Outputs [B, H, T, V] of T >= 1 positions that follow `state` (None: no positions), and the new state.
 
-        The result is differentiable, also with respect to `state`. `state` is not modified. A NaN or infinity in the
-        inputs changes neither earlier outputs nor other images. If an output is NaN or infinite, the outputs from the
-        first NaN or infinite input on send no gradient to earlier positions. Autocast is disabled in all forms.
-        `defer_checks` leaves NaN and infinity on a device to the caller.
+        The result is differentiable, also with respect to `state`, which is not modified. A NaN or infinity in the
+        inputs changes neither earlier outputs nor other images. If an output is NaN or infinite, outputs from the first
+        such input on send no gradient to earlier positions. `defer_checks` leaves this to the caller. Autocast is
+        disabled in all forms.
         """
         with torch.autocast(q.device.type, enabled=False):
             y, after = self._attend_once(q, k, v, state, extra)
             # Plain torch and GPU kernels mask a product by multiplying by 0, and 0 times NaN is NaN. A NaN would
-            # therefore reach outputs that must not depend on it.
-            if not may_check(y.device) or _has_finite_sum(y):
+            # therefore reach outputs that must not depend on it. A finite sum, which may overflow, is a cheap test.
+            if not may_check(y.device) or bool(y.detach().sum().isfinite()):
                 return y, after
             finite = _count_finite_positions(q, k, v, extra)
             parts, places = [], []
@@ -208,8 +202,8 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
     def name_gates(self, extra: Tensor | None, dtype: torch.dtype) -> Gates:
         """The scalars in `extra` [B, H, .., E] by name, in the type of running sums for queries of `dtype`.
 
-        If one of them is an `output` gate, they keep the type of `extra`, because `scale_outputs` reads it as it is.
-        Raises `ValueError` if `extra` is missing or has another number of scalars.
+        If one is an `output` gate, they keep their type, which `scale_outputs` reads. Raises `ValueError` for another
+        E.
         """
         if not self.gates:
             return {}
@@ -222,10 +216,9 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
 
     @abstractmethod
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, gates: Gates) -> tuple[Tensor, State]:
-        """The mechanism's own part of `attend`, which handles NaN, infinity and autocast.
+        """The mechanism's own part of `attend`, which handles NaN, infinity and autocast. All `gates` are given.
 
-        The outputs of `_attend`, `_attend_all` and `_step` may have any type, since the caller converts them to that of
-        v. All of `self.gates` are given.
+        Outputs of `_attend`, `_attend_all` and `_step` may have any type: the caller converts them to that of v.
         """
 
     def attend_all(
@@ -334,8 +327,7 @@ def measure_state_bytes(state: object) -> int:
 def fork_state(state: State, copies: int = 1) -> State:
     """An independent copy of `state` with each image repeated `copies` times. Copies of an image are adjacent.
 
-    The first axis of a state tensor is the batch. Tensors without axes and `Shared` tensors belong to all images:
-    they are copied but not repeated.
+    Tensors without a batch (those without axes, and `Shared` ones) are copied but not repeated.
     """
 
     def repeat(x: Tensor) -> Tensor:
@@ -357,10 +349,7 @@ def fork_into(tensor: Tensor, rows: Tensor) -> None:
 def map_states(
     change: Callable[..., Tensor], first: State, *others: State, common: Callable[[Tensor], Tensor] = lambda x: x
 ) -> State:
-    """Apply `change` to the corresponding tensors of states with the same structure; returns a state of the results.
-
-    For a tensor that belongs to all images, the result is `common` of the first state's tensor.
-    """
+    """The results of `change` for corresponding tensors; for a tensor of all images, `common` of the first one."""
     if isinstance(first, Shared):
         return cast(State, Shared(common(first.tensor)))
     if isinstance(first, Tensor):
@@ -370,11 +359,6 @@ def map_states(
         parts = [map_states(change, *part, common=common) for part in zip(first, *rest, strict=True)]
         return cast(State, type(first)(*parts) if hasattr(first, "_fields") else tuple(parts))
     return first
-
-
-def _has_finite_sum(x: Tensor) -> bool:
-    """False for NaN, infinity, or a sum that overflows. Cheap, but on a GPU each call waits once for the device."""
-    return bool(x.detach().sum().isfinite())
 
 
 def _count_finite_positions(*inputs: Tensor | None) -> Tensor:

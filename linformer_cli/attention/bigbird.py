@@ -8,10 +8,8 @@ from torch import Tensor
 from .base import AttentionOptions, AttentionShape, setting
 from .parts.spans import Pattern, Span, SpanAttention
 
-# Nearby blocks: the query's block and the two before it.
-_WINDOW = 3
-# A whole row of a large image would be too large a block.
-_LARGEST_DEFAULT_BLOCK = 64
+_WINDOW = 3  # nearby blocks: the query's block and the two before it
+_LARGEST_DEFAULT_BLOCK = 64  # a whole row of a large image would be too large a block
 
 
 class BigbirdOptions(AttentionOptions):
@@ -65,19 +63,16 @@ class BigbirdAttention(SpanAttention[BigbirdOptions]):
 def draw_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, count: int) -> NDArray[np.int64]:
     """Random blocks [heads, blocks, count]: distinct blocks from first .. b - 3 for each block b, else -1.
 
-    All sets of blocks are equally likely. The method is Floyd's sampling without replacement, with numbers from a hash
-    of (seed, layer, head, b, column); docs/reference/attention/bigbird.md gives the formula. An entry depends only on
-    these five numbers, `first` and `count`. It does not depend on `blocks` or on the version of a library.
+    All sets of blocks are equally likely: Floyd's sampling without replacement, by a hash of (seed, layer, head, b,
+    column), whose formula docs/reference/attention/bigbird.md gives. An entry depends only on these five numbers,
+    `first` and `count`, and not on `blocks` or on the version of a library.
     """
     available = np.maximum(np.arange(blocks) - _WINDOW + 1 - first, 0)
     return _draw(seed, layer, heads, available, first, count)
 
 
 def draw_other_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, count: int) -> NDArray[np.int64]:
-    """Random blocks [heads, blocks, count]: distinct blocks from `first` on, except b - 1, b and b + 1, for each b.
-
-    They are drawn as in `draw_blocks`, but depend on `blocks`.
-    """
+    """As `draw_blocks`, but from `first` on except b - 1, b and b + 1, and dependent on `blocks`."""
     b = np.arange(blocks, dtype=np.int64)
     start = np.maximum(b - 1, first)
     gap = np.maximum(np.minimum(b + 2, blocks) - start, 0)

@@ -83,7 +83,7 @@ class FlashAttention(GatedAttention[FlashOptions, FlashState]):
     def _attend_chunks(self, z: Tensor, v: Tensor, carried: Tensor, known: int) -> tuple[Tensor, Tensor]:
         """Outputs [B, T, V] of the last T positions of z [B, known + T, K] and v, and the sum over finished chunks.
 
-        z and v start at the beginning of a chunk, and `carried` [B, K, V] is the sum over the chunks before it.
+        z and v start at the beginning of a chunk, before which the sum is `carried` [B, K, V].
         """
         chunk, length = self.options.chunk, z.shape[1]
         finished = length // chunk
@@ -99,10 +99,7 @@ class FlashAttention(GatedAttention[FlashOptions, FlashState]):
         return torch.cat(outputs, dim=1), sums[:, -1]
 
     def _mix_chunk(self, z: Tensor, v: Tensor, before: Tensor, first: int) -> Tensor:
-        """Outputs [N, R - first, V] of chunks z [N, R, K] and v [N, R, V], from index `first` on.
-
-        `before` [N, K, V] is the sum over earlier chunks.
-        """
+        """Outputs [N, R - first, V] of chunks z [N, R, K], v [N, R, V] after the sum `before` [N, K, V]."""
         rows = z[:, first:]
         inside = self.mix(self.query(rows), self.key(z), v, first)
         return torch.add(inside, self.linear_query(rows) @ before, alpha=self.linear_scale)

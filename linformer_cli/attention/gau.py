@@ -12,8 +12,7 @@ from .parts.caches import CachedAttention, FixedCache, KeyValueCache, add_cache,
 from .parts.gated_attention import GatedAttention, GatedOptions
 from .tensors import accumulator_dtype
 
-# Query rows per block of the parallel form. Smaller blocks compute fewer scores above the diagonal.
-ROWS_AT_ONCE = 200
+ROWS_AT_ONCE = 200  # of queries in the parallel form; smaller blocks compute fewer scores above the diagonal
 
 
 class GauOptions(GatedOptions):

@@ -27,9 +27,9 @@ class Gdn2Attention(GatedDeltaAttention[Gdn2Options]):
 
     Queries and keys are silu(q) and silu(k), scaled to length 1. The erase gate b_t has K numbers and selects which key
     dimensions read the value to be erased. The write gate w_t has V numbers and selects which value dimensions are
-    written. b_t and w_t are sigmoids of extra scalars. The decay is a_t = sigmoid(x_t + bias) with K numbers, where x_t
-    are extra scalars, and the bias is learned for each head and key dimension. With `negative_eigenvalues`, b_t is
-    twice the sigmoid (Grazzi 2024, arXiv 2411.12537).
+    written. The decay a_t = sigmoid(x_t + bias) has K numbers. b_t, w_t and a_t are sigmoids of extra scalars; the bias
+    is learned for each head and key dimension. With `negative_eigenvalues`, b_t is twice the sigmoid (Grazzi 2024,
+    arXiv 2411.12537).
 
     With `erase = head` and `write = tied`, both gates are one number, which gives Kimi Delta Attention (arXiv
     2510.26692). If also `decay = head`, this is `deltanet`.

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from linformer_cli.errors import UsageError
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, setting
-from .parts.caches import FixedCache, KeyValueCache, add_cache, attend_masked, fit_rows, init_cache
+from .parts.caches import FixedCache, KeyValueCache, add_cache, attend_masked, fit_rows, init_cache, make_room
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .tensors import accumulator_dtype, find_padding, host_number
 
@@ -95,14 +95,14 @@ class LinformerAttention(Attention[LinformerOptions, KeyValueCache]):
             (rows_k, rows_v),
             Pattern(finished * self.block, self.block, self.rank, self.block, 0, 0, self.block),
         )
-        y = y[:, :, inside : inside + length]
-        capacity = self._capacity(start + length)
-        if state is not None:
-            capacity = max(capacity, state.keys.shape[2])
+        held = (k, v) if state is None else state[:2]
+        capacity = max(self._capacity(start + length), 0 if state is None else state.keys.shape[2])
         rest = (inside + length) // self.block * self.block
-        stack_k = self._stack(rows_k, near_k[:, :, rest:], capacity, k.dtype if state is None else state.keys.dtype)
-        stack_v = self._stack(rows_v, near_v[:, :, rest:], capacity, v.dtype if state is None else state.values.dtype)
-        return y, KeyValueCache(stack_k, stack_v, host_number(start + length))
+        stacks = [
+            fit_rows(torch.cat([rows, near[:, :, rest:]], dim=2).to(old.dtype), capacity)
+            for rows, near, old in zip((rows_k, rows_v), (near_k, near_v), held, strict=True)
+        ]
+        return y[:, :, inside : inside + length], KeyValueCache(*stacks, host_number(start + length))
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, fill = accumulator_dtype(v.dtype), (0, 0, 0, -k.shape[2] % self.block)
@@ -117,32 +117,22 @@ class LinformerAttention(Attention[LinformerOptions, KeyValueCache]):
         return attend_masked(q.to(dtype), rows_k, rows_v, seen)
 
     def _project(self, x: Tensor, cached: Tensor | None, start: int, projection: Tensor) -> tuple[Tensor, Tensor]:
-        """The projected rows of all finished blocks, and the exact keys or values that follow the cached blocks.
+        """The projected rows of all finished blocks, and the exact x since the start of the block that x continues.
 
-        x [B, H, T, W] is appended to `start` cached positions. The exact part starts at the first position of the block
-        that was unfinished before x, so it includes cached keys or values.
+        x [B, H, T, W] follows `start` cached positions.
         """
         finished, inside = divmod(start, self.block)
         if cached is not None:
-            old, carried = (
-                cached[:, :, : finished * self.rank + inside].to(x.dtype).split([finished * self.rank, inside], dim=2)
-            )
+            known = finished * self.rank
+            old, carried = cached[:, :, : known + inside].to(x.dtype).split([known, inside], dim=2)
             x = torch.cat([carried, x], dim=2)
         blocks = x.shape[2] // self.block
         whole = x[:, :, : blocks * self.block].unflatten(2, (blocks, self.block))
         rows = (projection.to(x.dtype).unsqueeze(1) @ whole).flatten(2, 3)
         return (rows if cached is None else torch.cat([old, rows], dim=2)), x
 
-    def _stack(self, rows: Tensor, exact: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
-        stack = torch.cat([rows, exact], dim=2).to(dtype)
-        return functional.pad(stack, (0, 0, 0, capacity - stack.shape[2]))
-
     def _capacity(self, positions: int) -> int:
-        """The capacity for `positions` positions: the rows of all earlier blocks plus one block of exact positions.
-
-        This is at least the greatest height that the stack reaches. It equals that height if the last position ends a
-        block or lies in the first block.
-        """
+        """The rows of all earlier blocks and one block of exact positions, which the stack never exceeds."""
         return max(positions - 1, 0) // self.block * self.rank + min(positions, self.block)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
@@ -152,10 +142,7 @@ class LinformerAttention(Attention[LinformerOptions, KeyValueCache]):
         return FixedCache(state.keys, state.values, place)
 
     def _step_fixed(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: FixedCache) -> Tensor:
-        """The output of a step that depends on no number on the host, as CUDA graphs need it.
-
-        All rows are read, and every step projects the unfinished block.
-        """
+        """A step for CUDA graphs, the same for every position: it reads all rows and projects the last block."""
         inside, count = cache.place % self.block, cache.keys.shape[2]
         rows = cache.place // self.block * self.rank
         cache.write(rows + inside, k_t, v_t)
@@ -165,30 +152,26 @@ class LinformerAttention(Attention[LinformerOptions, KeyValueCache]):
         places = (rows + torch.arange(self.block, device=rows.device)).clamp(max=count - 1)
         for stack, projection in zip(cache[:2], self._projections, strict=True):
             exact = stack.index_select(2, places).to(accumulator_dtype(stack.dtype))
-            projected = torch.where(
-                inside + 1 == self.block, projection.to(exact.dtype) @ exact, exact[:, :, : self.rank]
-            )
+            projected = projection.to(exact.dtype) @ exact
+            projected = torch.where(inside + 1 == self.block, projected, exact[:, :, : self.rank])
             stack.index_copy_(2, places[: self.rank], projected.to(stack.dtype))
         return y.squeeze(2)
 
     def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, gates_t: Gates) -> tuple[Tensor, Any]:
         if isinstance(state, FixedCache):
             return self._step_fixed(q_t, k_t, v_t, state), state
-        keys, values, position = state
-        if self._capacity(int(position) + 1) > keys.shape[2]:  # full: double the capacity
-            room = (0, 0, 0, max(keys.shape[2], self.block))
-            keys, values = functional.pad(keys, room), functional.pad(values, room)
-        cache = FixedCache(keys, values, torch.full((), int(position), device=keys.device))
-        return self._step_fixed(q_t, k_t, v_t, cache), KeyValueCache(keys, values, position + 1)
+        position = int(state.position)
+        keys, values = make_room(state.keys, state.values, self._capacity(position + 1), self.block)
+        cache = FixedCache(keys, values, torch.full((), position, device=keys.device))
+        return self._step_fixed(q_t, k_t, v_t, cache), KeyValueCache(keys, values, state.position + 1)
 
     def emit(self, inputs: MixInputs) -> None:
-        key_projection, value_projection = (inputs.builder.shared(projection) for projection in self._projections)
         capacity = self._capacity(self.shape.positions)
         inputs.emit(
             "linformer",
+            key_projection=inputs.builder.shared(self._projections[0]),
+            value_projection=inputs.builder.shared(self._projections[1]),
             **add_cache(inputs, capacity),
-            key_projection=key_projection,
-            value_projection=value_projection,
             capacity=capacity,
             rank=self.rank,
             block=self.block,

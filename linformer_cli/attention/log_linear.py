@@ -11,7 +11,7 @@ from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, se
 from .parts.chunks import PowerOfTwoChunk
 from .parts.feature_maps import Elu
 from .parts.level_sums import LevelInputs, count_buckets, read_levels, step_levels
-from .parts.memory_lengths import inverse_softplus, log_memories
+from .parts.memory_lengths import inverse_softplus, log_memories, of_heads
 from .parts.scaling import directions, scale_outputs
 from .parts.sums import divide_by_weight
 from .tensors import accumulator_dtype, host_number
@@ -32,8 +32,8 @@ class LogLinearOptions(AttentionOptions):
 class LogLinearState(NamedTuple):
     """s [B, H, G, K, V], the buckets of a Fenwick tree, and the number of positions (int64).
 
-    Bucket b holds 2^b positions if bit b of the number of positions is 1, else it is 0. For `linear`, s has V + 1
-    columns; the last column is the sum of phi(k_j).
+    Bucket b holds 2^b positions if bit b of the number of positions is 1, else it is 0. In `linear`, the last of V + 1
+    columns is the sum of phi(k_j).
     """
 
     s: Tensor
@@ -87,18 +87,14 @@ class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
         q, k, v = (x.to(dtype) for x in (q, k, v))
         divided = self.options.over == "linear"
         scales = functional.softplus(gates["levels"].clamp(min=_LEAST_LOGIT) if divided else gates["levels"])
-
-        def of_heads(parameter: Tensor) -> Tensor:
-            return parameter.to(dtype).view(-1, *[1] * (q.dim() - 3))
-
         if divided:
             # With a column of ones appended to the values, the last column of the sums is the total weight.
             return LevelInputs(self.feature_map(q), self.feature_map(k), functional.pad(v, (0, 1), value=1.0), scales)
         if self.options.over == "mamba2":
-            dt = functional.softplus(gates["step"].squeeze(-1) + of_heads(self.dt_bias))
-            return LevelInputs(q, k, dt.unsqueeze(-1) * v, scales, -of_heads(self.a_log).exp() * dt)
+            dt = functional.softplus(gates["step"].squeeze(-1) + of_heads(self.dt_bias, dtype, q.dim() - 1))
+            return LevelInputs(q, k, dt.unsqueeze(-1) * v, scales, -of_heads(self.a_log, dtype, dt.dim()).exp() * dt)
         beta = gates["erase"].squeeze(-1).sigmoid()
-        log_alpha = functional.logsigmoid(gates["decay"].squeeze(-1) + of_heads(self.gate_bias))
+        log_alpha = functional.logsigmoid(gates["decay"].squeeze(-1) + of_heads(self.gate_bias, dtype, beta.dim()))
         q, k = directions(functional.silu(q)), directions(functional.silu(k))
         return LevelInputs(q, k, beta.unsqueeze(-1) * v, scales, log_alpha, beta)
 

@@ -13,9 +13,7 @@ from .parts.caches import KeyValueCache
 from .parts.spans import Pattern, Span, SpanAttention
 from .tensors import Context, accumulator_dtype, constant
 
-# The largest number of scores per head and image that the parallel form holds at once, except that one grid row of
-# queries is always allowed.
-SCORES_AT_ONCE = 2**18
+SCORES_AT_ONCE = 2**18  # per head and image in the parallel form, except for one grid row of queries
 
 
 class LogsparseOptions(AttentionOptions):
@@ -26,10 +24,9 @@ class LogsparseOptions(AttentionOptions):
 
 
 class _Grid(NamedTuple):
-    """Queries from position `start` on, as rows of `period` positions.
+    """Queries from position `start` on, as `rows` rows of `columns` <= `period` positions, after `before` rows of keys.
 
-    The query at position t sees position t - offset - n period for each of `offsets` and n = 0, 1, 2 and so on. The
-    queries fill `rows` rows of `columns` <= `period` positions. `before` more rows of keys precede them.
+    The query at position t sees position t - offset - n period for each of `offsets` and n = 0, 1, 2 and so on.
     """
 
     offsets: tuple[int, ...]
@@ -110,9 +107,8 @@ class LogsparseAttention(SpanAttention[LogsparseOptions]):
 class _AttendGrid(torch.autograd.Function):
     """Outputs [N, rows, columns, V] of scaled queries [N, rows, columns, K] for padded keys and values.
 
-    For each offset, all rows of a column form one product of queries and shifted keys. The scores are dropped after
-    each group of rows, and the backward pass recomputes them from the logarithm of each query's total weight. Training
-    memory is therefore linear in T.
+    For each offset, all rows of a column form one product of queries and shifted keys. Training memory is linear in T:
+    the backward pass recomputes the scores of a group of rows from the logarithm of each query's total weight.
     """
 
     @staticmethod
@@ -156,8 +152,7 @@ class _AttendGrid(torch.autograd.Function):
 
 def _groups(grid: _Grid) -> list[tuple[int, int]]:
     """For each group of queries, its first row and the row after its last one."""
-    scores_of_row = grid.columns * len(grid.offsets) * (grid.rows + grid.before)
-    rows = max(1, SCORES_AT_ONCE // scores_of_row)
+    rows = max(1, SCORES_AT_ONCE // (grid.columns * len(grid.offsets) * (grid.rows + grid.before)))
     return [(first, min(first + rows, grid.rows)) for first in range(0, grid.rows, rows)]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, setting
-from .parts.caches import CacheLayout, add_cache, attend_masked, emit_rows, fit_rows, init_cache
+from .parts.caches import CacheLayout, add_cache, attend_masked, emit_rows, fit_rows, init_cache, make_room
 from .parts.key_sets import Lists, join, weigh, weigh_lists
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .parts.scaling import shrink_huge
@@ -31,11 +31,10 @@ class LongShortOptions(AttentionOptions):
 class LongShortState(NamedTuple):
     """The window and the compressed rows, the unfinished chunk, and the number of positions (0-d int64).
 
-    keys [B, H, window + rows, K] and values [B, H, window + rows, V] are normalised. They hold the window first, then
-    the rows of all finished chunks. The window is a ring buffer that is filled from its end: position t is at window -
-    1 - t % window. A query therefore always sees one contiguous slice. The unfinished chunk is stored as its largest
-    score [B, H, rank] and as sums [B, H, rank, 1 + K + V] of weights, weighted keys and weighted values. The weight of
-    a position is exp(score - largest score).
+    keys and values [B, H, window + rows, .] are normalised: the window, then the rows of all finished chunks. The
+    window is a ring that is filled from its end, so that a query sees one slice: position t is at window - 1 - t %
+    window. The unfinished chunk is its largest score [B, H, rank] and sums [B, H, rank, 1 + K + V] of weights, weighted
+    keys and weighted values, with the weights exp(score - largest score).
     """
 
     keys: Tensor
@@ -46,10 +45,7 @@ class LongShortState(NamedTuple):
 
 
 class JointNorm(nn.Module):
-    """LayerNorm of [..., H, W] over all heads together, with one scale and offset [H, W] shared by keys and values.
-
-    If keys and values differ in width, the narrower of the two uses the first columns.
-    """
+    """LayerNorm of [..., H, W] over all heads, with one scale and offset; narrower vectors use their first columns."""
 
     def __init__(self, heads: int, width: int) -> None:
         super().__init__()
@@ -148,10 +144,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
     def _compress(
         self, k: Tensor, v: Tensor, scores: Tensor, state: LongShortState, start: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Means [B, H, chunks, rank, K + V] of the chunks that k and v finish, and the new unfinished chunk.
-
-        The unfinished chunk is returned as `largest` and `sums` of the state.
-        """
+        """Means [B, H, chunks, rank, K + V] of the finished chunks, and `largest` and `sums` of the unfinished one."""
         chunk, length = self.options.chunk, k.shape[2]
         inside = start % chunk
         finished = (inside + length) // chunk
@@ -178,8 +171,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
     def _extend(self, cached: Tensor, x: Tensor, means: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Near keys or values [B, H, window - 1 + T, W] and all rows [B, H, R, W], after `start` cached positions.
 
-        The new ones come from x [B, H, T, W] and the means [B, H, chunks, rank, W]. Near keys or values before position
-        0 are zero.
+        The new ones come from x and the means. Near keys or values before position 0 are zero.
         """
         recent = torch.arange(max(start - self.window + 1, 0), start, device=x.device)
         window = cached[:, :, self.window - 1 - recent % self.window].to(x.dtype)
@@ -193,8 +185,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
         """The last positions before `stop` as a ring, then the rows, padded to `capacity`."""
         slot = torch.arange(self.window, device=near.device)
         ring = near[:, :, -self.window :][:, :, (self.window - 1 - slot - stop) % self.window]
-        packed = torch.cat([ring, rows], dim=2)
-        return functional.pad(packed, (0, 0, 0, capacity - packed.shape[2]))
+        return fit_rows(torch.cat([ring, rows], dim=2), capacity)
 
     def _capacity(self, positions: int) -> int:
         """The number of rows that the window and the chunks occupy after `positions` positions."""
@@ -214,9 +205,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
             return self._step_fixed(q_t, k_t, v_t, state, gates_t["scores"]), state
         keys, values, largest, sums, position = state
         place = int(position)
-        if self._capacity(place + 1) > keys.shape[2]:  # full: double the capacity
-            room = (0, 0, 0, max(keys.shape[2], self.options.rank))
-            keys, values = functional.pad(keys, room), functional.pad(values, room)
+        keys, values = make_room(keys, values, self._capacity(place + 1), self.options.rank)
         fixed = _FixedState(keys, values, largest, sums, torch.full((), place, device=keys.device))
         return self._step_fixed(q_t, k_t, v_t, fixed, gates_t["scores"]), LongShortState(*fixed[:4], position + 1)
 
@@ -224,10 +213,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
         return _FixedState(*state[:4], place)
 
     def _step_fixed(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongShortState, scores: Tensor) -> Tensor:
-        """The output of a step that depends on no number on the host, as CUDA graphs need it.
-
-        All rows are read, and every step compresses the unfinished chunk.
-        """
+        """A step for CUDA graphs, the same for every position: it reads all rows and compresses the last chunk."""
         keys, values, largest, sums, place = state
         k_t, new_v, count = k_t.to(sums.dtype), v_t.to(sums.dtype), keys.shape[2]
         slot = (self.window - 1 - place % self.window).view(1)
@@ -254,10 +240,9 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
         return y.squeeze(2)
 
     def emit(self, inputs: MixInputs) -> None:
-        """Emit the compression, the norm and the softmax.
+        """Emit the compression, which reads keys and values before they are normalised, the norm and the softmax.
 
-        The compression comes first, because it reads keys and values before they are normalised. This order is correct
-        because no position sees a row that it finishes itself.
+        This order is correct because no position sees a row that it finishes itself.
         """
         builder, (heads, key_width, value_width) = inputs.builder, inputs.sizes
         chunk, rank, widest = self.options.chunk, self.options.rank, max(key_width, value_width)

@@ -27,9 +27,7 @@ class LongformerOptions(AttentionOptions):
     @classmethod
     def _dilations_are_whole_numbers(cls, value: int | str | None) -> int | str | None:
         if value is not None and not all(parse_count(part.strip()) for part in str(value).split(",")):
-            raise ValueError(
-                "must be a number of 1 or more, or a comma-separated list of such numbers, one for each head"
-            )
+            raise ValueError("must be a number of 1 or more, or a comma-separated list of such numbers for the heads")
         return value
 
     def dilations(self, heads: int) -> tuple[int, ...]:

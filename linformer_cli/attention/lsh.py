@@ -37,10 +37,9 @@ class LshOptions(AttentionOptions):
 
 
 class LshState(NamedTuple):
-    """A cache of queries and values, and rings of positions. Keys are computed from the queries.
+    """A cache of queries, from which keys are computed, and values; and rings int32 [B, H, R, buckets, window].
 
-    The rings are int32 [B, H, R, buckets, window]. A ring holds the last `window` positions of its bucket in any order.
-    Unused entries are `EMPTY`.
+    A ring holds the last `window` positions of its bucket in any order. Unused entries are `EMPTY`.
     """
 
     cache: KeyValueCache
@@ -97,11 +96,10 @@ class LshAttention(Attention[LshOptions, LshState]):
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
         q = shrink_huge(q, (-1,))
-        buckets, q, v_wide = (x.flatten(0, 1) for x in (self._hash(q.detach()), q.to(dtype), v.to(dtype)))
+        buckets, q, wide = (x.flatten(0, 1) for x in (self._hash(q.detach()), q.to(dtype), v.to(dtype)))
         ends = None if lengths is None else lengths.repeat_interleave(v.shape[1])
-        window, average = self.options.window, self.options.average
-        y = attend_sorted_chunks(q, _scale_keys(q), v_wide, buckets, ends, window, average)
-        return y.view_as(v)
+        options = self.options
+        return attend_sorted_chunks(q, _scale_keys(q), wide, buckets, ends, options.window, options.average).view_as(v)
 
     def _hash(self, q: Tensor) -> Tensor:
         """Buckets int64 [B, H, T, R] of q [B, H, T, K]."""
@@ -192,8 +190,8 @@ def attend_sorted_chunks(
 ) -> Tensor:
     """Outputs [N, T, V] for q, k [N, T, K], v [N, T, V], the buckets [N, T, R] of R rounds, and lengths [N].
 
-    A position sees the others in its chunk and in the previous chunk; the last chunk of the sequence precedes the
-    first. The rounds are averaged, or weighted by their total weights.
+    A position sees the others in its chunk and in the previous chunk, cyclically. The rounds are averaged, or weighted
+    by their total weights.
     """
     count, length, _ = buckets.shape
     if lengths is None:

@@ -37,10 +37,9 @@ class Newest(NamedTuple):
 
 
 class MambaState(NamedTuple):
-    """s [B, H, K, V] is the decayed sum of keys times values; `angle` and `newest` are None without their options.
+    """s [B, H, K, V], the decayed sum of keys times values; angles [B, H, R] in turns; and the newest position.
 
-    `angle` [B, H, R] is in turns. With the trapezoidal rule, s leaves out the term of the newest position, and `newest`
-    holds the factors of this term.
+    With the trapezoidal rule, s leaves out the term of the newest position. What an option does not need is None.
     """
 
     s: Tensor
@@ -49,11 +48,7 @@ class MambaState(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """Quantities computed from the extra scalars of T positions.
-
-    These are Delta, log alpha and lambda, each [B, H, T], and the changes of the angles [B, H, T, R] in turns. Lambda
-    and the changes are None without their options.
-    """
+    """Delta, log alpha and lambda [B, H, T] of T positions, and the changes of the angles [B, H, T, R] in turns."""
 
     size: Tensor
     log_decay: Tensor
@@ -103,18 +98,15 @@ class MambaAttention(SumAttention[MambaOptions, MambaState]):
         self.bias = nn.Parameter(torch.ones(2, heads, width)) if options.normalise else None
 
     def _steps(self, gates: Gates, dtype: torch.dtype) -> _Steps:
-        """The steps of T positions."""
-        size = gates["step"].squeeze(-1)
-        size = functional.softplus(size + self.step_bias.to(dtype).unsqueeze(-1))
+        size = functional.softplus(gates["step"].squeeze(-1) + self.step_bias.to(dtype).unsqueeze(-1))
         if self.log_rate is None:
             logit = gates["rate"].squeeze(-1)
             rate = (logit.relu() + 1 / (1 + (-logit).relu())).clamp(min=_SLOWEST_RATE)
         else:
             rate = self.log_rate.to(dtype).exp().unsqueeze(-1)
         share = gates["share"].squeeze(-1).sigmoid() if "share" in gates else None
-        log_decay = -size * rate
         turns = gates["turns"].tanh() * (0.5 * size.unsqueeze(-1)) if "turns" in gates else None
-        return _Steps(size, log_decay, share, turns)
+        return _Steps(size, -size * rate, share, turns)
 
     def _prepare(self, x: Tensor, which: int, angle: Tensor | None) -> Tensor:
         """Queries (`which` is 0) or keys (1) [B, H, T, K], normalised and rotated by the angles [B, H, T, R]."""

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, SumAttention, setting
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, SumAttention, map_states, setting
 from .kernels.registry import MESA_SOLVER, kernel_for
-from .parts.memory_lengths import log_memories
+from .parts.memory_lengths import log_memories, of_heads
 from .parts.scaling import directions, shrink_huge
 from .parts.sums import decayed_causal_sums, update_and_read
 from .tensors import Context, accumulator_dtype
@@ -65,9 +65,7 @@ class MesaAttention(SumAttention[MesaOptions, MesaState]):
     def _gates(self, gates: Gates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """beta and log alpha, each [B, H, T], or [B, H] for one position."""
         beta, decay = (gates[name].squeeze(-1) for name in ("write", "decay"))
-        return beta.sigmoid(), functional.logsigmoid(
-            decay + self.gate_bias.to(dtype).view(-1, *[1] * (decay.dim() - 2))
-        )
+        return beta.sigmoid(), functional.logsigmoid(decay + of_heads(self.gate_bias, dtype, decay.dim()))
 
     def _penalty(self, dtype: torch.dtype) -> Tensor:
         """The diagonal of Lambda [H, K]."""
@@ -127,8 +125,8 @@ def _directions(x: Tensor) -> Tensor:
 class _System:
     """The matrices h_t + Lambda of T positions, which are never stored.
 
-    `keys` are k and `written` beta k, each [B, H, T, K]. `log_decay` is [B, H, T], `carried` is h before the positions
-    (None: 0), and `penalty` is the diagonal of Lambda [H, K].
+    `keys` are k and `written` beta k [B, H, T, K], `log_decay` [B, H, T], `carried` h before the positions (None: 0),
+    and `penalty` the diagonal of Lambda [H, K].
     """
 
     keys: Tensor
@@ -140,11 +138,8 @@ class _System:
 
     def detach(self) -> "_System":
         """The same matrices, without gradients."""
-        keys, written, log_decay, penalty = (
-            x.detach() for x in (self.keys, self.written, self.log_decay, self.penalty)
-        )
-        carried = None if self.carried is None else self.carried.detach()
-        return _System(keys, written, log_decay, carried, penalty, self.chunk)
+        tensors = (self.keys, self.written, self.log_decay, self.carried, self.penalty)
+        return _System(*map_states(Tensor.detach, tensors), self.chunk)
 
     def multiply(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(h_t + Lambda) x_t for x [B, H, T, K], and h after the last position [B, H, K, K]."""
@@ -161,9 +156,9 @@ class _System:
 def _conjugate_gradients(multiply: Callable[[Tensor], Tensor], right: Tensor, iterations: int) -> Tensor:
     """x [..., K] with multiply(x) near `right`, where `multiply` applies a positive definite matrix [K, K].
 
-    In exact arithmetic, all residuals are orthogonal. With rounding, deviations from orthogonality could grow in every
-    iteration, by up to the ratio of two eigenvalues, so each residual is made orthogonal to all earlier ones again. A
-    residual as small as a rounding error of `right` counts as 0, and the later steps are then 0.
+    In exact arithmetic, all residuals are orthogonal. Deviations by rounding could grow in every iteration, by up to
+    the ratio of two eigenvalues, so each residual is made orthogonal to all earlier ones again. A residual as small as
+    a rounding error of `right` counts as 0, as do later steps.
     """
     limits = torch.finfo(right.dtype)
     x, residual, direction = torch.zeros_like(right), right, right
@@ -186,8 +181,7 @@ def _conjugate_gradients(multiply: Callable[[Tensor], Tensor], right: Tensor, it
 class _Solution(torch.autograd.Function):
     """`solution` [B, H, T, K], whose gradient passes through the inverse of `system` to the residual.
 
-    The residual is right - (h + Lambda) solution, where the solution counts as constant. At the exact solution, this
-    gives the exact gradient.
+    The residual is right - (h + Lambda) solution for a constant solution: at the exact one, the gradient is exact.
     """
 
     @staticmethod

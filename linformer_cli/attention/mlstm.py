@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, SumAttention, setting
-from .parts.memory_lengths import log_memories
+from .parts.memory_lengths import log_memories, of_heads
 from .parts.scaling import OUTPUT_FLOOR
 from .parts.sums import decayed_causal_sums, sum_logs, update_and_read
 from .tensors import accumulator_dtype
@@ -67,7 +67,7 @@ class MlstmAttention(SumAttention[MlstmOptions, MlstmState]):
     def _log_gates(self, gates: Gates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """log i and log f, each [B, H, T], or [B, H] for one position."""
         log_input, forget = (gates[name].squeeze(-1) for name in ("input", "forget"))
-        forget = forget + self.gate_bias.to(dtype).view(-1, *[1] * (forget.dim() - 2))
+        forget = forget + of_heads(self.gate_bias, dtype, forget.dim())
         return log_input, functional.logsigmoid(forget) if self.options.forget_gate == "sigmoid" else forget
 
     def _normalise(self, h: Tensor) -> Tensor:
@@ -127,8 +127,8 @@ class MlstmAttention(SumAttention[MlstmOptions, MlstmState]):
 def _stabilise(log_input: Tensor, log_forget: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """m_t and log f_t + m_{t-1} - m_t, each [B, H, T], for log i and log f [B, H, T] and the m [B, H] before them.
 
-    Let F_t be the sum of log f up to t. Then m_t - F_t is the largest of `before` and of max(log i_j, 0) - F_j over all
-    j <= t. The second result is the maximum before position t minus the maximum at t, so it is never positive.
+    For F_t, the sum of log f up to t, m_t - F_t is the largest of `before` and of max(log i_j, 0) - F_j over j <= t.
+    The second result is its value before t minus that at t, so it is never positive.
     """
     total = sum_logs(log_forget, dim=-1)
     peaks = log_input.clamp(min=0) - total

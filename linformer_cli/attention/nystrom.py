@@ -13,16 +13,11 @@ from .parts.chunks import PowerOfTwoChunk
 from .parts.running_averages import NOTHING, read_running_averages
 from .tensors import accumulator_dtype, fill_padding, find_padding, host_number
 
-# The fewest positions per matrix product: larger products are faster but contain more zeros.
-_BLOCK = 32
+_BLOCK = 32  # the fewest positions per matrix product: larger products are faster but contain more zeros
 
 
 class RecentValues(NamedTuple):
-    """The last kernel - 1 values [B, H, kernel - 1, V] as a ring, with zeros before the first position.
-
-    `oldest` (a 0-d int64 tensor) is the index of the oldest value; later values follow and wrap around. A step
-    overwrites the oldest value.
-    """
+    """The last values [B, H, kernel - 1, V] as a ring, at first zeros, whose oldest value has the index `oldest`."""
 
     values: Tensor
     oldest: Tensor
@@ -36,8 +31,7 @@ class RecentValues(NamedTuple):
 class CausalConvolution(nn.Module):
     """y_t = sum over i < kernel of w_i v_{t - kernel + 1 + i}, with weights w [H, kernel] and kernel >= 2.
 
-    All columns of v share the weights. The last weight belongs to position t. Weights are initialised uniformly within
-    kernel^(-1/2) of 0.
+    All columns of v share the weights, which are at first uniform within kernel^(-1/2) of 0.
     """
 
     def __init__(self, heads: int, kernel: int) -> None:
@@ -166,13 +160,8 @@ class NystromAttention(Attention[NystromOptions, NystromState]):
         inverse = self.invert_landmarks(keys)
         weights = (q.to(dtype) @ keys.transpose(-1, -2)).softmax(dim=-1) @ inverse
         scores = k.to(dtype) @ queries.transpose(-1, -2)
-        if state is None:
-            averages, log_weights = self._nothing(len(q), q.device, dtype)
-        else:
-            averages, log_weights = state.averages, state.log_weights
-        y, averages, log_weights = read_running_averages(
-            weights, scores, v.to(dtype), averages, log_weights, self.options.chunk
-        )
+        before = self._nothing(len(q), q.device, dtype) if state is None else state[:2]
+        y, averages, log_weights = read_running_averages(weights, scores, v.to(dtype), *before, self.options.chunk)
         recent = None
         if self.convolution is not None:
             local, recent = self.convolution.attend(v, None if state is None else state.recent, dtype)
@@ -204,8 +193,7 @@ class NystromAttention(Attention[NystromOptions, NystromState]):
 
     def invert_landmarks(self, keys: Tensor) -> Tensor:
         """Z [H, m, m], approximately the inverse of A, for scaled landmark keys [H, m, K]."""
-        a = (self.landmark_queries.to(keys.dtype) @ keys.transpose(-1, -2)).softmax(dim=-1)
-        return self.invert(a)
+        return self.invert((self.landmark_queries.to(keys.dtype) @ keys.transpose(-1, -2)).softmax(dim=-1))
 
     def invert(self, a: Tensor) -> Tensor:
         """Z [..., m, m], approximately the inverse of a [..., m, m]."""
@@ -280,8 +268,7 @@ class NystromAttention(Attention[NystromOptions, NystromState]):
 def _segment_weights(lengths: Tensor, positions: int, landmarks: int, dtype: torch.dtype) -> Tensor:
     """Weights [B, 1, landmarks, positions] of `dtype` that average each segment of sequences of `lengths` [B].
 
-    A sequence of n positions has m = min(landmarks, n) segments, and position t belongs to segment t m / n, rounded
-    down. The weights of other segments are 0.
+    Position t of n belongs to segment t m / n, rounded down, of m = min(landmarks, n). Other weights are 0.
     """
     n = lengths.unsqueeze(1)
     place = torch.arange(positions, device=lengths.device)

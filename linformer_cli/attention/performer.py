@@ -39,10 +39,8 @@ class PerformerOptions(AttentionOptions):
 
     def check(self) -> None:
         if self.features is not None and self.features % self.features_per_direction:
-            raise ValueError(
-                f"feature_map '{self.feature_map}' makes two features per direction and needs an even number of "
-                f"'features', found {self.features}"
-            )
+            found = f"an even number of 'features', found {self.features}"
+            raise ValueError(f"feature_map '{self.feature_map}' makes two features per direction and needs {found}")
 
     @property
     def features_per_direction(self) -> int:
@@ -50,11 +48,10 @@ class PerformerOptions(AttentionOptions):
 
 
 class PerformerState(NamedTuple):
-    """s [B, H, m, V + 1], the sum of phi(k_j) [v_j, 1]^T. Its last column is z, the sum of phi(k_j).
+    """s [B, H, m, V + 1], the sum of phi(k_j) [v_j, 1]^T divided by exp(c); its last column is z.
 
-    s is divided by exp(c), where c is the running maximum of the exponents. c is [B, H, m] for `positive` and
-    `hyperbolic`, and [B, H] for `trig`. `trig` also has n [B, H], the total weight of the keys. `relu` has neither c
-    nor n.
+    c is the running maximum of the exponents: [B, H, m] for `positive` and `hyperbolic`, and [B, H] for `trig`, which
+    also has n [B, H], the total weight of the keys. `relu` has neither c nor n.
     """
 
     s: Tensor
@@ -103,18 +100,13 @@ class PerformerAttention(SumAttention[PerformerOptions, PerformerState]):
             self.directions.copy_(draw_directions(count, width, self.options.orthogonal, normal))
 
     @property
-    def _is_exponential(self) -> bool:
-        return self.options.feature_map in ("positive", "hyperbolic")
-
-    @property
     def _map(self) -> PerformerMap:
         return PerformerMap(self.directions, self.options.feature_map)
 
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
         """Estimates [B, H, T, J] of exp(x_t . y_j) from q [B, H, T, K] and k [B, H, J, K]: scaled phi(x_t) . phi(y_j).
 
-        Exponentials are not stabilised, so use this method only for inspection, with inputs of moderate size. `relu`
-        does not estimate this kernel.
+        For inspection of moderate inputs: exponentials are not stabilised. `relu` does not estimate this kernel.
         """
         phi = self._map
         if self.options.feature_map == "relu":
@@ -129,7 +121,7 @@ class PerformerAttention(SumAttention[PerformerOptions, PerformerState]):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState | None, gates: Gates
     ) -> tuple[Tensor, PerformerState]:
-        if self._is_exponential:
+        if self.options.feature_map in ("positive", "hyperbolic"):
             return self._attend_exponential(q, k, v, state)
         dtype = accumulator_dtype(q.dtype)
         # With a column of ones appended to the values, the last column of s is z.
@@ -145,8 +137,7 @@ class PerformerAttention(SumAttention[PerformerOptions, PerformerState]):
     ) -> tuple[Tensor, PerformerState]:
         """`_attend` for `positive` and `hyperbolic`. Key features are divided by their maximum over all positions.
 
-        The sums at each position have a scale that cancels in y and needs no gradient. The kernel computes the features
-        from queries and keys.
+        The scale of the sums cancels in y and needs no gradient. The kernel computes features from queries and keys.
         """
         dtype = accumulator_dtype(q.dtype)
         before = None if state is None or state.c is None else (state.s, state.c)
@@ -181,9 +172,8 @@ class PerformerAttention(SumAttention[PerformerOptions, PerformerState]):
         log_decay = torch.cat([before, c[..., :-1]], dim=-1) - c
         weights = (exponent - c).exp().unsqueeze(-1)
         phi_q, phi_k = sine_features(self._map.project(q)), sine_features(self._map.project(k))
-        chunk = self.options.chunk
+        chunk, ones = self.options.chunk, torch.ones_like(weights)
         sums, s = decayed_causal_sums(phi_q, phi_k, values * weights, log_decay, sums_before, chunk)
-        ones = torch.ones_like(weights)
         totals, n = decayed_causal_sums(ones, ones, weights, log_decay, total_before, chunk)
         return divide_by_floored_weight(sums, totals.squeeze(-1)), PerformerState(s, c[..., -1].clone(), n.flatten(1))
 
@@ -246,10 +236,8 @@ class PerformerAttention(SumAttention[PerformerOptions, PerformerState]):
         columns = self._map.columns(torch.float32)
         if self.options.feature_map == "relu":
             # This is the learned map of linear attention, without a bias and with one matrix for all heads.
-            learned = {"weight": builder.shared(columns), "bias": builder.shared(torch.zeros(count))}
-            inputs.emit(
-                "linear", **sums, **learned, C=count, map=STEP_MAPS["learned"], own_weights=False, offset=RELU_OFFSET
-            )
+            sums |= {"weight": builder.shared(columns), "bias": builder.shared(torch.zeros(count))}
+            inputs.emit("linear", **sums, C=count, map=STEP_MAPS["learned"], own_weights=False, offset=RELU_OFFSET)
         elif self.options.feature_map == "trig":
             sums |= {"c": inputs.state(1, -math.inf), "n": inputs.state(1)}
             inputs.emit("performer_trig", **sums, directions=builder.shared(columns), C=self.features, D=count)

@@ -23,13 +23,9 @@ from .parts.caches import (
 from .parts.key_sets import SCORES_KEPT, join, run_within, weigh
 from .tensors import HOSTS, accumulator_dtype, fill_padding, find_padding
 
-# The largest number of queries that the parallel form computes at once. They are scored against all keys up to the
-# position of the last query.
-QUERIES_AT_ONCE = 64
-# A threshold below every measure.
-EVERY_QUERY = -3e38
-# The sampled positions are fractions of a length, in units of 1 / FRACTIONS.
-FRACTIONS = 2**20
+QUERIES_AT_ONCE = 64  # of the parallel form, scored against all keys up to the position of the last query
+EVERY_QUERY = -3e38  # a threshold below every measure
+FRACTIONS = 2**20  # the sampled positions are fractions of a length, in units of 1 / FRACTIONS
 
 
 class ProbsparseOptions(AttentionOptions):
@@ -118,8 +114,7 @@ class ProbsparseAttention(Attention[ProbsparseOptions, ProbsparseState]):
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype = accumulator_dtype(q.dtype)
         ends = torch.full((len(q),), q.shape[2], device=q.device) if lengths is None else lengths
-        # Not every device has float64.
-        logs = ends.cpu().double().log()
+        logs = ends.cpu().double().log()  # not every device has float64
         count = (self.options.factor * logs).ceil().long().to(ends.device).clamp(min=1).minimum(ends)
         q, k, wide = q.to(dtype), k.to(dtype), v.to(dtype)
         with torch.no_grad():
@@ -285,9 +280,9 @@ def _attend_rows(position: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _attend_largest(q: Tensor, k: Tensor, v: Tensor, measures: Tensor, count: Tensor, lengths: Tensor) -> Tensor:
-    """Outputs [B, H, T, V]; the `count` [B] queries with the largest `measures` [B, H, T] attend.
+    """Outputs of the `count` [B] scaled queries with the largest `measures` [B, H, T]; of others, the mean value.
 
-    Queries are scaled, and measures are minus infinity at the padding. Other outputs are the mean of the values.
+    Measures are minus infinity at the padding.
     """
     places = measures.topk(int(count.max()), dim=-1).indices
     chosen = q.gather(2, places.unsqueeze(-1).expand(-1, -1, -1, q.shape[-1]))

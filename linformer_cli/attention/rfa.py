@@ -24,10 +24,7 @@ class RfaOptions(AttentionOptions):
 
 
 class RfaState(NamedTuple):
-    """s [B, H, 2 D, V + 1], the sum of phi(k_j) [v_j, 1]^T, and n [B, H], the total weight of the keys.
-
-    The last column of s is z.
-    """
+    """s [B, H, 2 D, V + 1], the sum of phi(k_j) [v_j, 1]^T, whose last column is z, and n [B, H], the keys' weight."""
 
     s: Tensor
     n: Tensor

@@ -53,11 +53,10 @@ class Rwkv7Attention(DeltaAttention[Rwkv7Options]):
         self.bonus = nn.Parameter(torch.zeros(sizes)) if options.bonus else None  # rho
 
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, gates: Gates) -> DeltaInputs:
-        """The inputs of two updates per position.
+        """The inputs of two updates of a position: one removes what s holds for kappa, the other adds c v^T.
 
-        The first update decays s and removes what s holds for kappa. The second one adds c v^T and reads the output.
-        The delta rule reads the decayed state, so the vector that reads is kappa / w. The division is safe, because w
-        is at least 0.545.
+        The first decays s, too. It reads the decayed state, so the vector that reads is kappa / w, where w is at least
+        0.545.
         """
         decay_bias, rate_bias, removal, replacement = (
             x.to(v.dtype).unsqueeze(-2) for x in (self.decay_bias, self.rate_bias, self.removal, self.replacement)

@@ -81,8 +81,7 @@ class SingleHeadAttention(CachedAttention[SingleHeadOptions]):
 
     def _queries(self, q: Tensor) -> Tensor:
         """u of the class's formula, in the type of sums."""
-        dtype = accumulator_dtype(q.dtype)
-        norm = self.query_norm
+        dtype, norm = accumulator_dtype(q.dtype), self.query_norm
         u = nn.functional.layer_norm(q.to(dtype), norm.normalized_shape, norm.weight.to(dtype), norm.bias.to(dtype))
         return u * self._scale().to(dtype)
 
@@ -99,14 +98,12 @@ class SingleHeadAttention(CachedAttention[SingleHeadOptions]):
 
     @torch.no_grad()
     def emit(self, inputs: MixInputs) -> None:
-        builder, capacity = inputs.builder, self.shape.positions
-        scale = self._scale()
-        gain, shift = self.query_norm.weight * scale, self.query_norm.bias * scale
+        builder, capacity, scale = inputs.builder, self.shape.positions, self._scale()
         inputs.emit(
             "single_head",
             memory=add_rows(inputs, capacity * self.shape.key_width),
-            gain=builder.shared(gain),
-            shift=builder.shared(shift),
+            gain=builder.shared(self.query_norm.weight * scale),
+            shift=builder.shared(self.query_norm.bias * scale),
             gate=builder.shared(self.value_gate.vector()),
             capacity=capacity,
             format=cache_format(builder),

@@ -32,10 +32,7 @@ _EXPONENTIAL = -1
 
 
 class _Form(NamedTuple):
-    """A feature map, by its number in linear_maps.h, and whether sums are over all positions.
-
-    The exponential map has W [K, C] and c [B, H, C].
-    """
+    """A map's number in linear_maps.h, whether sums are whole, and W [K, C] and c [B, H, C] of exponential maps."""
 
     map: int
     whole: bool = False
@@ -53,9 +50,8 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs [B, H, T, V] for q, k [B, H, T, C] and v [B, H, T, V], and s [B, H, C, V], z [B, H, C] after them.
 
-    `s` and `z` are the sums before these positions (None: no positions); `feature_map` is one of `COMPILED_MAPS`. q, k,
-    v and y share one type; s and z have its accumulator type. The result is differentiable once, in all inputs. Raises
-    the errors of `require_sums_fit`.
+    `s` and `z` are the sums before these positions (None: 0), in the accumulator type of q, k, v and y. `feature_map`
+    is one of `COMPILED_MAPS`. Differentiable once, in all inputs. Raises the errors of `require_sums_fit`.
     """
     require_sums_fit(q, k, v, s, z)
     y, total_s, total_z, _ = _attend(q, k, v, s, z, _Form(COMPILED_MAPS[feature_map]))
@@ -63,21 +59,16 @@ def attend(
 
 
 def attend_all(q: Tensor, k: Tensor, v: Tensor, feature_map: str) -> Tensor:
-    """Outputs [B, H, T, V] of the bidirectional form for q, k [B, H, T, C] and v [B, H, T, V].
+    """Outputs of the bidirectional form, with the sums over all positions. A key of minus infinity has the features 0.
 
-    s and z are the sums over all positions. A key of minus infinity has the features 0. Types and errors are those of
-    `attend`.
+    Shapes, types and errors are those of `attend`.
     """
     require_fit(q, k, v, None, narrow=True)
     return _attend(q, k, v, None, None, _Form(COMPILED_MAPS[feature_map], whole=True))[0]
 
 
 class ExponentialSums(NamedTuple):
-    """The result of `attend_exponential`.
-
-    y [B, H, T, V]; the denominators [B, H, T], without a gradient; and s [B, H, C, V], z and c [B, H, C] after the
-    positions.
-    """
+    """y, the denominators [B, H, T] (without a gradient), and s, z and c after these positions."""
 
     y: Tensor
     weights: Tensor
@@ -92,9 +83,9 @@ def attend_exponential(
     """Linear attention with the features exp(q_t W) and exp(k_j W - |k_j|^2 / (2 sqrt(K))).
 
     W is `columns` [K, C], in the accumulator type of q, k [B, H, T, K] and v [B, H, T, V]. c is the maximum of the
-    exponents of all keys and of the c in `before`. s and z are divided by exp(c). `before` has s with z as its last
-    column [B, H, C, V + 1] and c before these positions. The result is differentiable once, in all inputs but W and c.
-    Features are never in memory: each block of positions computes its own, forward and backward.
+    exponents of all keys and of the c in `before`, which has s with z as its last column [B, H, C, V + 1], and c. s and
+    z are divided by exp(c). Differentiable once, in all inputs but W and c. Features are never in memory: each block of
+    positions computes its own.
     """
     dtype = accumulator_dtype(q.dtype)
     require_fit(q, k, v, None, narrow=True)

@@ -22,8 +22,8 @@ def sum_causally(
     """y [B, H, T, V], times `scale`, and the last s [B, H, C, V] for q, k [B, H, T, C], v [B, H, T, V].
 
     log d is [B or 1, H, T, 1 or C] (None: no decay), and `carried` is s before these positions (None: 0). q, k and v
-    have one type of `CPU_TYPES` in registry.py, and all other tensors have its accumulator type. The result is
-    differentiable once, in all inputs. Raises what `require_fit` raises.
+    have one type of `CPU_TYPES` in registry.py, and the others its accumulator type. Differentiable once, in all
+    inputs. Raises what `require_fit` raises.
     """
     decay = None if log_decay is None else log_decay.expand(q.shape[0], -1, -1, -1)
     require_fit(q, k, v, carried, *(() if decay is None else (decay,)), narrow=True)
@@ -36,11 +36,10 @@ def sum_causally(
 def follow_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_a: Tensor, d: Tensor | None, carried: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """y [B, H, T, V] and the last s [B, H, C, V] for q, k and d [B, H, T, C], v [B, H, T, V].
+    """y [B, H, T, V] and the last s [B, H, C, V] for q, k and d [B, H, T, C] (None: k), v [B, H, T, V].
 
-    beta is [B, H, T, 1] and log a [B, H, T, 1 or C], or both broadcast to these sizes. None for d means k.
-    `carried` is s before these positions (None: 0). All tensors are float32, or all float64. The result is
-    differentiable once, in all inputs. Raises what `require_fit` raises.
+    beta [B, H, T, 1] and log a [B, H, T, 1 or C] may broadcast. `carried` is s before these positions (None: 0). All
+    are float32, or all float64. Differentiable once, in all inputs. Raises what `require_fit` raises.
     """
     beta, log_decay = (x.expand(*q.shape[:3], -1) for x in (beta, log_a))
     require_fit(q, k, v, carried, beta, log_decay, *([] if d is None else [d]))
@@ -77,8 +76,8 @@ def solve(
 class _Call(NamedTuple):
     """The functions `<name>_forward` and `<name>_backward` of some kernels, and the fields of their structure.
 
-    `views` are the fields of the inputs; for those that are `differentiated`, the second function writes `grad_<view>`.
-    The first one may use the other views as memory.
+    `views` are the fields of the inputs. The second function writes `grad_<view>` for those that are `differentiated`;
+    the others may be memory of the first.
     """
 
     kernels: Kernels

@@ -10,10 +10,7 @@ _KERNELS = Kernels("attention/kernels/scale.cpp", "ScaleCall", "BHTV")
 
 
 def scale(sums: Tensor, gate: Tensor, epsilon: float) -> Tensor:
-    """sums / sqrt(mean of sums^2 + epsilon) * SiLU(gate), for [B, H, T, V], in the type of `gate`.
-
-    sums has the accumulator type of `gate`. Differentiable once, in both inputs.
-    """
+    """sums / rms(sums) * SiLU(gate) for sums [B, H, T, V] of the accumulator type of `gate`; differentiable once."""
     return _Scale.apply(sums, gate, epsilon)
 
 

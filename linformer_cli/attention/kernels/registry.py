@@ -28,8 +28,6 @@ _MOST_SUMS, _MOST_ROWS = 2**14, 64
 
 F = TypeVar("F", bound=Callable[..., object])
 F_co = TypeVar("F_co", bound=Callable[..., object], covariant=True)
-
-
 # Of cpu_linear.py and triton_linear.py.
 AttendLinear = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, str], tuple[Tensor, Tensor, Tensor]]
 
@@ -85,8 +83,8 @@ def fuse_steps() -> Iterator[None]:
 class Operation(Generic[F_co]):
     """An operation and its kernels: `cpu` in C++, and `load_triton`, which returns that for CUDA devices.
 
-    `fits` says whether the kernels support the tensors of a call beyond device, type and widths of the last one. Unless
-    it was `tried` on a GPU, a kernel is used only in `fuse_steps`, for all widths.
+    `fits` checks what device, type and widths of a call's last tensor leave open. Unless it was `tried` on a GPU, a
+    kernel is used only in `fuse_steps`, for all widths.
     """
 
     cpu: F_co | None = None
@@ -119,8 +117,6 @@ FOLDED_STEP: Operation[Callable[[Tensor, Tensor, Tensor, tuple[Tensor, ...], str
 CACHE_STEP: Operation[Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]], Tensor]] = Operation(
     load_triton=lambda: _triton("triton_steps").step_cache
 )
-
-
 STEP_SUMS: Operation[Callable[[Tensor, Tensor, Tensor, Tensor, SumsStep], Tensor]] = Operation(
     load_triton=lambda: _triton("triton_steps").step_sums,
     fits=lambda s, *inputs: s.dtype == torch.float32 and s.shape[2] * s.shape[3] <= _MOST_SUMS,
@@ -138,10 +134,7 @@ def find_kernel(
     widths: tuple[int, int] = (0, 0),
     feature_map: str | None = None,
 ) -> F | None:
-    """The kernel of `operation` for inputs of `dtype` on `device`, or None. `widths` are K and V.
-
-    `feature_map` is that of linear attention, for operations that apply one.
-    """
+    """The kernel for `dtype` and `widths` (K and V) on `device`, or None. Some operations apply a `feature_map`."""
     if torch.compiler.is_exporting() or (feature_map is not None and feature_map not in COMPILED_MAPS):
         return None
     if operation.cpu is not None and device.type == "cpu":

@@ -1,15 +1,13 @@
-"""Linear attention for CUDA devices, in Triton: chunks whose running sums stay on the chip.
-
-    y_t = phi(q_t) s_t / (phi(q_t) . z_t),    s_t = s + sum over j <= t of phi(k_j) v_j^T,    z_t = z + sum of phi(k_j)
+"""Linear attention for CUDA devices, in Triton, as cpu_linear.py defines it: chunks whose sums stay on the chip.
 
 One program processes one head, a chunk of positions at a time. Inside a chunk, products are computed pairwise under a
-triangular mask; earlier chunks enter through s and z, which stay on the chip. If there are too few images and heads to
-fill the device, positions are also cut into segments: a first pass sums each segment, and a running sum over segments
-gives the sums before each segment. The main pass also applies the feature map, divides, and converts bfloat16. The
-backward pass needs the inputs, the denominators and the sums before each segment. It consists of a forward scan for the
-queries, and a reverse scan, which carries the gradients of s and z, for keys and values.
+triangular mask; earlier chunks enter through s and z. If there are too few images and heads to fill the device,
+positions are also cut into segments: a first pass sums each segment, and a running sum over segments gives the sums
+before each. The main pass also applies the feature map, divides, and converts bfloat16. The backward pass needs the
+inputs, the denominators and the sums before each segment. It consists of a forward scan for the queries, and a reverse
+scan, which carries the gradients of s and z, for keys and values.
 
-The reference form is `causal_sums` and `divide_by_weight`. Importing this file needs Triton; see `native/gpu.py`.
+Importing this file needs Triton; see `native/gpu.py`.
 """
 
 import torch
@@ -138,7 +136,7 @@ def _backward_queries_kernel(
 ):  # fmt: skip
     """Gradients of queries and denominators, from the gradient g of y and the sums s, z before each segment.
 
-    The kernel also computes each segment's contribution to the gradients of the sums before it, later_s and later_z.
+    later_s and later_z are each segment's contribution to the gradients of the sums before it.
     """
     head, segment = tl.program_id(0), tl.program_id(1)
     index = head * segments + segment
@@ -183,10 +181,7 @@ def _backward_keys_kernel(
     H, T, segments, chunks,
     MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys, values and the sums before each segment.
-
-    later_s and later_z are the gradients of the sums after each segment.
-    """
+    """Gradients of keys, values and the sums before each segment; later_s, later_z are those of the sums after it."""
     head, segment = tl.program_id(0), tl.program_id(1)
     index = head * segments + segment
     after_s = tl.load(later_s + _sums_places(index, C, V))

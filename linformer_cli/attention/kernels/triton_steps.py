@@ -309,10 +309,7 @@ def _project_kernel(
 
 
 def project(x: Unnormed, layer: nn.Linear, activation: str, residual: Unnormed | None) -> Tensor:
-    """activation(W norm(x) + b) + norm(residual) [B, N] for x [B, K], where each has its norm; what is None is absent.
-
-    All norms have the same epsilon.
-    """
+    """activation(W norm(x) + b) + norm(residual) [B, N] for x [B, K]; None is absent, and norms have one epsilon."""
     vectors, added = x.x.contiguous(), x.x if residual is None else residual.x.contiguous()
     norms = x.norm, None if residual is None else residual.norm
     y = vectors.new_empty(len(vectors), layer.out_features)

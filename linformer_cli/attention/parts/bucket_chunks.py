@@ -1,7 +1,4 @@
-"""Attention within buckets: positions are sorted by bucket, and each sees the `window` positions before it in its own.
-
-There are R rounds, each with its own buckets, and N sequences.
-"""
+"""Attention within buckets: positions are sorted by bucket, and each sees the `window` ones before it in its own."""
 
 import math
 from typing import NamedTuple
@@ -17,10 +14,9 @@ EMPTY = -1
 class BucketLayout(NamedTuple):
     """The order of positions after sorting by bucket in each of R rounds, for N = B H sequences.
 
-    rows [R, N, slots] is the position in each slot, and slots [R, N, T] is the slot of each new position. The code of a
-    position grows by 1 per slot and by another `window` per bucket. Therefore t sees an earlier j in a round if and
-    only if the codes of t and j differ by at most `window`. The codes are key_codes [R, N, positions] and query_codes
-    [R, N, slots].
+    rows [R, N, slots] is the position in each slot, and slots [R, N, T] is the slot of each new position. The codes
+    key_codes [R, N, positions] and query_codes [R, N, slots] grow by 1 per slot and by another `window` per bucket, so
+    t sees an earlier j in a round if and only if their codes differ by at most `window`.
     """
 
     rows: Tensor
@@ -33,10 +29,9 @@ class BucketLayout(NamedTuple):
 def sort_by_bucket(
     bucket: Tensor, rings: Tensor | None, known: int, buckets: int, window: int
 ) -> tuple[BucketLayout, Tensor]:
-    """The layout of the new positions after `known` earlier ones, and the new rings.
+    """The layout of new positions with the buckets [R, N, T] after `known` earlier ones, and the new rings.
 
-    bucket [R, N, T] has the buckets of the new positions. The rings [R, N, buckets, window] hold the last positions of
-    each bucket in any order. Unused entries are `EMPTY`.
+    The rings [R, N, buckets, window] hold the last positions of each bucket in any order. Unused entries are `EMPTY`.
     """
     rounds, rows_of, new = bucket.shape
     device = bucket.device
@@ -84,13 +79,10 @@ def sort_by_bucket(
 def attend_in_buckets(
     queries: Tensor, keys: Tensor, values: Tensor, layout: BucketLayout, known: int, window: int
 ) -> Tensor:
-    """Outputs [N, T, V] of the new positions, for queries and keys [N, positions, K] and values [N, positions, V].
+    """Outputs [N, T, V] of new positions for all queries, keys and values; v of a position that sees no key.
 
-    A position that sees no key gets its own value.
-
-    Each slot sees the `window` slots before it. In chunks of `window` slots, slot i sees the slots before i in its
-    own chunk, and the slots from i on in the previous chunk. One matrix [window, window] per chunk therefore holds
-    all scores. Scores within the chunk are below the diagonal; scores with the previous chunk are on and above it.
+    In chunks of `window` slots, slot i sees the slots before i in its own chunk, and the slots from i on in the
+    previous chunk. One matrix [window, window] per chunk holds all scores: those of the chunk are below the diagonal.
     """
     rounds, rows_of, size = layout.rows.shape
     length, new = queries.shape[1], layout.slots.shape[-1]

@@ -106,10 +106,9 @@ def init_cache(
 
 
 def extend_cache(cache: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueCache:
-    """A new cache that holds `cache` followed by k [B, H, T, K] and v [B, H, T, V].
+    """A new cache that holds `cache` followed by k and v, differentiable, with the same capacity if they fit.
 
-    The result is differentiable, and `cache` stays unchanged. The capacity is kept if the new positions fit. Without
-    `cache`, k and v become the new cache; they are copied only if gradients are disabled.
+    Without `cache`, k and v become the new cache; they are copied only if gradients are disabled.
     """
     if cache is None:
         if not torch.is_grad_enabled():
@@ -132,19 +131,21 @@ def _own(x: Tensor) -> Tensor:
 def push_in_place(cache: KeyValueCache, k_t: Tensor, v_t: Tensor) -> tuple[KeyValueCache, int]:
     """Append k_t [B, H, K] and v_t [B, H, V], in a copy of twice the capacity if full; returns cache and length."""
     start = int(cache.position)
-    if start == cache.keys.shape[2]:
-        room = (0, 0, 0, max(start, 1))
-        cache = cache._replace(keys=functional.pad(cache.keys, room), values=functional.pad(cache.values, room))
-    cache.keys[:, :, start] = k_t
-    cache.values[:, :, start] = v_t
-    return cache._replace(position=cache.position + 1), start + 1
+    keys, values = make_room(cache.keys, cache.values, start + 1)
+    keys[:, :, start], values[:, :, start] = k_t, v_t
+    return KeyValueCache(keys, values, cache.position + 1), start + 1
+
+
+def make_room(keys: Tensor, values: Tensor, rows: int, least: int = 1) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, H, capacity, .], in copies of twice the capacity (at least `least` more) for `rows` rows."""
+    if rows <= keys.shape[2]:
+        return keys, values
+    room = (0, 0, 0, max(keys.shape[2], least))
+    return functional.pad(keys, room), functional.pad(values, room)
 
 
 def attend_cached(q: Tensor, cache: KeyValueCache, values: Tensor) -> Tensor:
-    """Softmax attention of the last positions in the cache, for their queries q [B, H, T, K], to all positions so far.
-
-    The outputs [B, H, T, V] are averages of `values` [B, H, capacity, V]. Scores are q . k / sqrt(K).
-    """
+    """Averages [B, H, T, V] of `values`, the cache's values or keys, for queries q of its last T positions."""
     length, block = int(cache.position), q.shape[2]
     # Under autocast, the inputs and the cache can have different types.
     keys, values, q = cache.keys[:, :, :length], values[:, :, :length], q.to(cache.keys.dtype)
@@ -156,11 +157,10 @@ def attend_cached(q: Tensor, cache: KeyValueCache, values: Tensor) -> Tensor:
 
 
 def step_fixed_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: FixedCache) -> Tensor:
-    """The output [B, H, V] for q_t and k_t [B, H, K] and v_t [B, H, V]; writes k_t and v_t to the cache.
+    """The output [B, H, V] of a step of softmax attention for CUDA graphs; writes k_t and v_t to the cache.
 
-    This is a step of softmax attention for CUDA graphs, which always read and write the same tensors, so the number of
-    cached positions stays on the device, where the caller adds 1 to it afterwards. q_t, k_t, v_t and the cache have one
-    type, and the cache is contiguous.
+    Graphs always read and write the same tensors, so the caller adds 1 to the number of positions on the device. All
+    inputs and the contiguous cache have one type.
     """
     if step_cache := kernel_for(CACHE_STEP, cache.keys, cache.values):
         return step_cache(q_t, k_t, v_t, cache[:3])
@@ -172,18 +172,15 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causa
     """Softmax attention [B, H, T, V] with scores q . k / sqrt(K); `mask` is True for the keys that a query sees."""
     width = v.shape[-1]
     checked = width == k.shape[-1] and torch.is_grad_enabled() and may_check(q.device)
-    if checked and _may_have_huge_scores(q, k):
+    if checked:
+        largest = [torch.maximum(-low, high).float() for low, high in (x.detach().aminmax() for x in (q, k))]
         # torch's fused backward pass computes the scores again, and rounds them differently. The exponential of the
-        # difference can overflow. The fused form needs values as wide as keys, so another column avoids it. Where
-        # checks are deferred, a step whose gradients overflow is computed again.
-        v = functional.pad(v, (0, 1))
+        # difference of huge scores can overflow. The fused form needs values as wide as keys, so another column avoids
+        # it. Where checks are deferred, a step whose gradients overflow is computed again.
+        if bool(largest[0] * largest[1] * width**0.5 > 1e5):
+            v = functional.pad(v, (0, 1))
     y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
     return y[..., :width]
-
-
-def _may_have_huge_scores(q: Tensor, k: Tensor) -> bool:
-    largest = [torch.maximum(-low, high).float() for low, high in (x.detach().aminmax() for x in (q, k))]
-    return bool(largest[0] * largest[1] * k.shape[-1] ** 0.5 > 1e5)
 
 
 class CacheLayout(NamedTuple):
@@ -201,9 +198,8 @@ class CacheLayout(NamedTuple):
 def add_cache(inputs: MixInputs, capacity: int) -> dict[str, int]:
     """Create two state buffers, for the keys and for the values of a cache with room for `capacity` positions.
 
-    The result has these buffers and the code of their format, as arguments of an operation. They are float32 in a
-    program with float32 products, otherwise bfloat16: reading them takes most of a step's time, and they are rounded
-    less than the inputs of 8-bit products.
+    Returns these and the code of their format, as arguments of an operation. They are float32 in a program with float32
+    products, otherwise bfloat16: reading them takes most of a step's time.
     """
     keys, values = (add_rows(inputs, capacity * width) for width in inputs.sizes[1:])
     return {"keys": keys, "values": values, "format": cache_format(inputs.builder)}
@@ -224,10 +220,8 @@ def emit_rows(
 ) -> None:
     """Emit softmax attention over some rows of `cache`, which is what `add_cache` returns (None: a new one).
 
-    Each position is written to the cache before it attends.
-
-    For each (first, step, count) in spans[t] [H or 1, spans, 3], position t sees `count` rows: first, first + step, and
-    so on. Without `spans`, position t sees rows 0 .. t.
+    Each position is first written to the cache. For each (first, step, count) in spans[t] [H or 1, spans, 3], it sees
+    `count` rows: first, first + step, and so on. Without `spans`, position t sees rows 0 .. t.
     """
     cache = add_cache(inputs, layout.capacity) if cache is None else cache
     table = {"table_heads": 0, "spans": 0}

@@ -2,8 +2,8 @@
 
     p_t = a_t * s_{t-1},    u_t = beta_t (v_t - d_t^T p_t),    s_t = p_t + k_t u_t^T,    y_t = q_t s_t
 
-s [K, V] maps keys to values. The decay a_t is one number, or one number per row of s. The vector d_t reads the value
-to be erased. In the plain delta rule, d_t is k_t.
+s [K, V] maps keys to values. The decay a_t is one number, or one per row of s. d_t, which reads the value to be erased,
+is k_t in the plain delta rule.
 """
 
 from abc import abstractmethod
@@ -123,10 +123,7 @@ def delta_step(q: Tensor, updates: Updates, s: Tensor) -> Tensor:
 
 
 class DeltaInputs(NamedTuple):
-    """What T positions of N updates each do: queries [B, H, N T, K], updates, and the bonus [B, H, T, V] or None.
-
-    The last update of a position reads its output. The bonus is added to the scaled output.
-    """
+    """The queries [B, H, N T, K] and N updates of T positions, and a bonus [B, H, T, V], added to scaled outputs."""
 
     q: Tensor
     updates: Updates
@@ -192,9 +189,8 @@ GatedOptions = TypeVar("GatedOptions", bound=GatedDeltaOptions)
 class GatedDeltaAttention(DeltaAttention[GatedOptions]):
     """y_t = q_t s_t / rms(q_t s_t), where s_t = (I - k_t (b_t * k_t)^T) diag(a_t) s_{t-1} + k_t (w_t * v_t)^T.
 
-    Queries and keys are silu(q) and silu(k), scaled to length 1. The erase gate b_t and the write gate w_t are sigmoids
-    of extra scalars. The decay is a_t = sigmoid(x_t + bias), where x_t are extra scalars and the bias is learned.
-    Without a write gate, the only erase gate is also the write gate. Without a decay gate, the state does not decay.
+    Queries and keys are silu(q) and silu(k), scaled to length 1. The erase gate b_t and the write gate w_t (or else
+    b_t) are sigmoids of extra scalars, as is the decay a_t = sigmoid(x_t + bias), or else 1, with a learned bias.
     """
 
     def __init__(self, options: GatedOptions, shape: AttentionShape, gates: Mapping[str, int]) -> None:

@@ -31,9 +31,8 @@ def _elu_plus_one(x: Tensor) -> Tensor:
 
 
 class _EluPlusOne(torch.autograd.Function):
-    """exp(min(x, 0)) + max(x, 0), which is x + 1 above zero and exp(x) below.
+    """exp(min(x, 0)) + max(x, 0), which is elu(x) + 1, without the rounding of elu to -1 for x < -17 in float32.
 
-    Mathematically this is elu(x) + 1, but in float32 elu rounds exp(x) - 1 to -1 for x < -17, and the sum would be 0.
     The slope is min(phi, 1), so the backward pass needs only the output.
     """
 
@@ -75,9 +74,9 @@ def _clamp_huge(x: Tensor) -> Tensor:
 class Poly2(FeatureMap):
     """The kernel (q . k)^2, computed from the K (K + 1) / 2 distinct products of two coordinates.
 
-    A product of different coordinates stands for two equal terms and is weighted by sqrt(2). The cost is T C V,
-    less than that of all T^2 weights if T is well above K^2 (Katharopoulos 2020, section 3.2.1). Coordinates are
-    limited to 5e7 in float32, so that no product of four coordinates overflows.
+    A product of different coordinates stands for two terms, hence sqrt(2). The cost T C V is below that of T^2 weights
+    for T well above K^2 (Katharopoulos 2020, section 3.2.1). Coordinates are limited to 5e7 in float32, so that no
+    product of four overflows.
     """
 
     pairs: Tensor
@@ -98,10 +97,9 @@ class Poly2(FeatureMap):
 
 
 class Taylor2(Poly2):
-    """The kernel 1 + x.y + (x.y)^2 / 2 with x = q K^(-1/4) and y = k K^(-1/4).
+    """The kernel 1 + x.y + (x.y)^2 / 2 with x = q K^(-1/4) and y = k K^(-1/4): exp(q.k / sqrt(K)) to second order.
 
-    This is exp(q.k / sqrt(K)) to second order. The kernel is at least 1/2, so the denominator is never 0.
-    C = 1 + K + K (K + 1) / 2. Coordinates of x and y are limited as in `Poly2`.
+    It is at least 1/2, and C = 1 + K + K (K + 1) / 2. Coordinates of x and y are limited as in `Poly2`.
     """
 
     def __init__(self, heads: int, key_width: int, width: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """A step of linear attention on a CUDA device that writes its sums only every few steps.
 
-A step of many images spends most of its time reading and writing the sums. Here the newest keys and values are kept
-beside s, and every `fold`-th step adds them to s. Between these steps, s is only read:
+Reading and writing the sums takes most of a step of many images. Here every `fold`-th step adds the newest keys and
+values to s, and the steps between only read s:
 
     y_t = (phi(q_t) s + sum over pending j of (phi(q_t) . phi(k_j)) v_j) / (phi(q_t) . z_t)
 
@@ -23,12 +23,10 @@ FOLD = 8
 
 
 class FoldedState(NamedTuple):
-    """s float32 [B, H, C, V] without the pending pairs, z float32 [B, H, C] with them, and the pairs.
+    """s float32 [B, H, C, V] without the pending pairs, z float32 [B, H, C] with them, and fold - 1 pairs.
 
-    The next step writes pair number `steps` mod fold. The pairs before it are pending and are held in keys
-    [B, H, fold - 1, C] and values [B, H, fold - 1, V]. The caller adds 1 to `steps` (0-d int64) after each step, once
-    for all states that share it. `steps` may start at any number, since the values of missing pairs are 0 and add
-    nothing.
+    The next step writes pair number `steps` mod fold; earlier pairs are pending. The caller adds 1 to `steps` (0-d
+    int64) after each step, once for all states that share it. It may start at any number, since missing pairs are 0.
     """
 
     s: Tensor
@@ -39,10 +37,7 @@ class FoldedState(NamedTuple):
 
 
 def build_folded_state(s: Tensor, z: Tensor, steps: Tensor, dtype: torch.dtype, fold: int = FOLD) -> FoldedState:
-    """A state without pending pairs that takes over s float32 [B, H, C, V] and z [B, H, C].
-
-    `dtype` is the type of keys and values; `fold` is a power of 2.
-    """
+    """A state that takes over s and z, without pending pairs, which have `dtype`; `fold` is a power of 2."""
     keys, values = (s.new_zeros(*s.shape[:2], fold - 1, width, dtype=dtype) for width in s.shape[2:])
     return FoldedState(s.contiguous(), z.contiguous(), keys, values, steps)
 
@@ -56,10 +51,7 @@ def refill(state: FoldedState, s: Tensor, z: Tensor) -> None:
 
 
 def step_folded(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map: str) -> Tensor:
-    """The output [B, H, V] for q_t and k_t [B, H, C] and v_t [B, H, V]; updates `state` in place.
-
-    There must be a kernel of `FOLDED_STEP` for the tensors.
-    """
+    """The output [B, H, V]; updates `state` in place. There must be a kernel of `FOLDED_STEP` for the tensors."""
     kernel = kernel_for(FOLDED_STEP, q_t, v_t, feature_map=feature_map)
     assert kernel is not None
     return kernel(q_t, k_t, v_t, state, feature_map)

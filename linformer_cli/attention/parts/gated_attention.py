@@ -45,8 +45,7 @@ class GatedAttention(Attention[Options, State]):
     """Computes queries, keys, the bias for each distance, and weights.
 
     `span` is the number of distances with a bias. Scores (with `scale = "length"`) or outputs (with "width") are
-    divided by `span`. This number is constant: outputs would depend on how a sequence is cut into blocks if it were the
-    number of positions in a block.
+    divided by it, and not by the length of a block, because outputs must not depend on how a sequence is cut.
     """
 
     family = "gated"
@@ -60,9 +59,7 @@ class GatedAttention(Attention[Options, State]):
         self.span = span
         by_length = options.scale == "length"
         self.query, self.key = (self.build_scale_offset() for _ in range(2))
-        self.bias = nn.Parameter(torch.empty(span)) if by_length else None
-        if self.bias is not None:
-            nn.init.normal_(self.bias, std=0.1)
+        self.bias = nn.Parameter(torch.empty(span).normal_(std=0.1)) if by_length else None
         # The factors by which q.k and the weights are multiplied.
         self.score_scale = 1 / span if by_length else shape.key_width**-0.5
         self.weight_scale = 1.0 if by_length else 1 / span
@@ -88,20 +85,19 @@ class GatedAttention(Attention[Options, State]):
         return scores.relu().square()
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, first: int | Tensor, causal: bool = True) -> Tensor:
-        """Outputs [N, R, V] of queries [N, R, K] at positions first .. first + R - 1.
+        """Outputs [N, R, V] of queries [N, R, K] from position `first` on (a number, or one on their device).
 
-        Keys and values start at position 0; `first` may be a number on their device. Without `causal`, queries see
-        later keys too, with the bias of |d|.
+        Keys and values start at position 0. Without `causal`, queries see later keys too, with the bias of |d|.
         """
         start = self.start_scores(q.shape[1], k.shape[1], first, q, causal)
         y = self.activate(torch.baddbmm(start, q, k.transpose(1, 2), alpha=self.score_scale)) @ v
         return y if self.weight_scale == 1 else self.weight_scale * y
 
     def start_scores(self, rows: int, columns: int, first: int | Tensor, like: Tensor, causal: bool = True) -> Tensor:
-        """The bias [rows, columns] of distance |d| for d = first + row - column; if `causal`, minus infinity for d < 0.
+        """The bias [rows, columns] of distance |d|, d = first + row - column; if `causal`, minus infinity for d < 0.
 
-        Every row is a window of one descending sequence of distances. The gradient of windows is a fast sum, while the
-        gradient of rows * columns table look-ups is a slow scatter.
+        Rows are windows of one descending sequence of distances, because the gradient of table look-ups is a slow
+        scatter.
         """
         distances = torch.arange(rows - 1, -columns, -1, device=like.device) + first
         bias = like.new_zeros(len(distances)) if self.bias is None else self.bias.to(like.dtype)[distances.abs()]

@@ -18,17 +18,14 @@ from torch.autograd.function import once_differentiable
 from linformer_cli.attention.tensors import Context
 from .caches import attend_masked
 
-# The largest number of scores of a head that are usually kept for the backward pass.
-SCORES_KEPT = 2**18
-# How many times the keys of a sequence may be gathered at once.
-_GATHERED = 32
+SCORES_KEPT = 2**18  # the most scores of a head that are usually kept for the backward pass
+_GATHERED = 32  # how many times the keys of a sequence may be gathered at once
 
 
 def run_within(limit: int, scores: int, run: Callable[..., Tensor], *x: Tensor) -> Tensor:
-    """run(*x), which computes `scores` scores. If these are more than `limit`, only `x` is saved.
+    """run(*x), which computes `scores` scores. If these are more than `limit`, only `x` is saved, to run again.
 
-    The backward pass then calls `run` again, and the result can be differentiated once. This is equivalent to
-    `torch.utils.checkpoint`, whose import takes seconds.
+    Differentiable once. This is `torch.utils.checkpoint`, whose import takes seconds.
     """
     if scores <= limit or not torch.is_grad_enabled():
         return run(*x)
@@ -78,11 +75,10 @@ def join(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Lists(NamedTuple):
-    """Groups of R queries, each with a list of S keys, by their positions.
+    """Groups of R queries int64 [groups, R], each with a list of S keys int64 [H or 1, groups, S], by their positions.
 
-    queries is int64 [groups, R] and holds every position once. keys is int64 [H or 1, groups, S]. Numbers that are not
-    positions are ignored. `hidden` (bool, [H or 1, groups or 1, R or 1, S]) is True for the keys that a query does not
-    see.
+    Every position is a query once. Numbers that are not positions are ignored. `hidden` (bool, [H or 1, groups or 1,
+    R or 1, S]) is True for the keys that a query does not see.
     """
 
     queries: Tensor

@@ -1,9 +1,9 @@
 """Sums over the buckets of a Fenwick tree: a running sum in log2(T) parts, each read with its own weight.
 
-Position t belongs to bucket b at time t' > t if b is the highest bit in which t and t' differ. The buckets at time t'
-therefore correspond to the ones in the binary representation of t': bit b stands for a bucket of 2^b positions, and the
-buckets of lower bits hold later positions. Level 0 is the position itself, and level b + 1 is bucket b. When a position
-is added, it is merged with the buckets of the trailing 1 bits, like a carry in a binary addition.
+Position t belongs to bucket b at time t' > t if b is the highest bit in which t and t' differ. Bit b of t' therefore
+stands for a bucket of 2^b positions, and the buckets of lower bits hold later positions. Level 0 is the position
+itself, and level b + 1 is bucket b. A new position is merged with the buckets of the trailing 1 bits, like a carry in a
+binary addition.
 """
 
 from typing import NamedTuple
@@ -21,9 +21,9 @@ from .sums import decay_weights, sum_logs
 class LevelInputs(NamedTuple):
     """The inputs of a sum: [B, H, T, ..] or, for a single position, [B, H, ..].
 
-    Every bucket S [K, V] follows S <- a (I - r k k^T) S, and the position itself adds k v^T. `log_decay` is log a, and
-    `rate` is r, which is 0 if it is None. `log_decay` can be None if `rate` is: then a is 1. `scales` [.., L] has the
-    weight of each level. Levels above L - 1 have the weight of level L - 1.
+    Every bucket S [K, V] follows S <- a (I - r k k^T) S, and the position itself adds k v^T. None for `log_decay` is
+    a = 1, and None for `rate` is r = 0; a rate needs a decay. `scales` [.., L] are the weights of levels, the last also
+    that of higher levels.
     """
 
     q: Tensor
@@ -35,11 +35,11 @@ class LevelInputs(NamedTuple):
 
 
 class _Chunks(NamedTuple):
-    """What N chunks of R positions contribute, before the weights of the levels are applied.
+    """What N chunks of R positions contribute, before the weights of the levels are applied; all [B, H, N, R, ..].
 
-    The output at position t of a chunk is the sum of pairs[t, j] v_j, plus queries[t] S for the state S before the
-    chunk. The state after the chunk is move S + keys^T v. Tensors are [B, H, N, R, ..], and `move` is [B, H, N, K, K],
-    [B, H, N, 1, 1], or None for the identity. Entries above the diagonal of `pairs` have no meaning.
+    For the state S before a chunk, the output at t is the sum of pairs[t, j] v_j plus queries[t] S, and the state after
+    it is move S + keys^T v, with `move` [B, H, N, K or 1, K or 1] (None: 1). `pairs` have no meaning above the
+    diagonal.
     """
 
     pairs: Tensor
@@ -59,11 +59,11 @@ def count_carries(position: int) -> int:
 
 
 def read_levels(x: LevelInputs, s: Tensor, position: int, chunk: int) -> tuple[Tensor, Tensor]:
-    """Weighted sums [B, H, T, V] and the buckets [B, H, G, K, V] after T positions.
+    """Weighted sums [B, H, T, V] and the buckets [B, H, G, K, V] after T positions; an empty bucket is 0.
 
-    `s` holds the buckets of the first `position` positions. G is at least `count_buckets` of the new number of
-    positions. An empty bucket is 0. The positions are cut into aligned pieces whose lengths are powers of two, at most
-    `chunk`. All pieces of length `chunk` are processed at once.
+    `s` holds the buckets of the first `position` positions, and G is at least `count_buckets` after T more. They are
+    cut into aligned pieces whose lengths are powers of two, up to `chunk`; all pieces of that length are processed at
+    once.
     """
     length, levels = x.q.shape[2], s.shape[2] + 1
     missing = levels - x.scales.shape[-1]
@@ -133,8 +133,8 @@ def _describe_chunks(x: LevelInputs) -> _Chunks:
 class _ReadPairs(torch.autograd.Function):
     """y [.., R, V], where y_t is the sum over j <= t of pairs[t, j] times the weight of its level times v_j.
 
-    The level of two positions of an aligned chunk of R positions is the number of bits up to the highest bit in which
-    they differ. `scales` [.., R, L] has the weight of each level at t. Only the inputs are saved.
+    The level of t and j is the number of bits up to the highest in which they differ, and `scales` [.., R, L] has the
+    weights of levels at t. Only the inputs are saved.
     """
 
     @staticmethod
@@ -167,7 +167,7 @@ def _weigh(pairs: Tensor, scales: Tensor) -> Tensor:
 class _ReadBuckets(torch.autograd.Function):
     """The sum over buckets g of scales[.., g] q S_g, for q [.., R, K], scales [.., R, G] and S [G, .., K, V].
 
-    Only the inputs are saved. For long sequences, the products of scales and queries would be the largest tensors.
+    Only the inputs are saved, because products of scales and queries would be the largest tensors of long sequences.
     """
 
     @staticmethod

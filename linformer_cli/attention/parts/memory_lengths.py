@@ -9,12 +9,14 @@ from linformer_cli.attention.base import AttentionOptions, AttentionShape, setti
 
 
 def log_memories(shape: AttentionShape, count: int, least: int = 1) -> Tensor:
-    """Logarithms of `count` memory lengths, evenly spaced from a whole image down to an image row.
-
-    A memory length is the number of positions in which a state decays to 1/e. No length is below `least`.
-    """
+    """Logarithms of `count` memory lengths, at least `least`, evenly spaced from a whole image down to an image row."""
     longest, shortest = (math.log(max(least, memory)) for memory in (shape.positions, shape.row))
     return torch.linspace(longest, shortest, count)
+
+
+def of_heads(parameter: Tensor, dtype: torch.dtype, axes: int) -> Tensor:
+    """A parameter [H] in `dtype`, broadcast over a tensor [B, H, ..] with this number of axes."""
+    return parameter.to(dtype).view(-1, *[1] * (axes - 2))
 
 
 def inverse_softplus(y: Tensor) -> Tensor:
@@ -44,8 +46,7 @@ class FadingOptions(AttentionOptions):
     def memory_lengths(self, shape: AttentionShape, count: int) -> list[float]:
         """`count` lengths in positions, spaced geometrically from the longest down.
 
-        The lengths are Python numbers and not a buffer, because a buffer would be rounded when the model is cast to
-        bfloat16, and a float64 buffer cannot be moved to every device.
+        These are not a buffer, which a cast to bfloat16 would round; nor does every device have float64.
         """
         # A given length bounds the default of the other length, so that the two stay in order. With a single decay,
         # there is only one length.

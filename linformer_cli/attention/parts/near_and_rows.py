@@ -2,10 +2,9 @@
 
     y_t = softmax over { near keys t - window < j <= t } and { the first floor(t / span) * rank rows }
 
-`linformer` and `long_short` use this file. Near keys are scored per block of queries. Rows are scored for a whole group
-of blocks at once, and `GROUP_SCORES` limits the size of a group. Scores are dropped after each group, and the backward
-pass recomputes them from the logarithm of each query's total weight. Memory is therefore linear in T, whereas autograd
-would keep T * (rows + window) numbers twice.
+Near keys are scored per block of queries, and rows for a group of blocks of at most `GROUP_SCORES` scores. The backward
+pass recomputes the scores of a group from the logarithm of each query's total weight. Memory is therefore linear in T,
+whereas autograd would keep T * (rows + window) numbers twice.
 """
 
 import math
@@ -25,9 +24,9 @@ GROUP_SCORES = 2**20
 class Pattern(NamedTuple):
     """Which keys and rows each query sees.
 
-    `first` is the position of the first query. Every `span` positions are compressed to `rank` rows, visible from the
-    next position on. `before` near keys precede the first query's key; the first `missing` of them are padding.
-    The number of queries is a multiple of `block`, and `block` queries share one slice of near keys.
+    `first` is the position of the first query, whose key `before` near keys precede, of which `missing` are padding.
+    Every `span` positions are compressed to `rank` rows, visible from the next position on. `block` queries, which
+    divide all queries, share one slice of near keys.
     """
 
     first: int
@@ -42,8 +41,7 @@ class Pattern(NamedTuple):
 class Group(NamedTuple):
     """Queries `start` to `stop`; all of them see the first `low` rows, and the last query sees the first `high` rows.
 
-    `near_hidden` [blocks or 1, block, before + block] and `rows_hidden` [stop - start, high - low] are True for hidden
-    keys.
+    `near_hidden` [blocks or 1, block, before + block] and `rows_hidden` [stop - start, high - low] mark hidden keys.
     """
 
     start: int
@@ -75,10 +73,7 @@ def iter_groups(pattern: Pattern, q: Tensor, rows: int) -> Iterator[Group]:
 
 
 class _NearAndRows(torch.autograd.Function):
-    """Outputs [N, T, V] of q [N, T, K].
-
-    The other inputs are near_k [N, before + T, K], near_v [N, before + T, V], row_k [N, R, K] and row_v [N, R, V].
-    """
+    """Outputs [N, T, V] of q [N, T, K], near_k and near_v [N, before + T, .], and row_k and row_v [N, R, .]."""
 
     @staticmethod
     def forward(
@@ -183,8 +178,7 @@ def attend_near_and_rows(
 ) -> Tensor:
     """Outputs [B, H, T, V] of scaled queries [B, H, T, K], with T a multiple of `pattern.block`.
 
-    `near` holds keys and values [B, H, before + T, .]; `rows` holds keys and values of all rows, [B, H, R, .]. A query
-    that would see more than R rows sees all R.
+    `near` are keys and values [B, H, before + T, .], and `rows` [B, H, R, .]. No query sees more than R rows.
     """
     y = _NearAndRows.apply(q.flatten(0, 1), *(x.flatten(0, 1) for x in (*near, *rows)), pattern)
     return y.unflatten(0, q.shape[:2])

@@ -26,8 +26,7 @@ def draw_directions(
 ) -> Tensor:
     """`count` directions w [count, width], each N(0, I); `normal(*shape)` draws standard normal numbers.
 
-    Orthogonal directions come in blocks of `width`; the last block may be cut short. Their lengths are drawn
-    independently of their angles, so each direction alone is still N(0, I).
+    Orthogonal directions come in blocks of `width`. Their lengths are independent of their angles, so each is N(0, I).
     """
     if not orthogonal:
         return normal(1, count, width)[0]
@@ -140,8 +139,7 @@ class PerformerMap(NamedTuple):
         return self.project(q).relu() + RELU_OFFSET
 
 
-# Positions per chunk.
-PAIRWISE_CHUNK = 8
+PAIRWISE_CHUNK = 8  # positions
 
 
 def exp_below_maximum(exponents: Tensor, lengths: Tensor | None) -> Tensor:
@@ -163,11 +161,7 @@ def divide_sums(
     values: Tensor,
     before: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """y [B, H, T, V]: the first V columns of sums [B, H, T, V + 1], divided by the last.
-
-    Key features in the sums were divided by their maximum over all positions. The other arguments are those of
-    `replace_vanished`.
-    """
+    """The first V columns of sums [B, H, T, V + 1], divided by the last; the rest is that of `replace_vanished`."""
     numerator, weight = sums.split([sums.shape[-1] - 1, 1], dim=-1)
     weight = weight.squeeze(-1)
     vanished = weight < smallest_weight(sums.dtype)
@@ -184,11 +178,10 @@ def replace_vanished(
 ) -> Tensor:
     """y [B, H, T, V], recomputed for the images and heads that have too small a denominator `weight` [B, H, T].
 
-    Key features are divided by their maximum over all positions, so each is at most 1. If the denominator is at least
-    `smallest_weight`, features that underflow add up to less than a rounding error. The denominator is smaller only if
-    some keys outweigh earlier keys by many orders of magnitude. There, `attend_pairwise` computes y from
-    a, b = log_features(), values [B, H, T, V + 1] and the state `before`. It uses no later position. While checks are
-    deferred, y is NaN there instead.
+    Key features are divided by their maximum over all positions. From `smallest_weight` on, features that underflow add
+    up to less than a rounding error. Where some keys outweigh earlier ones by many orders of magnitude,
+    `attend_pairwise` computes y from a, b = log_features(), values [B, H, T, V + 1] and the state `before`, without
+    later positions. While checks are deferred, y is NaN there instead.
     """
     vanished = weight < smallest_weight(weight.dtype)
     if not may_check(y.device):
@@ -212,10 +205,9 @@ def smallest_weight(dtype: torch.dtype) -> float:
 def attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: tuple[Tensor, Tensor] | None) -> Tensor:
     """y [R, T, V] from log features a, b [R, T, C] and values [R, T, V + 1]; numerically stable for all finite inputs.
 
-    `before` holds s and c of the earlier positions, as in `PerformerState`. Pairs inside a chunk are computed feature
-    by feature, so chunks are short. Earlier chunks enter through their sums, which are divided by the exponential of
-    each feature's running maximum at the start of the chunk. Inside a chunk, the log weight of position j at t is the
-    logsumexp over features i of a_ti + b_ji.
+    `before` holds s and c of the earlier positions, as in `PerformerState`. Chunks are short, because the log weight of
+    j at t in a chunk is the logsumexp of a_ti + b_ji over features i. The sums of earlier chunks are divided by the
+    exponential of each feature's running maximum at the start of the chunk.
     """
     length = a.shape[1]
     a, b, values = (cut_chunks(x, PAIRWISE_CHUNK) for x in (a, b, values))

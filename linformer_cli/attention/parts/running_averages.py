@@ -4,13 +4,12 @@
     b_ti = sum over j <= t of exp(e_ji - l_ti) v_j             average i at position t
     y_t  = sum over i of g_ti b_ti
 
-The b_ti are not stored. Instead, y_t = sum over j <= t of W_tj v_j with W_tj = sum over i of g_ti exp(e_ji - l_ti). The
-exponent is never positive, but exp(e_ji) or exp(-l_ti) alone can overflow in float32. Both exponents are therefore
-taken relative to a reference a, which is the l_i of some position from j to t. The reference is at least e_ji and at
-most l_ti, so exp(e_ji - a) and exp(a - l_ti) are at most 1, and terms that underflow do not matter. If j and t are in
-different chunks, a is the l at the border between them. Inside a chunk, a block of 2 s positions uses the l in its
-middle for all pairs with t in the second half and j in the first. Blocks with s = 1, 2, 4 .. cover the triangle, with
-one matrix product for each s. No result depends on a maximum over later positions.
+The b_ti are not stored: y_t is the sum over j <= t of W_tj v_j with W_tj = sum over i of g_ti exp(e_ji - l_ti). The
+exponent is never positive, but exp(e_ji) or exp(-l_ti) alone can overflow in float32. Both are therefore taken relative
+to a reference a, the l_i of some position from j to t. exp(e_ji - a) and exp(a - l_ti) are at most 1, and terms that
+underflow do not matter. For j and t in different chunks, a is the l at the border between them. Inside a chunk, a block
+of 2 s positions uses the l in its middle for all pairs with t in the second half and j in the first. Blocks with s = 1,
+2, 4 .. cover the triangle, with one matrix product for each s. No result depends on a later maximum.
 """
 
 import torch
@@ -29,9 +28,8 @@ def read_running_averages(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y [B, H, T, V], and b and l at the last position, given g, e [B, H, T, m] and v [B, H, T, V].
 
-    `averages` [B, H, m, V] and `log_weights` [B, H, m] are b and l before these positions, or 0 and `NOTHING` if there
-    are no earlier positions. `chunk`, a power of two, is the number of positions per chunk. The result can be
-    differentiated once with respect to every input.
+    `averages` [B, H, m, V] and `log_weights` [B, H, m] are b and l before these positions, at first 0 and `NOTHING`.
+    `chunk`, a power of two, is the number of positions per chunk. Differentiable once with respect to every input.
     """
     length = scores.shape[2]
     chunk = min(chunk, 1 << (length - 1).bit_length())
@@ -64,9 +62,9 @@ def _accumulate(sums: Tensor, logs: Tensor) -> Tensor:
 class _ReadRunningAverages(torch.autograd.Function):
     """y [B, H, N, L, V] and the last averages and log weights, for chunked inputs [B, H, N, L, ...].
 
-    Let d_t be the gradient of y_t. The gradient of g_ti is h_ti = b_ti . d_t. The gradient of e_ji is the sum over
-    t >= j of g_ti exp(e_ji - l_ti) (v_j . d_t - h_ti), which is computed like the sums of the forward pass, but in
-    reverse. The backward pass is written by hand, because autograd would keep the factors of every block size.
+    Let d_t be the gradient of y_t. The gradient of g_ti is h_ti = b_ti . d_t, and that of e_ji the sum over t >= j of
+    g_ti exp(e_ji - l_ti) (v_j . d_t - h_ti), a sum like those of the forward pass, in reverse. Autograd would keep the
+    factors of every block size.
     """
 
     @staticmethod
@@ -103,8 +101,7 @@ class _ReadRunningAverages(torch.autograd.Function):
             split_halves(h, size)[1].addcmul_(queries, corners(products, size) @ keys)
         from_start = (borders[:, :, :-1].unsqueeze(3) - logs).exp_()
         h.addcmul_(from_start, grad_y @ sums[:, :, :-1].transpose(-1, -2))
-        # The gradient of the average at each border, from all later chunks and the final state. The last column is for
-        # h.
+        # The gradient of the average at each border, from later chunks and the final state, and a last column for h.
         from_start *= gates
         asked = torch.cat([from_start.transpose(-1, -2) @ grad_y, (from_start * h).sum(3).unsqueeze(-1)], dim=-1)
         last = (sums[:, :, -1] * grad_averages).sum(-1) - grad_log_weights

@@ -22,17 +22,15 @@ def directions(x: Tensor) -> Tensor:
 def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """x, scaled down by a common factor over `dims` where the sum of squares could overflow.
 
-    x is unchanged if no element exceeds the fourth root of the type's largest number (4e9 in float32). Normalised
-    vectors do not depend on the scale of x. The scores of `lsh` do depend on it, so scaling changes them.
+    x is unchanged up to the fourth root of the type's largest number (4e9 in float32). Normalised vectors do not depend
+    on the scale of x, but the scores of `lsh` do.
     """
     limit = torch.finfo(x.dtype).max ** 0.25
     return x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))
 
 
 def scale_outputs(sums: Tensor, output_gate: Tensor | None) -> Tensor:
-    """Sums [..., V] divided by their root mean square, times SiLU of `output_gate` [..., V] if there is one.
-
-    The result has the type of `sums` or that of `output_gate`.
+    """Sums [..., V] divided by their root mean square, times SiLU of `output_gate` [..., V], in the type of either.
 
     Sums are not divided by their total weight, because the weights of signed queries and keys can add up to any number.
     """

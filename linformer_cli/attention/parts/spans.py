@@ -18,23 +18,16 @@ from linformer_cli.attention.tensors import accumulator_dtype, find_padding, rea
 from .caches import CachedAttention, CacheLayout, FixedCache, KeyValueCache, attend_masked, emit_rows, place_spans
 from .key_sets import Lists, attend_lists
 
-# A number of positions that reaches beyond every sequence.
-MANY = 2**40
-# If fewer queries share a list of keys, the overhead costs more than is saved in products.
-FEWEST_QUERIES = 16
-# The numbers of results that `_Kept` keeps. Training and validation need one.
-_MOST_KEPT = 3
-
+MANY = 2**40  # a number of positions that reaches beyond every sequence
+FEWEST_QUERIES = 16  # with fewer queries per list of keys, the overhead costs more than is saved in products
+_MOST_KEPT = 3  # results that `_Kept` keeps; training and validation need one
 
 # Some heads, as an index. A list would be copied to the device at every use.
 Heads = slice | Tensor
 
 
 class Span(NamedTuple):
-    """The positions first, first + step and so on, `number` in all, without those before `low`.
-
-    `first` and `number` are integers, or tensors that broadcast to [H, T] for T queries.
-    """
+    """The positions first, first + step and so on, `number` in all, without those before `low`; tensors are [H, T]."""
 
     first: Tensor | int
     step: int
@@ -45,7 +38,7 @@ class Span(NamedTuple):
 class Pattern(NamedTuple):
     """The positions that some heads see: disjoint spans, cut off at the query itself, or at the end of a sequence.
 
-    `sets` has one or more sets of spans. Queries that are as far apart as the first number of a set share its keys.
+    Queries that are as far apart as the first number of one of the `sets` share its keys.
     """
 
     heads: Heads
@@ -65,10 +58,7 @@ def stack_spans(spans: list[Span], stop: Tensor) -> Tensor:
 
 
 def share_keys(table: Tensor, apart: int, block: int, start: int = 0) -> Lists:
-    """The lists of keys of T queries from position `start` on, for their spans [H or 1, T, spans, 3].
-
-    Each list is for `block` queries, or fewer, that are `apart` positions from each other.
-    """
+    """Lists of keys for up to `block` of T queries from `start` on, `apart` from each other, by their spans."""
     length = table.shape[1]
     apart = min(apart, length)
     # Blocks of neighbours start at multiples of their length, like those of a pattern.
@@ -197,9 +187,7 @@ class SpanAttention(CachedAttention[Options]):
     def step_cache(self, q_t: Tensor, cache: KeyValueCache, position: int) -> Tensor:
         number, place = divmod(position, self.shape.positions)
         lists = self._find_rows(number, q_t.device)
-        return self._step_rows(
-            q_t, cache, [(heads, table[:, place, : counts[place]]) for heads, table, counts in lists]
-        )
+        return self._step_rows(q_t, cache, [(heads, rows[:, place, : used[place]]) for heads, rows, used in lists])
 
     def step_fixed(self, q_t: Tensor, cache: FixedCache) -> Tensor:
         lists = self._find_rows(0, q_t.device)
@@ -225,17 +213,15 @@ class SpanAttention(CachedAttention[Options]):
         return cast(Any, self._rows.find(number, lambda: self._list_rows(number), device))
 
     def _list_rows(self, number: int) -> list[tuple[Heads, Tensor, list[int]]]:
-        """The rows of the cache that each position of image `number` sees.
+        """For each pattern, its heads, the rows int64 [H or 1, T, S] of image `number`, and how many position t uses.
 
-        For each pattern, these are its heads, the rows int64 [H or 1, T, S], and how many of them position t uses. The
-        others are negative.
+        The others are negative.
         """
         found = []
         for heads, table in self._list_tables(torch.arange(self.shape.positions) + number * self.shape.positions):
             first, step, count = table.unbind(-1)
             ends = count.cumsum(dim=-1)
             index = torch.arange(int(ends.amax())).expand(*ends.shape[:2], -1).contiguous()
-            # The span of each row.
             span = torch.searchsorted(ends, index, right=True).clamp(max=ends.shape[-1] - 1)
             inside = index - (ends - count).gather(-1, span)
             rows = self.locate(first.gather(-1, span) + step.gather(-1, span) * inside)

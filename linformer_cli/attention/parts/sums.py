@@ -29,8 +29,8 @@ from .chunks import corners, cut_chunks, iter_halves, split_halves
 def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
     """y [B, H, T, V] for phi_q, phi_k [B, H, T, C] and v [B, H, T, V], and the last sum of phi(k_j) v_j^T [B, H, C, V].
 
-    The outputs and the last sum include `carried` [B, H, C, V], the sum before these positions (None: no positions).
-    Append a column of ones to v to get the normaliser phi(q_t) . z_t from the same products.
+    Both include `carried` [B, H, C, V], the sum before these positions (None: 0). A column of ones appended to v gives
+    the normaliser phi(q_t) . z_t from the same products.
     """
     if sum_causally := kernel_for(CAUSAL_SUMS, v):
         return sum_causally(phi_q, phi_k, v, None, carried)
@@ -50,10 +50,7 @@ def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None,
 
 
 def read_whole_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """phi_q s [B, H, T, V] and phi_q . z [B, H, T], for phi_q, phi_k [B, H, T, C] and v [B, H, T, V].
-
-    s is the sum of phi(k_j) v_j^T over all positions of a sequence, and z is the sum of phi(k_j).
-    """
+    """phi_q s [B, H, T, V] and phi_q . z [B, H, T], where s and z are the sums over all positions."""
     phi_k = fill_padding(phi_k, lengths)
     weights = phi_q @ phi_k.sum(dim=2).unsqueeze(-1)
     return phi_q @ (phi_k.transpose(-1, -2) @ v), weights.squeeze(-1)
@@ -65,10 +62,7 @@ def sum_both_ways(run: Callable[..., Tensor], *x: Tensor) -> Tensor:
 
 
 def update_and_read(s: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None = None) -> Tensor:
-    """Multiply s [B, H, C, V] by `decay` and add key value^T, in place; returns query s [B, H, V].
-
-    query and key are [B, H, C] and value is [B, H, V]. `decay` broadcasts to [B, H, C] (None: 1).
-    """
+    """Multiply s [B, H, C, V] by `decay` [B, H, C], add key value^T, in place, and return query s [B, H, V]."""
     if step := kernel_for(STEP_SUMS, s, value):
         return step(s, query, key, value, SumsStep(decay))
     if decay is not None:
@@ -85,7 +79,7 @@ def divide_by_weight(numerator: Tensor, weight: Tensor) -> Tensor:
 
 
 class _ScanWithDecay(torch.autograd.Function):
-    """states[0] = first and states[n + 1] = decay[n] states[n] + parts[n]. The backward pass is a scan in reverse."""
+    """`scan_with_decay`. The backward pass is a scan in reverse."""
 
     @staticmethod
     def forward(ctx: Context, parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
@@ -110,9 +104,9 @@ class _ScanWithDecay(torch.autograd.Function):
 
 
 def scan_with_decay(parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
-    """Running sums [R, N + 1, C, V] of parts [R, N, C, V], starting at first [R, C, V] and decaying before each part.
+    """Running sums [R, N + 1, C, V]: states[0] = first and states[n + 1] = decay[n] states[n] + parts[n].
 
-    decay is [R, N, C, 1] or [R, N, 1, 1]. Entry n is the sum before part n; the last entry is the final sum.
+    parts are [R, N, C, V], decay is [R, N, C or 1, 1] and first is [R, C, V].
     """
     return _ScanWithDecay.apply(parts, decay, first)
 
@@ -128,12 +122,11 @@ def decayed_causal_sums(
 ) -> tuple[Tensor, Tensor]:
     """y [B, H, T, V] and the last s [B, H, C, V], for phi_q, phi_k [B, H, T, C], v [B, H, T, V], log d [B or 1, H, T].
 
-    Chunks work as in `causal_sums`. Weights inside a chunk are exp(c_t - c_j), where c is the sum of log d from the
-    start of the chunk. A weight is at most 1, and is never computed as a quotient of two numbers that can underflow.
-    `carried` is s before these positions.
+    `carried` is s before these positions. Weights inside a chunk are exp(c_t - c_j), where c is the sum of log d from
+    the start of the chunk, and never a quotient of two numbers that can underflow.
 
-    With `factors` [T, F], `multiply_features` is applied to phi_q and phi_k first, and s is [B, H, F C, V]. The factors
-    do not make the pairwise products inside a chunk more expensive.
+    With `factors` [T, F], `multiply_features` is applied to phi_q and phi_k first, and s is [B, H, F C, V]. The
+    pairwise products inside a chunk cost no more.
     """
     if sum_causally := kernel_for(CAUSAL_SUMS, v):
         if factors is not None:
@@ -162,8 +155,8 @@ def decayed_causal_sums(
 def sum_logs(logs: Tensor, dim: int) -> Tensor:
     """Running sums of `logs` from the start of a chunk, in float64 where the device has it.
 
-    Only differences of these sums are used. After almost closed gates, the sums are large and their differences small,
-    so float32 would lose digits. `cumsum` with a `dtype` would sum the gradient in float32.
+    After almost closed gates, these sums are large, and their differences, which are used, small. `cumsum` with a
+    `dtype` would sum the gradient in float32.
     """
     return (logs if logs.device.type == "mps" else logs.double()).cumsum(dim=dim)
 
@@ -176,8 +169,8 @@ def decay_weights(c: Tensor, dtype: torch.dtype) -> Tensor:
 class _DecayWeights(torch.autograd.Function):
     """`decay_weights`. Only the result is saved.
 
-    The gradient is summed in the type of c. Summed over later positions, it is that of log d. There, the pairs that do
-    not pass a position cancel, so rounding errors would remain where little passes it.
+    The gradient is summed in the type of c. Summed over later positions, it is that of log d, where pairs that do not
+    pass a position cancel, and rounding errors would remain.
     """
 
     @staticmethod
@@ -203,10 +196,10 @@ def multiply_features(features: Tensor, factors: Tensor) -> Tensor:
 def featurewise_decayed_causal_sums(
     phi_q: Tensor, phi_k: Tensor, v: Tensor, log_decay: Tensor, carried: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """The same as `decayed_causal_sums`, but with one decay per feature, log d [B, H, T, C].
+    """As `decayed_causal_sums`, but with one decay per feature, log d [B, H, T, C]; `chunk` is a power of two.
 
-    `chunk` is a power of two. The weight of a pair differs between features, so the weights are part of the product of
-    query and key. No exponential exceeds 1; see `pairwise_products`.
+    Features differ in weight, so that weights belong to the product of query and key. No exponential exceeds 1; see
+    `pairwise_products`.
     """
     if sum_causally := kernel_for(CAUSAL_SUMS, v):
         return sum_causally(phi_q, phi_k, v, log_decay, carried)
@@ -238,10 +231,10 @@ def sum_later(logs: Tensor) -> Tensor:
 def pairwise_products(q: Tensor, k: Tensor, log_decay: Tensor) -> Tensor:
     """a[t, j] = sum over features of q_t k_j w_tj for j <= t, else 0; q, k, log d [..., R, C], a [..., R, R].
 
-    w_tj is the product of d over positions j + 1 to t. R is a power of two. In pieces of 2, 4, .. R positions, queries
+    w_tj is the product of d over positions j + 1 to t, and R a power of two. In pieces of 2, 4, .. R positions, queries
     of the second half are multiplied by keys of the first half. For these pairs, w_tj = w_tm w_mj, where m is the last
-    position of the first half. Neither factor exceeds 1, and neither underflows unless their product does. All pairs
-    together take log R matrix products. Only the inputs are saved; the backward pass recomputes the factors.
+    position of the first half. Neither factor exceeds 1 or underflows unless the product does. The backward pass
+    recomputes the factors.
     """
     return _PairwiseProducts.apply(q, k, log_decay)
 
