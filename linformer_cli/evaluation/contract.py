@@ -175,13 +175,14 @@ def block_error(mechanism: Attention, length: int = LENGTH, capacity: int | None
     errors: list[Difference] = []
     for cuts in [[], *(random_cuts(length, seed) for seed in range(4 if length > 1 else 0))]:
         state = None if len(errors) % 2 else start
-
-        def describe(place: int, ends: list[int] = [0, *cuts, length]) -> str:  # noqa: B006
-            first, last = next(pair for pair in itertools.pairwise(ends) if place < pair[1])
-            return f", in the block of {last - first} positions after {f'the cut at {first}' if first else 'the start'}"
-
-        errors.append(compare(attend_blocks(mechanism, inputs, cuts, state)[0], whole, describe))
+        name_block = functools.partial(_name_block, [0, *cuts, length])
+        errors.append(compare(attend_blocks(mechanism, inputs, cuts, state)[0], whole, name_block))
     return max(errors)
+
+
+def _name_block(ends: list[int], place: int) -> str:
+    first, last = next(pair for pair in itertools.pairwise(ends) if place < pair[1])
+    return f", in the block of {last - first} positions after {f'the cut at {first}' if first else 'the start'}"
 
 
 def gradient_error(mechanism: Attention, length: int = LENGTH) -> float:
