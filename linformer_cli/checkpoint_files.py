@@ -58,7 +58,7 @@ def find_checkpoint(name: str | Path | None = None) -> Path:
     Raises `CheckpointError` for a path without a checkpoint, and `UsageError` for an unknown name.
     """
     if name is None:  # the shipped model, even if a folder here has the same name
-        return _find_shipped(DEFAULT_CHECKPOINT)
+        return find_shipped(DEFAULT_CHECKPOINT)
     if str(name).startswith(PREFIX):
         if (found := _settled(fetch_repository(str(name), (CONFIG, WEIGHTS, CARD)))) is None:
             raise CheckpointError(f"'{name}' is not a lintx checkpoint: it has no {CONFIG}")
@@ -92,10 +92,10 @@ def _find(name: str | Path, path: Path) -> Path:
         return found
     if os.sep in str(name) or path.suffix:
         raise CheckpointError(f"no checkpoint at '{name}'; shipped ones: {', '.join(shipped_checkpoints()) or 'none'}")
-    return _find_shipped(str(name))
+    return find_shipped(str(name))
 
 
-def _find_shipped(name: str) -> Path:
+def find_shipped(name: str) -> Path:
     shipped = shipped_checkpoints()
     if name in shipped:
         return shipped[name]

@@ -96,6 +96,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     try:
         temporary.mkdir(parents=True)
         for name, data in files.items():
+            (temporary / name).parent.mkdir(exist_ok=True)
             write_flushed(temporary / name, data)
         os.rename(temporary, target)
     except BaseException as error:  # including Ctrl-C

@@ -1,7 +1,11 @@
 """`lintx demo`: a page that runs a model in the browser."""
 
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from linformer_cli.checkpoint_files import DEFAULT_CHECKPOINT, find_shipped
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.files import require_writable, write_folder
 from . import options
@@ -11,7 +15,13 @@ from .output import info
 
 @with_fields
 def demo(
-    checkpoint: options.CheckpointArgument = None,
+    checkpoints: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CHECKPOINT]...",
+            help="Runs, checkpoint folders or shipped models, which the page lists. Default: mnist-deep sprites.",
+        ),
+    ] = None,
     port: int = option(0, "Port of the page. 0 is a free one.", min=0, max=65535),
     browser: bool = option(True, "Open the page in the browser."),
     build: Path | None = option(
@@ -19,26 +29,27 @@ def demo(
     ),
     quiet: options.Quiet = False,
 ) -> None:
-    """Show a model in the browser.
+    """Show models in the browser.
 
     Examples:
 
     - `lintx demo`
     - `lintx demo runs/first --port 8000 --no-browser`
-    - `lintx demo mnist-deep --build site`
+    - `lintx demo mnist-deep sprites --build site`
 
     On the page, the model completes what you draw, redraws what you erase, draws samples, shows its state, and races
     softmax attention. The page runs on your machine, and ends with Ctrl-C.
     """
-    from linformer_cli.checkpoint import open_checkpoint
     from linformer_cli.demo.server import DemoServer
-    from linformer_cli.demo.site import build_site
+    from linformer_cli.demo.site import build_sites
 
     if build is not None:
         if build.exists():
             raise UsageError(f"'{build}' exists already; name another folder")
         require_writable(build)
-    site = build_site(*open_checkpoint(checkpoint), checkpoint)
+    # Without names, a folder that is called `sprites` is not meant.
+    shipped = {name: find_shipped(name) for name in (DEFAULT_CHECKPOINT, "sprites")}
+    site = build_sites({name: name for name in checkpoints} if checkpoints else shipped)
     if build is not None:
         write_folder(build, {name: file.data for name, file in site.items()})
         info(f"wrote {build}: {len(site)} files, {sum(len(file.data) for file in site.values()):,} bytes")

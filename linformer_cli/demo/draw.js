@@ -163,7 +163,9 @@ export function setUpDraw(engine, shape, model) {
     busy = wanted = false;
     find("completions").ariaBusy = find("few").hidden = true;
     find("draw-speed").textContent = "drawing a sample to begin with …";
-    engine.run({ job: "sample", seed: example, count: 1, temperature: 1, ...chooseClass() }, ({ images, done }) => {
+    // With a class, a sample is clearer: one class after another, unless one is chosen.
+    const ofClass = chooseClass(shape.classes ? example % shape.classes : null);
+    engine.run({ job: "sample", seed: example, count: 1, temperature: 1, ...ofClass }, ({ images, done }) => {
       board.put(images[0]);
       paint();
       empty = !done;

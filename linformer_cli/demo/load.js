@@ -7,14 +7,14 @@ export function complain(message) {
   find("error").hidden = false;
 }
 
-/** The bytes of files of the page, while a bar shows how much has arrived. `sizes` has their numbers of bytes: hosts that
- * compress files do not tell. Raises an error that names the file that cannot be loaded. */
-export async function loadFiles(names, sizes) {
+/** The bytes of the engine or of a model's files, while a bar shows how much has arrived. The model's `sizes` are their
+ * numbers of bytes: hosts that compress files do not tell. Raises an error that names the file that cannot be loaded. */
+export async function loadFiles(names, { folder, sizes }) {
   const bar = find("loading");
   const total = names.reduce((sum, name) => sum + sizes[name], 0);
   Object.assign(bar, { hidden: false, max: total, value: 0 });
   try {
-    return await Promise.all(names.map((name) => loadBytes(name, (bytes) => (bar.value += bytes))));
+    return await Promise.all(names.map((name) => loadBytes(name.endsWith(".wasm") ? name : folder + name, (bytes) => (bar.value += bytes))));
   } finally {
     bar.hidden = true;
   }

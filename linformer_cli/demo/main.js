@@ -59,6 +59,14 @@ function setUpTabs(views) {
   select(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? tabs[0]);
 }
 
+/** The list of all models. Choosing one loads the page again, with the same view. */
+function listModels(names, place) {
+  const list = find("model");
+  list.append(...names.map((name, n) => new Option(name, n, n === place, n === place)));
+  list.onchange = () => (location.search = `?model=${list.value}`);
+  list.parentElement.hidden = names.length < 2;
+}
+
 function describe(model) {
   const millions = (model.parameters / 1e6).toFixed(1);
   find("about").textContent = `${model.name} · ${model.attention} attention · ${millions} million parameters · runs in this page`;
@@ -70,9 +78,13 @@ function describe(model) {
 
 try {
   if (!globalThis.WebAssembly) throw new Error("This browser has no WebAssembly. A newer browser has it.");
-  const model = JSON.parse(new TextDecoder().decode(await loadBytes("model.json")));
+  const place = Number(new URLSearchParams(location.search).get("model")) || 0;
+  const folder = place ? `${place}/` : "";
+  const model = JSON.parse(new TextDecoder().decode(await loadBytes(`${folder}model.json`)));
+  model.folder = folder;
   find("about").textContent = `Loading ${model.name}`;
-  const [wasm, program] = await loadFiles(["engine.wasm", "model.lintx"], model.sizes);
+  listModels(model.models, place);
+  const [wasm, program] = await loadFiles(["engine.wasm", "model.lintx"], model);
   describe(model);
   const engine = new Engine();
   engine.run({ job: "load", wasm, program }, (shape) => {

@@ -94,7 +94,7 @@ export function setUpRace(engine, shape, model) {
   }
 
   async function start() {
-    loading ??= loadFiles(["rival.lintx"], model.sizes);
+    loading ??= loadFiles(["rival.lintx"], model);
     try {
       const [rival] = await loading;
       if (!open) return;

@@ -6,13 +6,13 @@ import { addCanvases, paintImage, saveImages } from "./paint.js";
 const COUNT = 32, COLUMNS = 8;
 
 /** Fills a list with the classes, below a line that stands for no choice. Returns a function that gives the chosen class,
- * or null, and the guidance of its images. */
+ * or else `usual`, and the guidance of its images. */
 export function offerClasses(list, shape, model, others) {
   list.parentElement.hidden = !shape.classes;
   const classes = Array.from({ length: shape.classes }, (_, n) => new Option(model.look.class_names[n] ?? n, n));
   list.append(...(others ? [new Option(others, "")] : []), ...classes);
-  return () => {
-    const label = list.value === "" ? null : Number(list.value);
+  return (usual = null) => {
+    const label = list.value === "" ? usual : Number(list.value);
     return { label, guidance: label !== null && model.optional_class ? model.guidance : 1 };
   };
 }

@@ -1,6 +1,7 @@
 """The files of the demo: the page, the engine, and the programs of a model and of its rival."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +57,7 @@ class Description:
     states: tuple[str, ...]
     rival: str | None  # the attention of the second program
     sizes: dict[str, int]  # bytes of the files that the page shows a progress bar for
+    models: tuple[str, ...]  # the names of all models of the site
     version: str = __version__
 
 
@@ -70,8 +72,23 @@ def list_look(look: Look) -> dict[str, object]:
     return {**look.stored, "frame": frame, "palette": look.shape.colours, "keeps_opacity": look.keeps_opacity}
 
 
-def build_site(checkpoint: "Checkpoint", model: "PixelModel", name: str | None = None) -> dict[str, File]:
-    """The files of the demo by name. `name` is what the user calls the checkpoint, if not its own name."""
+def build_sites(models: Mapping[str, str | Path]) -> dict[str, File]:
+    """The files of the demo with several checkpoints, by their names. Those of the second one are in a folder `1`."""
+    from linformer_cli.checkpoint import open_checkpoint
+
+    files: dict[str, File] = {}
+    for place, (name, checkpoint) in enumerate(models.items()):
+        site = build_site(*open_checkpoint(checkpoint), name, tuple(models))
+        if place:
+            site = {f"{place}/{file}": site[file] for file in (MODEL, RIVAL, DESCRIPTION) if file in site}
+        files |= site
+    return files
+
+
+def build_site(
+    checkpoint: "Checkpoint", model: "PixelModel", name: str | None = None, names: tuple[str, ...] = ()
+) -> dict[str, File]:
+    """The files of the demo by name. `name` is what the user calls the checkpoint, among the `names` of a site."""
     import torch
 
     from linformer_cli.model.blocks import InnerBlock
@@ -104,6 +121,7 @@ def build_site(checkpoint: "Checkpoint", model: "PixelModel", name: str | None =
         states=("s", "z") if network.attention == "linear" and not network.short_convolution else (),
         rival=SOFTMAX if len(models) > 1 else None,
         sizes={file: len(found.data) for file, found in site.items() if found.media_type in (BINARY, WASM)},
+        models=names,
     )
     site[DESCRIPTION] = File("application/json", json.dumps(asdict(description)).encode())
     return site

@@ -37,6 +37,19 @@ def test_build_writes_the_page_and_both_programs(lintx, run_folder, tmp_path) ->
     assert (tmp_path / "second" / "rival.lintx").read_bytes() == files["rival.lintx"]
 
 
+def test_a_page_of_several_models_has_a_folder_for_each_further_one(lintx, run_folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sprites").mkdir()  # of pictures, which is not the shipped model
+    assert lintx("demo", "--build", "site").code == lintx("demo", "mnist-deep", run_folder, "--build", "own").code == 0
+    for folder, names in (("site", ["mnist-deep", "sprites"]), ("own", ["mnist-deep", str(run_folder)])):
+        descriptions = [json.loads((tmp_path / folder / part / "model.json").read_bytes()) for part in ("", "1")]
+        assert [each["name"] for each in descriptions] == names
+        assert all(each["models"] == names for each in descriptions)
+        sizes = {path.name: path.stat().st_size for path in (tmp_path / folder / "1").iterdir()}
+        assert sizes.keys() == {"model.json", "model.lintx", "rival.lintx"}
+        assert sizes["model.lintx"] == descriptions[1]["sizes"]["model.lintx"]
+
+
 @pytest.mark.parametrize("number", first_fast([signal.SIGINT, signal.SIGTERM]))
 def test_the_page_is_served_until_a_signal(run_folder, number) -> None:
     with Command("demo", run_folder, "--no-browser") as command:

@@ -10,11 +10,11 @@ from demo.browser import COMPLETED, PAGE_ERROR, encode_picture, needs_browser, r
 from machine import needs_library
 
 from linformer_cli.checkpoint import load_model
-from linformer_cli.checkpoint_files import Frame
+from linformer_cli.checkpoint_files import Frame, find_shipped
 from linformer_cli.config import ImageShape
 from linformer_cli.data.framing import frame_picture
 from linformer_cli.data.look import Look
-from linformer_cli.demo.site import BINARY, MODEL, File
+from linformer_cli.demo.site import BINARY, MODEL, File, build_sites
 from linformer_cli.sampling.choose import Filters
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
@@ -299,6 +299,18 @@ def test_a_page_that_is_opened_as_a_file_says_what_to_do(browser, site, tmp_path
     assert "lintx demo" in browser.evaluate("document.getElementById('about').innerText")
     assert browser.evaluate("document.querySelector('main').checkVisibility()") is False
     browser.problems()  # the browser reports that it loads no modules
+
+
+def test_another_model_is_chosen_from_the_list(open_view) -> None:
+    with serve(build_sites({name: find_shipped(name) for name in ("mnist-deep", "sprites")})) as address:
+        page = open_view("sample", address)
+        page.wait("document.title === 'lintx · mnist-deep'")
+        page.evaluate("(list => { list.value = 1; list.onchange(); })(document.getElementById('model'))")
+        page.wait("document.body.dataset.ready && document.title === 'lintx · sprites'")
+        assert page.evaluate("[location.search, location.hash].join()") == "?model=1,#sample"
+        assert page.evaluate("document.getElementById('model').selectedOptions[0].text") == "sprites"
+        page.click("#tab-race")
+        page.wait("!document.getElementById('race-stop').disabled")
 
 
 def test_a_page_needs_no_server_once_it_is_loaded(open_view, site) -> None:
