@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         train,
     )
 
-
 __all__ = [
     "__version__",
     "build_attention",

@@ -43,8 +43,7 @@ from .units import printable
 
 # Bounds of files: the size of a header, and how much larger a training state is than its weights. Both are generous.
 _HEADER_BYTES, _COPIES_OF_WEIGHTS = 2**24, 8
-# How often a checkpoint is read again that a run replaces meanwhile.
-_ATTEMPTS = 50
+_ATTEMPTS = 50  # how often a checkpoint is read again that a run replaces meanwhile
 
 Result = TypeVar("Result")
 

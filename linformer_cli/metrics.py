@@ -14,8 +14,7 @@ from .files import write_file
 from .units import parse_count, printable
 
 METRICS_FILE = "metrics.csv"
-# Millions of rows; a larger file was not written by lintx.
-_MOST_BYTES = 2**28
+_MOST_BYTES = 2**28  # millions of rows; a larger file was not written by lintx
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +115,7 @@ def read_metrics(file: Path) -> list[dict[str, str]]:
     """The cells of every row, by column. If a crash cut a row short, its last cells are None."""
     try:
         # A spreadsheet program may have saved the file with a byte order mark.
-        text = read_bytes(file, _MOST_BYTES).decode("utf-8-sig")
-        return list(csv.DictReader(io.StringIO(text, newline="")))
+        return list(csv.DictReader(io.StringIO(read_bytes(file, _MOST_BYTES).decode("utf-8-sig"), newline="")))
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -171,8 +169,7 @@ def _load_run(run: Path, label: str) -> RunSeries:
                 training.append(TrainingPoint(*place, bits, rate))
             if row["validation_bits_per_dim"]:
                 bits, text = _number(row["validation_bits_per_dim"]), row["validation_standard_error"]
-                error = _number(text) if text else None
-                validation.append(ValidationPoint(*place, bits, error))
+                validation.append(ValidationPoint(*place, bits, _number(text) if text else None))
         except (KeyError, ValueError) as fault:
             what = f"it has no column {fault}" if isinstance(fault, KeyError) else str(fault)
             raise DataError(f"'{file}' is damaged in line {number}: {what}") from None

@@ -9,8 +9,7 @@ from .errors import UsageError, unknown_name
 DEFAULT_PRESET = "mnist-wide"
 COLOUR_PRESET = "colour-pixel"
 BYTES_PRESET = "bytes-small"
-# Old names, which the files of runs and checkpoints may have.
-RENAMED_PRESETS = {"cifar10-pixel": COLOUR_PRESET}
+RENAMED_PRESETS = {"cifar10-pixel": COLOUR_PRESET}  # old names, which the files of runs and checkpoints may have
 
 _PAPER = NetworkConfig(
     layers=8,
@@ -73,8 +72,7 @@ FOLDER_RECIPE: dict[str, Any] = {
 }
 # The share of pictures that are trained on without their class, if their folders or labels.csv name classes.
 FOLDER_HIDE_CLASS = 0.2
-# With fewer training images, a run says what to expect (docs/guide/your-pictures.md).
-FEW_PICTURES = 300
+FEW_PICTURES = 300  # with fewer training images, a run says what to expect (docs/guide/your-pictures.md)
 
 # Default learning rates of optimizers whose learning rate differs from AdamW's. `RECIPES` may override them.
 LEARNING_RATES = {"muon": 8e-3}

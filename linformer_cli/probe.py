@@ -13,8 +13,7 @@ from .files import user_cache, write_file
 from .system.device import Choice, Precision
 from .system.environment import processor_name
 
-# Two formats count as equally fast if their times differ by less than this factor.
-CLEARLY_FASTER = 1.05
+CLEARLY_FASTER = 1.05  # two formats count as equally fast if their times differ by less than this factor
 # The number of rows of the products timed for training, and the seconds after which a measurement begins no new round.
 _ROWS, _SECONDS = 256, 0.2
 _MOST_ROUNDS = 100
@@ -83,8 +82,7 @@ def remember(question: str, measure: Callable[[], float]) -> float:
     if known is None:
         known = measure()
         with contextlib.suppress(LintxError):
-            figures = {**_read_figures(), key: known}  # read again: another process may have added a figure
-            write_file(user_cache() / _FILE, json.dumps(figures, indent=1).encode())
+            write_file(user_cache() / _FILE, json.dumps({**_read_figures(), key: known}, indent=1).encode())
     return known
 
 

@@ -18,8 +18,7 @@ class Words:
 
 IMAGES, WINDOWS = Words("image", "bits/dim"), Words("window", "bits/byte")
 
-# What fits in 63 bits, so that sums and comparisons with other counts stay within 64 bits.
-LARGEST_INTEGER = 2**63 - 1
+LARGEST_INTEGER = 2**63 - 1  # what fits in 63 bits, so that sums and comparisons with other counts stay within 64 bits
 
 
 def format_bits(bits: float, error: float | None, digits: int = 4, sign: str = "") -> str:

@@ -67,7 +67,6 @@ class AttentionOptions(Config):
 # The option `chunk` of many mechanisms.
 Chunk = Annotated[int, Field(gt=0, le=65_536, description="positions per chunk of the parallel form")]
 
-
 # Code that knows neither the mechanism nor its state uses a bare `Attention`.
 Options = TypeVar("Options", bound=AttentionOptions, default=Any)
 State = TypeVar("State", default=Any)

@@ -16,8 +16,7 @@ from .parts.scaling import directions, scale_outputs
 from .parts.sums import divide_by_weight
 from .tensors import accumulator_dtype, host_number
 
-# The code of each base mechanism in native/ops/log_linear.h.
-_OVER = {"linear": 0, "mamba2": 1, "deltanet": 2}
+_OVER = {"linear": 0, "mamba2": 1, "deltanet": 2}  # the code of each base mechanism in native/ops/log_linear.h
 # In `linear`, sums are divided by their total weight, which would underflow in float32 with smaller logits of lambda.
 _LEAST_LOGIT = -64.0
 
@@ -110,10 +109,8 @@ class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
         if state is None:
             state = self.init_state(len(v), 0, v.device, v.dtype)
         known = int(state.position)
-        room = max(count_buckets(known + length) - state.s.shape[2], 0)
-        s = functional.pad(state.s, (0, 0, 0, 0, 0, room))
-        inputs = self._inputs(q, k, v, gates, s.dtype)
-        sums, s = read_levels(inputs, s, known, self.options.chunk)
+        s = functional.pad(state.s, (0, 0, 0, 0, 0, max(count_buckets(known + length) - state.s.shape[2], 0)))
+        sums, s = read_levels(self._inputs(q, k, v, gates, s.dtype), s, known, self.options.chunk)
         return self._finish(sums), LogLinearState(s, state.position + length)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LogLinearState:
@@ -150,8 +147,7 @@ class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
 
     def list_states(self, state: LogLinearState) -> list[Tensor]:
         """The buckets, with room for a whole image, and the second state of `emit`."""
-        room = count_buckets(self.shape.positions) - state.s.shape[2]
-        s = functional.pad(state.s, (0, 0, 0, 0, 0, room))
+        s = functional.pad(state.s, (0, 0, 0, 0, 0, count_buckets(self.shape.positions) - state.s.shape[2]))
         if self.options.over == "linear":
             return [s[..., :-1], s[..., -1]]
         return [s, s.new_ones(s.shape[:3])] if self.options.over == "mamba2" else [s]

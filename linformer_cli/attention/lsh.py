@@ -130,10 +130,8 @@ class LshAttention(Attention[LshOptions, LshState]):
         seen = ring.view(rows_of, rounds * window)
         if rounds > 1:
             seen = seen.sort(dim=-1).values
-            again = seen[:, 1:] == seen[:, :-1]
-            seen[:, 1:].masked_fill_(again, EMPTY)
+            seen[:, 1:].masked_fill_(seen[:, 1:] == seen[:, :-1], EMPTY)
         hidden = seen < 0
-
         dtype = accumulator_dtype(q_t.dtype)
         # Update the cache first, since it may be reallocated. The rings do not hold the new position yet.
         cache = state.cache
@@ -158,9 +156,8 @@ class LshAttention(Attention[LshOptions, LshState]):
         y = torch.bmm(weights.unsqueeze(1), values).squeeze(1)
         y = torch.where(hidden.all(dim=-1, keepdim=True), v, y).view_as(v_t)
 
-        # Overwrite the oldest position of the ring. It is the smallest number in the ring.
-        oldest = ring.argmin(dim=-1, keepdim=True)
-        rings.view(-1)[cell * window + oldest.squeeze(-1)] = position
+        # Overwrite the oldest position of the ring, its smallest number.
+        rings.view(-1)[cell * window + ring.argmin(dim=-1)] = position
         return y, LshState(cache, state.rings)
 
     def emit(self, inputs: MixInputs) -> None:

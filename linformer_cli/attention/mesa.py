@@ -59,8 +59,7 @@ class MesaAttention(SumAttention[MesaOptions, MesaState]):
         # At z = 0, the memory lengths of the heads range from a whole image down to a row.
         self.gate_bias = nn.Parameter(log_memories(shape, shape.heads))
         # Lambda = softplus(ridge) + 0.25.
-        start = math.log(math.expm1(1 - _LEAST_RIDGE))
-        self.ridge = nn.Parameter(torch.full((shape.heads, shape.key_width), start))
+        self.ridge = nn.Parameter(torch.full((shape.heads, shape.key_width), math.log(math.expm1(1 - _LEAST_RIDGE))))
 
     def _gates(self, gates: Gates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """beta and log alpha, each [B, H, T], or [B, H] for one position."""

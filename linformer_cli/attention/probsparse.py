@@ -128,8 +128,7 @@ class ProbsparseAttention(Attention[ProbsparseOptions, ProbsparseState]):
     def _choose(self, q: Tensor, keys: Tensor, state: ProbsparseState | None) -> tuple[Tensor, Tensor, Tensor]:
         """Whether each of the last T positions attends, bool [B, H, T], and the new measures and threshold."""
         block, length, new = self.options.block, keys.shape[2], q.shape[2]
-        start = length - new
-        first, offset = divmod(start, block)
+        first, offset = divmod(length - new, block)
         blocks = -(-(offset + new) // block)
         sides = (offset, blocks * block - offset - new)
         measures = self._measure(q, keys, first, sides)

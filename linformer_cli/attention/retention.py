@@ -91,8 +91,7 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
     def _log_decays(self, column: Tensor, dtype: torch.dtype) -> Tensor:
         """log d_t [H, *] of every head for `column` [*]."""
         fades = (column == 0) if self.plane else torch.ones_like(column)
-        log_decay = constant(self.log_decay, column.device, dtype)
-        return log_decay.view(-1, *[1] * column.dim()) * fades
+        return constant(self.log_decay, column.device, dtype).view(-1, *[1] * column.dim()) * fades
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: RetentionState | None, gates: Gates

@@ -11,8 +11,7 @@ from .parts.delta_rule import DeltaAttention, DeltaInputs, Updates
 from .parts.memory_lengths import log_memories
 from .parts.scaling import directions
 
-# The fastest decay is exp(-e^-0.5) = 0.545 per position.
-_FASTEST = math.exp(-0.5)
+_FASTEST = math.exp(-0.5)  # the fastest decay is exp(-e^-0.5) = 0.545 per position
 
 
 class Rwkv7Options(AttentionOptions):

@@ -56,8 +56,7 @@ class SoftmaxAttention(CachedAttention[SoftmaxOptions]):
         return super()._step(q_t, k_t, v_t, state, gates_t)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
-        seen = None if lengths is None else ~find_padding(lengths, k.shape[2])[:, None, None]
-        return attend_masked(q, k, v, seen)
+        return attend_masked(q, k, v, None if lengths is None else ~find_padding(lengths, k.shape[2])[:, None, None])
 
     def emit(self, inputs: MixInputs) -> None:
         capacity = self.shape.positions

@@ -21,10 +21,8 @@ from .rows import AttentionRow
 
 # As in Katharopoulos 2020, a pass has about as many positions at every T, in fewer or more sequences.
 PASS_POSITIONS = 65_536
-# Each row needs two passes besides the repeats: one to measure memory and one to warm up.
-_EXTRA_PASSES = 2
-# A pass that is too slow is tried again, because the machine may have been busy.
-_ATTEMPTS = 2
+_EXTRA_PASSES = 2  # each row needs two passes besides the repeats: one to measure memory and one to warm up
+_ATTEMPTS = 2  # a pass that is too slow is tried again, because the machine may have been busy
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,7 @@ def run_attention_bench(
 ) -> AttentionReport:
     """Compare the forms of every variant, then measure it at every length, as `measure_groups` does."""
     groups = prepare(variants, positions, settings, bench)
-    comparisons = [measurement.require_agreement for measurement in groups[0]]
-    rows, ended = measure_groups(groups, bench, comparisons)
+    rows, ended = measure_groups(groups, bench, [measurement.require_agreement for measurement in groups[0]])
     labels = [variant.label for variant in variants]
     rows.sort(key=lambda row: labels.index(row.name))  # stable: the lengths of a mechanism stay in order
     conditions = {

@@ -16,8 +16,7 @@ from linformer_cli.system.environment import describe_machine
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.units import format_duration
 
-# The first round takes about this many times as long, because it also prepares the work.
-_FIRST_ROUND_FACTOR = 2.5
+_FIRST_ROUND_FACTOR = 2.5  # the first round takes about this many times as long, because it also prepares the work
 
 # The shortest time between two writes. Drawing the figures takes seconds, so files are not written after every group.
 _SAVE_SECONDS = 120.0

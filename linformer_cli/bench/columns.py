@@ -62,7 +62,6 @@ SCALING_FILE_COLUMNS = (
     *list_columns(AttentionRow, "left_out"),
 )
 
-
 # Markdown tables keep these columns even if they are empty. An empty column shows that no run has trained these models.
 QUALITY = ("bits_per_dim", "images_seen")
 

@@ -22,8 +22,7 @@ from .measure.attention_pass import PassSetup, build_checked_model
 
 CopyEnding = Literal["finished", "budget", "interrupted", "failed"]
 _ENDINGS = {"budget": "the budget was spent", "interrupted": "interrupted", "failed": "every model failed"}
-# The number of rows in the table of losses.
-_SHOWN_POINTS = 10
+_SHOWN_POINTS = 10  # the number of rows in the table of losses
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,7 @@ class CopyRun:
 
     def update(self) -> tuple[float, float]:
         """Train on one batch. Return loss and accuracy before the update."""
-        loss = next(self._steps).nats
-        return loss, float(self.trainer.task.accuracy)
+        return next(self._steps).nats, float(self.trainer.task.accuracy)
 
     def point(self, update: int) -> CopyPoint:
         rate = self._settings.learning_rate_at(update - 1)
@@ -197,8 +195,7 @@ def run_copy_task(
         "budget_seconds": budget_seconds,
         "precision": "fp32",
     }
-    rows = tuple(run.row() for run in runs)
-    return CopyReport(rows=rows, ended=ended, settings=conditions)
+    return CopyReport(rows=tuple(run.row() for run in runs), ended=ended, settings=conditions)
 
 
 def _measure_round(runs: Sequence[CopyRun], number: int, is_over: Callable[[], bool]) -> bool:

@@ -262,8 +262,7 @@ def _differentiate(attend: Callable[..., Any], inputs: Sequence[Tensor], plain: 
     leaves = [part.detach().requires_grad_() for part in inputs]
     with reference_only() if plain else contextlib.nullcontext():
         found = attend(*leaves)
-        y = found[0] if isinstance(found, tuple) else found
-        torch.autograd.grad(y, leaves, leaves[2].detach())
+        torch.autograd.grad(found[0] if isinstance(found, tuple) else found, leaves, leaves[2].detach())
 
 
 def find_flash_linear_attention() -> Callable[..., Any] | None:

@@ -23,16 +23,14 @@ from .measure.attention_pass import PassSetup, build_checked_model
 from .models import build_models
 from .train import build_trainer
 
-# The mechanisms whose engines are checked, and whose sampling and training are timed.
-COMPARED = ("linear", "softmax")
+COMPARED = ("linear", "softmax")  # the mechanisms whose engines are checked, and whose sampling and training are timed
 # The errors allowed for kernels relative to plain torch in float64, by the type of the kernels' inputs.
 KERNEL_TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
 # The error allowed between the predictions of two forms or two engines of a whole model in float32.
 MODEL_TOLERANCE = 1e-3
 # Rounding may change a drawn value. The rest of that image then differs, so a tenth of the images may differ.
 COMPARED_IMAGES, OTHER_IMAGES = 32, 0.1
-# Images are checked up to this number of values, since plain torch takes milliseconds a step.
-_CHECKED_VALUES = 1024
+_CHECKED_VALUES = 1024  # images are checked up to this number of values, since plain torch takes milliseconds a step
 # Steps that differ in more than the mechanism.
 _COLOUR = ModelConfig(
     layers=1, heads=2, width=32, feed_forward=32, image=ImageShape(height=6, width=8, channels=3, levels=16)

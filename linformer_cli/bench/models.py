@@ -19,8 +19,7 @@ from linformer_cli.presets import find_preset, find_preset_image
 from linformer_cli.system.device import seeded, torch_dtype
 from .rows import Quality
 
-# Of an untrained model, this many layers are checked.
-CHECKED_LAYERS = 2
+CHECKED_LAYERS = 2  # of an untrained model, this many layers are checked
 
 # A pair (name of the preset or None, network).
 Network = tuple[str | None, ModelConfig]

@@ -32,8 +32,7 @@ from .train import TrainingSettings
 METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
 COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")
 NETWORKS = ("mnist-paper", "cifar10-paper")
-# The key of the models of --runs whose networks are not the paper's.
-_RUNS = "runs"
+_RUNS = "runs"  # the key of the models of --runs whose networks are not the paper's
 # The share of a row's time that is spent on timed work. The rest is for probes, states and warm-ups.
 _TIMED_SHARE = 0.5
 # A re-run of softmax may take this many times as long as other rows, because its four passes cannot be shortened.
@@ -295,8 +294,7 @@ class PaperBench(BudgetBench[PaperReport]):
             self._reduced.append(settings.title)
 
         def learn() -> None:
-            variants = parse_variants(COPY_METHODS)
-            self._copy = run_copy_task(variants, settings, seconds, self._stop)
+            self._copy = run_copy_task(parse_variants(COPY_METHODS), settings, seconds, self._stop)
             if (done := self._copy.settings["updates"]) < PAPER_UPDATES:
                 self._reduced.append(f"copy task: {done:,} of {PAPER_UPDATES:,} updates")
             self._stop.raise_if_set()

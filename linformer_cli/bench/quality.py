@@ -34,8 +34,7 @@ Labels = NDArray[np.int64]
 
 _LARGEST_FILE = 2**30
 _AT_ONCE = 500
-# An image counts as sure if the judge gives one class at least this probability.
-SURE = 0.9
+SURE = 0.9  # an image counts as sure if the judge gives one class at least this probability
 
 
 @dataclass(frozen=True)

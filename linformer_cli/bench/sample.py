@@ -25,8 +25,7 @@ from .published import find_published
 from .rounds import Bench, BenchReport, Measurement, measure_groups
 from .rows import Extrapolated, SamplingRow
 
-# The number of steps timed to estimate the time of a whole image.
-_PROBED_STEPS = 2
+_PROBED_STEPS = 2  # the number of steps timed to estimate the time of a whole image
 # A step needs some memory besides the state.
 _STATE_MARGIN = 1.2
 _MEMORY_LIMIT_SECONDS = 60.0

@@ -24,8 +24,7 @@ from .speech_report import LengthRow, SpeechReport, SpeechRow, describe_findings
 from .speech_training import LengthMeasurement, StepSetup, Trainee, compare_epochs
 
 METHODS = (BI_LSTM, "softmax", "lsh-4=lsh:rounds=4", "linear")
-# The length whose memory stands in the table: about the mean of the paper's utterances.
-TABLE_FRAMES = 800
+TABLE_FRAMES = 800  # the length whose memory stands in the table: about the mean of the paper's utterances
 # Shares of the budget. The rest of it is for reading the data and for the beam.
 _SCHEDULED_SHARE, _TRAINING_SHARE = 0.94, 0.92
 _LENGTH_ROUNDS = 5

@@ -153,7 +153,5 @@ def build_trainer(
     image = model.image
     shape = (max(batch, _FEWEST_IMAGES), image.height, image.width, image.channels)
     pixels = np.random.default_rng(0).integers(0, image.levels, shape).astype(np.uint8)
-    labels = np.arange(len(pixels)) % model.classes if model.classes else None
-    images = ImageSet("random", "train", pixels, labels)
-    config = RunConfig(preset=preset, model=model, train=train)
-    return Trainer(PixelTask(config, (images, images), device, precision))
+    images = ImageSet("random", "train", pixels, np.arange(len(pixels)) % model.classes if model.classes else None)
+    return Trainer(PixelTask(RunConfig(preset=preset, model=model, train=train), (images, images), device, precision))

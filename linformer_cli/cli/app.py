@@ -21,7 +21,6 @@ from .output import warn
 
 _CLOSED_PIPE = 128 + 13  # the exit code of a command that SIGPIPE ended; a number, because Windows has no SIGPIPE
 
-
 # What `lintx` alone prints.
 _START = """lintx learns from pictures and draws new ones. To start:
 

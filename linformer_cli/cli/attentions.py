@@ -77,8 +77,7 @@ def attentions(
     if name is None:
         _print_list(rows, sizes, style, json)
     else:
-        description = inspect.cleandoc(chosen[name].__doc__ or "")
-        _print_one({**rows[0], "description": description}, sizes, style, json)
+        _print_one({**rows[0], "description": inspect.cleandoc(chosen[name].__doc__ or "")}, sizes, style, json)
 
 
 def _print_list(rows: list[dict[str, Any]], sizes: dict[str, int], style: TableStyle, json: bool) -> None:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from linformer_cli.bench.speech_report import SpeechReport
 
 _MODELS = "models"
-# The other options are only for measuring.
-_FOR_TRANSCRIBING = ("names", "out", "transcribe", "plot", "json")
+_FOR_TRANSCRIBING = ("names", "out", "transcribe", "plot", "json")  # the other options are only for measuring
 
 
 @dataclass(frozen=True, kw_only=True)

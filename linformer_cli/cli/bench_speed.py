@@ -264,8 +264,7 @@ def gpu(
         write_file(out, (to_json(report) + "\n").encode())
 
     with catch_signals() as stop:
-        sizes = GpuSizes() if tiny else full_sizes()
-        bench = GpuBench(place.value, sizes, write, info, stop.raise_if_set)
+        bench = GpuBench(place.value, GpuSizes() if tiny else full_sizes(), write, info, stop.raise_if_set)
         with contextlib.suppress(Interrupted):  # the results so far are written below, before the command ends
             bench.run()
         write(bench.result)

@@ -7,8 +7,7 @@ from .config_options import option, with_fields
 from .output import info, print_json, print_records
 from .session import open_session
 
-# All images are stepped at once in float64, so memory limits their number.
-_MOST_IMAGES = 10_000
+_MOST_IMAGES = 10_000  # all images are stepped at once in float64, so memory limits their number
 
 
 @with_fields
@@ -59,8 +58,7 @@ def check(
         raise DisagreementError(
             f"the parallel and step forms of '{session.checkpoint.name}' disagree: {agreement.describe_failure()}"
         )
-    items = session.checkpoint.info.data.words.items
-    sizes = f"{agreement.images} {items} of {agreement.positions} positions"
+    sizes = f"{agreement.images} {session.checkpoint.info.data.words.items} of {agreement.positions} positions"
     info(f"passed: {sizes}, {agreement.state_bytes:,} state bytes")
 
 

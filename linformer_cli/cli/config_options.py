@@ -22,8 +22,7 @@ from linformer_cli.documents import Config
 from linformer_cli.presets import DEFAULT_PRESET, PRESETS, preset_defaults
 from .options import LARGEST_COUNT, Plugins, parse_duration, parse_numbers, parse_pairs, parse_sizes
 
-# The key under which a field of a dataclass keeps its option.
-_OPTION = "option"
+_OPTION = "option"  # the key under which a field of a dataclass keeps its option
 # What the help shows as the value of settings that are read from a text.
 _METAVARS = {"image_size": "HEIGHTxWIDTH", "ground": "COLOUR", "range": "LO,HI", "channels": "N"}
 
@@ -69,7 +68,6 @@ count = functools.partial(option, min=1, max=LARGEST_COUNT)
 duration = functools.partial(option, parser=parse_duration, metavar="TIME")
 # An option whose value has parts separated by commas.
 several = functools.partial(option, metavar="LIST")
-
 
 # Options that are lists of numbers.
 sizes = functools.partial(several, parser=parse_sizes)

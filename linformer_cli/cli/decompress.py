@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from linformer_cli.codec.pack import PackedFile, Restored
     from linformer_cli.codec.restore import Outcome
 
-# The damaged blocks that are named one by one.
-_MOST_NAMED = 10
+_MOST_NAMED = 10  # the damaged blocks that are named one by one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -199,8 +199,7 @@ def _write_bits(path: Path | None, images: "ImageSet", nats: "ImageNats", others
 
 def _list_facts(result: dict[str, Any], bits: "Bits", words: Words) -> dict[str, str]:
     given, classes = ", given the class" if result["given_class"] else "", result["classes"]
-    whole = format_bits(bits.bits_per_dim, bits.standard_error)
-    facts = {words.bits: f"{whole}  (every value{given})"}
+    facts = {words.bits: f"{format_bits(bits.bits_per_dim, bits.standard_error)}  (every value{given})"}
     if words is not WINDOWS:
         without = format_bits(bits.bits_per_dim_without_first_value, bits.standard_error_without_first_value)
         facts["without first value"] = f"{without}  (as in the code of Katharopoulos 2020{given})"

@@ -20,7 +20,6 @@ from .output import set_quiet
 if TYPE_CHECKING:
     from linformer_cli.model.mixers import Variant
 
-
 Number = TypeVar("Number", int, float)
 
 # This bound is far above any use. It keeps products of several such numbers within 64 bits.
@@ -48,7 +47,6 @@ Plugins = Annotated[
     ),
 ]
 
-
 Engine = Annotated[
     str,
     _more(
@@ -65,8 +63,7 @@ _VARIANTS = "Mechanisms, such as linear,lsh:rounds=1 or NAME=lsh:rounds=1 (table
 Variants = Annotated[str | None, typer.Option("--attention", help=f"{_VARIANTS}Default: all.", metavar="LIST")]
 BATCHES = "Batch sizes."
 ROW_LIMIT = "Time limit for all repeats of one row."
-# The default mechanisms for measurements of presets.
-PRESET_VARIANTS = "linear,softmax"
+PRESET_VARIANTS = "linear,softmax"  # the default mechanisms for measurements of presets
 BenchVariants = Annotated[
     str | None,
     typer.Option("--attention", help=f"{_VARIANTS}Default with --preset: {PRESET_VARIANTS}.", metavar="LIST"),

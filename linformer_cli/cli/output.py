@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from linformer_cli.report.plots import PlotFormat
 
-
 _quiet = False
 
 

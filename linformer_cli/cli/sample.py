@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from linformer_cli.sampling.decode import Sampler
     from linformer_cli.sampling.numbered import Drawn, ImageNumbers
 
-
 # A grid of more images would be too large to look at. With --files, the other images are not kept in memory.
 _MOST_IN_GRID = 10_000
 # These bounds are far above any use. They keep image numbers within 63 bits, even with --first and classes.

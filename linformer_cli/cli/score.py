@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from linformer_cli.evaluation.scores import FolderScore, Score
 
 _NONE = "none"
-# The second model for colour pictures of 32 x 32 pixels.
-_PHOTOGRAPHS = "cifar10-pixel"
+_PHOTOGRAPHS = "cifar10-pixel"  # the second model for colour pictures of 32 x 32 pixels
 
 
 @dataclass(frozen=True, kw_only=True)

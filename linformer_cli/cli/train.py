@@ -196,8 +196,7 @@ def _begin(asked: TrainOptions, team: "Team") -> "Trainer[PixelTask]":
     if asked.run is not None or merged.data.name.startswith("folder:"):
         merged = merge_settings(_read_given(asked), asked.config, source, pictures=Pictures(shape, classes))
         _explain_choice(merged, len(images[0]))
-    settings = merged.build(shape, classes, teachers)
-    return _build_trainer(settings, folder, images, team, source)
+    return _build_trainer(merged.build(shape, classes, teachers), folder, images, team, source)
 
 
 def _explain_choice(settings: "Settings", count: int) -> None:

@@ -19,8 +19,7 @@ from linformer_cli.sampling.engines.native import NativeEngine, encode_step
 from linformer_cli.system.environment import import_extra
 from linformer_cli.system.signals import Check, never_stop
 
-# Increase this when a change of the engine gives int8 other bits: earlier files can then not be decoded.
-SEMANTICS = 1
+SEMANTICS = 1  # increase this when a change of the engine gives int8 other bits: earlier files can then not be decoded
 
 Integers = NDArray[np.int64]
 Rows = slice | Integers
@@ -38,8 +37,7 @@ class Lanes:
         return int(self.lengths.max(initial=0))
 
     def pair(self, coders: Sequence[Any]) -> Iterator[tuple[Any, slice]]:
-        ends = np.cumsum(self.blocks).tolist()
-        for coder, size, end in zip(coders, self.blocks, ends, strict=True):
+        for coder, size, end in zip(coders, self.blocks, np.cumsum(self.blocks).tolist(), strict=True):
             yield coder, slice(end - size, end)
 
     def find_active(self, coders: Sequence[Any], position: int) -> Iterator[tuple[Any, Rows]]:

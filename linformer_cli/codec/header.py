@@ -21,18 +21,13 @@ MAGIC, FORMAT = b"LINTXPAK", 1
 # The data of a block come from the entropy coder, or are deflated values if that is smaller.
 CODED, DEFLATED = 0, 1
 LARGEST_BLOCK = 2**16
-# A list of names has at most this many bytes: about a million names.
-_MOST_TEXT = 2**24
-# The palette of a picture: at most 256 colours.
-_PALETTE = re.compile("([0-9a-f]{8}){1,256}")
-# Deflate shrinks its input at most by this factor.
-DEFLATE_FACTOR = 1032
+_MOST_TEXT = 2**24  # a list of names has at most this many bytes: about a million names
+_PALETTE = re.compile("([0-9a-f]{8}){1,256}")  # the palette of a picture: at most 256 colours
+DEFLATE_FACTOR = 1032  # deflate shrinks its input at most by this factor
 # Magic, format, semantics, size of the header, SHA-256 of the program.
 _FIXED, _CHECKSUM = struct.Struct("<8sBBI32s"), struct.Struct("<I")
-# The entry of a block: twice the size of its data plus its method, and its checksum.
-_ENTRY = struct.Struct("<II")
-# A block has at most this many bytes of data.
-LARGEST_DATA = 2**31 - 1
+_ENTRY = struct.Struct("<II")  # the entry of a block: twice the size of its data plus its method, and its checksum
+LARGEST_DATA = 2**31 - 1  # a block has at most this many bytes of data
 
 
 @dataclass(frozen=True)
@@ -83,8 +78,7 @@ def encode_header(header: Header) -> bytes:
     )
     entries = (_ENTRY.pack(block.size << 1 | block.method, block.checksum) for block in header.blocks)
     body = b"".join((_encode_numbers(numbers), name, text, *entries))
-    size = _FIXED.size + len(body) + _CHECKSUM.size
-    start = _FIXED.pack(MAGIC, FORMAT, SEMANTICS, size, header.program) + body
+    start = _FIXED.pack(MAGIC, FORMAT, SEMANTICS, _FIXED.size + len(body) + _CHECKSUM.size, header.program) + body
     return start + _CHECKSUM.pack(compute_checksum(start))
 
 

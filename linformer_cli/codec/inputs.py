@@ -13,8 +13,7 @@ from linformer_cli.files import STREAM, is_special
 from .items import Contents, Item, Tiling, check_clashes, check_name, check_names
 from .sources import ByteSource, PictureSource, describe_picture
 
-# The name of what comes from stdin.
-_STDIN_NAME = "stdin"
+_STDIN_NAME = "stdin"  # the name of what comes from stdin
 
 
 @dataclass(frozen=True)

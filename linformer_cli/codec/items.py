@@ -129,8 +129,7 @@ class Contents:
     @property
     def values(self) -> int:
         """The number of values of all items, without those that tiles repeat."""
-        count = self.tiling.count_values
-        return sum(map(count, self.items)) if self.items else self.numbered * self.tiling.positions
+        return sum(map(self.tiling.count_values, self.items)) if self.items else self.numbered * self.tiling.positions
 
     def rows(self, index: int) -> tuple[int, int]:
         """The first sequence of item number `index`, and the sequence after its last."""

@@ -33,10 +33,8 @@ from .sources import Piece, Source
 Progress = Callable[[int], None]
 # By default, the states of a block take at most this much memory, and a block has at most this many sequences.
 _BLOCK_BYTES, _DEFAULT_BLOCK = 2**29, 500
-# The work of a step needs some memory besides the state.
-_STATE_MARGIN = 1.2
-# A value is held as int64 twice, as int32, and once more while the parts of a batch are joined.
-_BYTES_PER_VALUE = 28
+_STATE_MARGIN = 1.2  # the work of a step needs some memory besides the state
+_BYTES_PER_VALUE = 28  # a value is held as int64 twice, as int32, and once more while the parts of a batch are joined
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,7 @@ def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, b
     blocks: list[Block] = []
     nats, digest, done = 0.0, hashlib.sha256(), 0
     # The header comes first and contains the sizes of all blocks, so it is written last.
-    empty = Block(CODED, 0, 0)
-    file.write(encode_header(replace(header, blocks=[empty] * count_blocks(contents, size))))
+    file.write(encode_header(replace(header, blocks=[Block(CODED, 0, 0)] * count_blocks(contents, size))))
     for piece in _regroup(source.read(), batch):
         stop = min(done + batch, contents.sequences)
         if done + len(piece.values) != stop:
@@ -112,8 +109,7 @@ def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, b
     total = file.tell()
     file.seek(0)
     file.write(encode_header(replace(header, blocks=blocks)))
-    classes = max(1, coder.model.config.required_classes)
-    nats += done * math.log(classes)
+    nats += done * math.log(max(1, coder.model.config.required_classes))
     return Packed(done, contents.values, total, nats, sum(block.method for block in blocks), digest.digest())
 
 
@@ -192,8 +188,7 @@ class PackedFile:
             at_most = min(at_once * header.block, header.contents.sequences)
             require_room(coder, at_most, header.contents.tiling.positions)
         for start in blocks[::at_once]:
-            part = blocks[start : start + at_once]
-            for restored in self._read_batch(coder, part):
+            for restored in self._read_batch(coder, blocks[start : start + at_once]):
                 done += len(restored.values)
                 report(done)
                 yield restored
@@ -270,8 +265,7 @@ def iter_parts(header: Header, blocks: Iterator[Restored]) -> Iterator[Part]:
             _, end = contents.rows(index)
             upto = min(stop, end)
             rows = slice(start - begin, upto - begin)
-            lost = np.full(upto - start, block.fault is not None)
-            yield Part(contents.item(index), tiles[rows], lost, upto == end)
+            yield Part(contents.item(index), tiles[rows], np.full(upto - start, block.fault is not None), upto == end)
             start = upto
             index += upto == end
     for rest in range(index, contents.count):

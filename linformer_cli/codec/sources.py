@@ -177,8 +177,7 @@ def restore_colours(numbers: Pixels, item: Item, shape: ImageShape) -> Pixels:
         return pixels[..., : item.bands]
     if not item.palette:
         return numbers
-    own = find_numbers(np.array(shape.colours, np.uint8), _clear(item.colours))
-    return own.astype(np.uint8)[numbers]
+    return find_numbers(np.array(shape.colours, np.uint8), _clear(item.colours)).astype(np.uint8)[numbers]
 
 
 @contextlib.contextmanager

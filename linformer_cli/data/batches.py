@@ -3,8 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-# A batch rarely touches more than two epochs; older permutations are dropped.
-_EPOCHS_KEPT = 2
+_EPOCHS_KEPT = 2  # a batch rarely touches more than two epochs; older permutations are dropped
 # The second word of the random key is the epoch or, for other purposes, one of these, which no epoch reaches.
 _SHIFTS, _CLASSES, _FLIPS = 2**64 - 1, 2**64 - 2, 2**64 - 3
 _WORDS_PER_COUNT = 4

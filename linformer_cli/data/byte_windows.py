@@ -19,8 +19,7 @@ DEFAULT_LENGTH = 1024
 # One stretch in 20 is for validation, and one for testing, whatever the length of the windows.
 LONGEST_STRETCH, _PERIOD = 65_536, 20
 _HELD_OUT: dict[int, Split] = {_PERIOD // 2 - 1: "validation", _PERIOD - 1: "test"}
-# A process may have only about 1,000 files open.
-_MOST_MAPS = 100
+_MOST_MAPS = 100  # a process may have only about 1,000 files open
 
 
 @dataclass(frozen=True)

@@ -271,6 +271,5 @@ def _remove_leftovers(home: Path, key: str) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     for folder in home.parent.glob(f".{key}*"):
         with contextlib.suppress(OSError):
-            touched = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-            if time.time() - touched > _LEFTOVER_SECONDS:
+            if time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir())) > _LEFTOVER_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)

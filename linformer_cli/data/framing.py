@@ -17,16 +17,12 @@ from linformer_cli.config import ImageShape
 
 Floats = NDArray[np.float64]
 
-# A difference from the ground of at least this much, out of 255, is ink.
-_INK = 32.0
-# A data set has a frame if this share of its images has no ink at the border.
-_CLEAN = 0.95
-# A photograph is first reduced to this many pixels a side.
-_LONGEST = 1024
+_INK = 32.0  # a difference from the ground of at least this much, out of 255, is ink
+_CLEAN = 0.95  # a data set has a frame if this share of its images has no ink at the border
+_LONGEST = 1024  # a photograph is first reduced to this many pixels a side
 # A drawing on a plain ground has ink in at most this share of all pixels, and of the pixels at the border.
 _MOST_INK, _MOST_BORDER_INK = 0.5, 0.2
-# At each side of a drawing, this share of its ink may be specks on the paper.
-_SPECK = 0.003
+_SPECK = 0.003  # at each side of a drawing, this share of its ink may be specks on the paper
 # A drawing that spans more than this share of a side may be ruled lines, a shadow, or the edge of a desk. A light one
 # that fills this share of a box of that share of the picture may be a sheet on a dark desk.
 _SPANS, _FILLED, _SHEET = 0.8, 0.55, 0.25
@@ -36,13 +32,11 @@ _PEN, _SMALL, _THIN = 0.06, 256, 0.007
 # In a sheet, neighbouring pixels of the small copy differ by less than `_EDGE`. A sheet covers this share of the
 # picture, and this share of a quadrilateral with corners that are outermost in some of so many directions.
 _EDGE, _LEAST_SHEET, _QUADRILATERAL, _DIRECTIONS = 16, 0.12, 0.9, 24
-# The focal length of a usual phone, as a share of the longer side of a photograph.
-_FOCUS = 0.75
+_FOCUS = 0.75  # the focal length of a usual phone, as a share of the longer side of a photograph
 # A box of this many times its height may contain several drawings.
 _ROW = 1.5
 _LARGE = 200  # smaller pictures are no photographs of a sheet
-# Less contrast than this, out of 255, is noise on an empty sheet.
-_LEAST_CONTRAST = 24.0
+_LEAST_CONTRAST = 24.0  # less contrast than this, out of 255, is noise on an empty sheet
 
 
 @dataclass(frozen=True)
@@ -273,8 +267,7 @@ def _fit_ground(pixels: Floats, border: NDArray[np.bool_]) -> Floats:
     terms = np.stack([np.ones(height * width), row.ravel() / height, column.ravel() / width], axis=1)
     inside, values = terms[border.ravel()], pixels[border]
     usual = abs(values - np.median(values)) <= max(8.0, 2 * float(np.median(abs(values - np.median(values)))))
-    factors = np.linalg.lstsq(inside[usual], values[usual], rcond=None)[0]
-    return (terms @ factors).reshape(pixels.shape)
+    return (terms @ np.linalg.lstsq(inside[usual], values[usual], rcond=None)[0]).reshape(pixels.shape)
 
 
 def _split(ink: Floats) -> float:

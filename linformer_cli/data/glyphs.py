@@ -21,8 +21,7 @@ COUNTS = {"train": 8_000, "test": 1_000}
 
 _SEEDS = {"train": 20_200_610, "test": 20_200_611}
 _PARAMETERS = 6
-# Images are drawn at twice the size and averaged down, so that tilted strokes are smooth.
-_OVERSAMPLING = 2
+_OVERSAMPLING = 2  # images are drawn at twice the size and averaged down, so that tilted strokes are smooth
 # Font heights as fractions of the image. At the largest height, the widest character still fits at any tilt.
 _FONT_SIZES = (0.65, 0.90)
 _LARGEST_TILT_DEGREES = 10.0
@@ -46,8 +45,7 @@ def draw_glyphs(
     words = np.random.Philox(key=_SEEDS[split]).random_raw(stop * _PARAMETERS).reshape(stop, _PARAMETERS)
     uniform: NDArray[np.float64] = (words[start:] >> np.uint64(11)).astype(np.float64) * 2.0**-53
     labels = (uniform[:, 0] * len(CHARACTERS)).astype(np.int64)
-    images = _draw(labels, uniform[:, 1:], size)
-    return images, labels
+    return _draw(labels, uniform[:, 1:], size), labels
 
 
 def _draw(labels: NDArray[np.int64], uniform: NDArray[np.float64], size: int) -> NDArray[np.uint8]:

@@ -220,8 +220,7 @@ def _read_arrays(
         survey, sample = Survey(), sample_evenly(whole)
         for pixels in sample:
             survey.add(pixels)
-        own = data.model_copy(update={"image_size": whole.shape[1:3]})
-        look, notes = survey.choose(own, sample)
+        look, notes = survey.choose(data.model_copy(update={"image_size": whole.shape[1:3]}), sample)
     notes = [*describe_sizes({images.shape[1:3]: len(images)}, look), *notes]
     read = np.empty((len(images), look.shape.height, look.shape.width, look.shape.channels), np.uint8)
     for row, pixels in zip(read, images, strict=True):

@@ -16,8 +16,7 @@ from . import SPLITS
 from .pictures import HEIC_ENDINGS, list_endings
 
 LABELS = "labels.csv"
-# One image in ten is for testing, and one in ten for validation.
-_HELD_OUT = 10
+_HELD_OUT = 10  # one image in ten is for testing, and one in ten for validation
 # Common names of split folders, in lower case.
 _SPLIT_FOLDERS = {
     **dict.fromkeys(("train", "training"), "train"),

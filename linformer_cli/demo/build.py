@@ -13,8 +13,7 @@ from linformer_cli.files import write_file
 FOLDER = Path(__file__).parent
 ENGINE, DIGEST = FOLDER / "engine.wasm", FOLDER / "engine.sha256"
 SOURCE, HEADERS = FOLDER / "wasm.cpp", FOLDER.parent / "native"
-# The C++ files that it includes.
-INCLUDED = ("runner.cpp", "runtime.cpp")
+INCLUDED = ("runner.cpp", "runtime.cpp")  # the C++ files that it includes
 # The functions of runner.h that the page calls, without "lintx_".
 FUNCTIONS = (
     *("open", "close", "error", "describe", "filter", "guide", "start", "continue", "draw_next", "give_next"),

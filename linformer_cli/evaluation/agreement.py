@@ -12,14 +12,11 @@ from linformer_cli.errors import DisagreementError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.tables import Shown
 
-# In float64, only rounding may make the two forms differ.
-FLOAT64_TOLERANCE = 1e-9
-# In float32, rounding errors add up over all positions and layers.
-FLOAT32_TOLERANCE = 1e-3
+FLOAT64_TOLERANCE = 1e-9  # in float64, only rounding may make the two forms differ
+FLOAT32_TOLERANCE = 1e-3  # in float32, rounding errors add up over all positions and layers
 # A later value must not change an earlier output, except by rounding, if sums are then computed in different blocks.
 CAUSALITY_TOLERANCE = 1e-12
-# Before a model is timed, this many positions are compared.
-CHECKED_POSITIONS = 96
+CHECKED_POSITIONS = 96  # before a model is timed, this many positions are compared
 
 
 @dataclass(frozen=True)

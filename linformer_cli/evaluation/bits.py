@@ -140,8 +140,7 @@ def stepped_nats(engines: EngineCache, values: Tensor, labels: Tensor | None) ->
     found = torch.empty(values.shape, dtype=torch.float64 if model.dtype == torch.float64 else torch.float32)
     with engines.start(len(values)) as stepper:
         for position, token in enumerate(model.shift_values(values, labels).unbind(dim=1)):
-            parameters = stepper.step(token)
-            found[:, position] = -model.head.log_likelihood(parameters, values[:, position])
+            found[:, position] = -model.head.log_likelihood(stepper.step(token), values[:, position])
     return found
 
 

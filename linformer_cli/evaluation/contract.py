@@ -245,8 +245,7 @@ def leak_error(mechanism: Attention, value: float) -> tuple[float, float]:
     for cuts in ([], [33]):  # with a cut at 33, only the state contains the value
         expected, _ = attend_blocks(mechanism, inputs, cuts)
         for name in names[mechanism.shared_query_key :]:
-            bad = share(mechanism, put(inputs, name, value))
-            found, _ = attend_blocks(mechanism, bad, cuts)
+            found, _ = attend_blocks(mechanism, share(mechanism, put(inputs, name, value)), cuts)
             earlier = max(earlier, relative_error(found[0, :, :20], expected[0, :, :20]))
             other = max(other, relative_error(found[1], expected[1]))
     return earlier, other

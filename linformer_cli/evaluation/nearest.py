@@ -19,8 +19,7 @@ Pixels = NDArray[np.uint8]
 _ACROSS = 12
 # Distances are computed for about this many pairs of images at once, whose images have at most about so many values.
 _PAIRS, _VALUES = 2**21, 2**24
-# At most this many held-out images are compared.
-_HELD_OUT = 256
+_HELD_OUT = 256  # at most this many held-out images are compared
 
 
 @dataclass(frozen=True)

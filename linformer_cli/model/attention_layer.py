@@ -65,8 +65,7 @@ class ShortConvolution(nn.Module):
         return output
 
 
-# The number of elements in 16 bytes of bfloat16.
-_ALIGNED = 8
+_ALIGNED = 8  # the number of elements in 16 bytes of bfloat16
 
 
 class LayerState(NamedTuple):
@@ -117,11 +116,6 @@ class AttentionLayer(nn.Module):
         self.convolution = build_convolution(config, inner)
         weight = torch.ones(shape.heads, shape.value_width) if config.norm_heads else None
         self.norm_weight = None if weight is None else nn.Parameter(weight)
-
-    @property
-    def has_parts(self) -> bool:
-        parts = (self.convolution is not None, self.normalise_keys, self.norm_weight is not None, self.widths[3] > 0)
-        return any(parts)
 
     @property
     def input_rows(self) -> dict[str, slice]:
@@ -208,16 +202,14 @@ class AttentionLayer(nn.Module):
         """Emit a step whose input is in buffer `source`. The projected input goes to the scratch memory `name`."""
         rows, heads, shape = self.input_rows, self.heads, self.inner.shape
         shared = rows.get("qk")
-        extra = rows.get("extra", slice(0, 0))
-        parts = (shared or rows["q"], shared or rows["k"], rows["v"], extra)
+        parts = (shared or rows["q"], shared or rows["k"], rows["v"], rows.get("extra", slice(0, 0)))
         columns = tuple(part.start for part in parts)
         projected = inputs = builder.project(self.input, source, name)
         if self.convolution is not None:
             others = self.input.out_features - self.convolution.columns
             inputs = self.convolution.emit(builder, projected, f"convolved {name}", others)
         if self.normalise_keys:
-            vectors = parts[1].stop // shape.key_width
-            sizes = {"count": vectors, "width": shape.key_width}
+            sizes = {"count": parts[1].stop // shape.key_width, "width": shape.key_width}
             builder.emit("normalise", y=inputs, weights=NO_BUFFER, **sizes, divisor=1.0, floor=KEY_FLOOR)
         mixed = builder.scratch("mixed", heads * shape.value_width)
         self.inner.emit(MixInputs(builder, inputs, mixed, columns, shape.heads_and_widths))
@@ -278,8 +270,7 @@ def build_convolution(config: NetworkConfig, inner: Attention) -> ShortConvoluti
         return None
     shape = inner.shape
     keys = shape.heads * shape.key_width * (1 if inner.shared_query_key else 2)
-    columns = keys + shape.heads * shape.value_width
-    return ShortConvolution(config.short_convolution, columns)
+    return ShortConvolution(config.short_convolution, keys + shape.heads * shape.value_width)
 
 
 class _Split(torch.autograd.Function):
@@ -296,8 +287,7 @@ class _Split(torch.autograd.Function):
         shape = (*gradients[0].shape[:-1], sum(ctx.widths))
         storage = gradients[0].untyped_storage()
         if storage.nbytes() == math.prod(shape) * gradients[0].itemsize:
-            strides = torch.empty(shape, device="meta").stride()
-            joined = gradients[0].new_empty(0).set_(storage, 0, shape, strides)
+            joined = gradients[0].new_empty(0).set_(storage, 0, shape, torch.empty(shape, device="meta").stride())
             pairs = [pair for pair in zip(gradients, joined.split(ctx.widths, dim=-1), strict=True) if pair[0].numel()]
             if all(x.data_ptr() == y.data_ptr() and x.stride() == y.stride() for x, y in pairs):
                 return joined, None

@@ -23,8 +23,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.width = config.width
         self.input = Linear(config.width, config.feed_forward)
-        boom = config.feed_forward_kind == "boom"
-        self.output = None if boom else Linear(config.feed_forward, config.width)
+        self.output = None if config.feed_forward_kind == "boom" else Linear(config.feed_forward, config.width)
         self.activation = config.activation
 
     def forward(self, x: Tensor | Unnormed, residual: Unnormed | None = None) -> Tensor:

@@ -11,8 +11,7 @@ from linformer_cli.attention.kernels.registry import Unnormed
 from linformer_cli.native.library import has_library, load_function, read_structure
 
 _SOURCE = "model/dropout.cpp"
-# The rows are divided into this many pieces, each with its own sum of parameter gradients.
-_PIECES = 64
+_PIECES = 64  # the rows are divided into this many pieces, each with its own sum of parameter gradients
 
 
 class Rounded(NamedTuple):

@@ -21,8 +21,7 @@ from linformer_cli.native.constants import LEFT_PLACE, UP_PLACE
 from linformer_cli.native.program import NO_BUFFER, Builder
 from .neighbours import TABLE_PIXELS, Differences, NeighbourTables, Surroundings, list_surroundings
 
-# The number of values that `previous` and `recent` read.
-_LAST_VALUES = {"previous": 1, "recent": 4}
+_LAST_VALUES = {"previous": 1, "recent": 4}  # the number of values that `previous` and `recent` read
 # (rows up, columns to the left) of two pixels, and of those that `neighbours` reads, besides the pixel itself.
 LEFT, UP = (0, 1), (1, 0)
 _NEIGHBOURS = (LEFT, (0, 2), (1, 1), UP, (1, -1), (2, 0))
@@ -222,15 +221,13 @@ class PixelEmbedding(nn.Module):
         else:
             x = sum_tables(values, self.values, self.levels)
         if self.sinusoids is not None:
-            place = take_rows(self.sinusoids, first, count).to(x.dtype).expand(batch, -1, -1)
-            x = torch.cat([x, place], dim=-1)
+            x = torch.cat([x, take_rows(self.sinusoids, first, count).to(x.dtype).expand(batch, -1, -1)], dim=-1)
         elif self.has_grid:
             x = x + self._grid(first, count)
         if self.surroundings is not None:
             x = x + self.surroundings(around)
         if self.tables is not None:
-            channels = count_from(first, count, tokens.device) % self.grid.channels
-            x = x + self.tables(together, channels)
+            x = x + self.tables(together, count_from(first, count, tokens.device) % self.grid.channels)
         # These are copies, because a view would keep all tokens in memory as long as the state lives, or share memory
         # with the caller.
         recent = torch.cat([state.recent, tokens.to(torch.int16)], dim=1)[:, tokens.shape[1] :].clone()

@@ -26,8 +26,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
 }
-# The rows are divided into this many pieces, each with its own sum of gradients.
-_PIECES = 64
+_PIECES = 64  # the rows are divided into this many pieces, each with its own sum of gradients
 
 
 class Linear(nn.Linear):

@@ -41,8 +41,7 @@ def parse_options(name: str, options: Mapping[str, Any]) -> Config:
 
 def build_attention(name: str, options: Mapping[str, Any], shape: AttentionShape) -> Attention:
     """The attention mechanism `name` with `options` and the sizes of `shape`. Raises what `parse_options` raises."""
-    mechanism = find_attention(name)  # not a baseline
-    return mechanism(cast(AttentionOptions, parse_options(name, options)), shape)
+    return find_attention(name)(cast(AttentionOptions, parse_options(name, options)), shape)
 
 
 def has_attention_layer(name: str) -> bool:
@@ -110,8 +109,7 @@ def describe_mixing(name: str) -> str:
     return f"{name} ({BASELINES[name].family})" if name in BASELINES else f"{name} attention"
 
 
-# The mechanism with which all others are compared.
-SOFTMAX = "softmax"
+SOFTMAX = "softmax"  # the mechanism with which all others are compared
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

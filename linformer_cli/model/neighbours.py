@@ -91,8 +91,7 @@ def scale_values(values: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
     """
     missing = values == levels
     numbers = (values.to(dtype) * (2 / (levels - 1)) - 1).masked_fill(missing, 0)
-    above = (values > 0).to(dtype).masked_fill(missing, 0.5)
-    return torch.cat([numbers, above], dim=-1)
+    return torch.cat([numbers, (values > 0).to(dtype).masked_fill(missing, 0.5)], dim=-1)
 
 
 def scale_colours(image: ImageShape) -> Tensor:

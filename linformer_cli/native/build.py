@@ -41,10 +41,8 @@ SOURCES = {
 }
 # Builds with zig have this file instead of the C++ library, which zig would have to compile first.
 RUNTIME = {"native/runtime.cpp": EXACT}
-# The folders of the headers.
-HEADERS = ("native", "attention/kernels")
-# The environment variable that names one of `TARGETS` to build a wheel for.
-TARGET_VARIABLE = "LINTX_TARGET"
+HEADERS = ("native", "attention/kernels")  # the folders of the headers
+TARGET_VARIABLE = "LINTX_TARGET"  # the environment variable that names one of `TARGETS` to build a wheel for
 # The first part of the name of a folder in which libraries are built.
 _BUILDING = ".building-"
 COMMAND = "python -m linformer_cli.native.build"

@@ -9,8 +9,7 @@ from .library import compiled_allowed
 if TYPE_CHECKING:
     import torch
 
-# The lowest compute capability with matrix units for TF32 and bfloat16.
-_LEAST_CAPABILITY = (8, 0)
+_LEAST_CAPABILITY = (8, 0)  # the lowest compute capability with matrix units for TF32 and bfloat16
 
 
 def has_triton(device: "torch.device") -> bool:

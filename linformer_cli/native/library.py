@@ -14,8 +14,7 @@ from typing import Any
 from linformer_cli.errors import LintxError, UsageError, unknown_name
 from .build import COMMAND, PACKAGE, InstructionSet, is_fresh, library_file, this_machine
 
-# The environment variable that names the instruction set to use.
-VARIABLE = "LINTX_INSTRUCTIONS"
+VARIABLE = "LINTX_INSTRUCTIONS"  # the environment variable that names the instruction set to use
 
 # The types of numbers in structures.
 _NUMBERS: dict[str, type] = {"int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "double": ctypes.c_double}

@@ -27,9 +27,7 @@ from .constants import ACTIVATIONS, FORMATS, TILE_ROWS
 
 _FOLDER = Path(__file__).parent
 
-
-# The index of a buffer that an operation does without.
-NO_BUFFER = -1
+NO_BUFFER = -1  # the index of a buffer that an operation does without
 
 
 class NoProgram(LintxError):

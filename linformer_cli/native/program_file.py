@@ -16,13 +16,11 @@ from .program import Buffer, Kind, Operation, Program
 
 SUFFIX = ".lintx"
 MAGIC = b"LINTXPRG"
-# The bytes of a buffer in the header.
-_BUFFER_BYTES = 40
+_BUFFER_BYTES = 40  # the bytes of a buffer in the header
 # The checksum is the word before these bytes.
 _CHECKED = 32
 _CHECKSUM = _CHECKED - 8
-# Shared data starts at multiples of this number of bytes.
-ALIGNMENT = 64
+ALIGNMENT = 64  # shared data starts at multiples of this number of bytes
 # The index of a type in this list is its code in a file.
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int16, torch.int32, torch.int64)
 

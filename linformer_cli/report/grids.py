@@ -120,8 +120,7 @@ def render_captioned_row(pictures: Sequence[Image.Image], captions: Sequence[str
 def render_title(text: str) -> Image.Image:
     """Draw one line of text as a grey picture, to put above a row."""
     font = ImageFont.load_default(CAPTION_FONT_PIXELS)
-    width = math.ceil(font.getlength(text)) + 2 * CAPTION_MARGIN
-    picture = Image.new("L", (width, CAPTION_HEIGHT), BACKGROUND)
+    picture = Image.new("L", (math.ceil(font.getlength(text)) + 2 * CAPTION_MARGIN, CAPTION_HEIGHT), BACKGROUND)
     middle = (CAPTION_MARGIN, CAPTION_HEIGHT // 2)
     ImageDraw.Draw(picture).text(middle, text, fill=CAPTION_COLOUR, font=font, anchor="lm")
     return picture

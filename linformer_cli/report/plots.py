@@ -28,8 +28,7 @@ _RING_SIZE = 70  # square points
 _LETTERS_PER_INCH = 14
 _TITLE_LETTERS_PER_INCH = 12
 _HANDLE_LETTERS = 8
-# The width of a letter under an axis, as a share of the axis.
-_LETTER_SHARE = 0.027
+_LETTER_SHARE = 0.027  # the width of a letter under an axis, as a share of the axis
 # Limits of a spectrogram's width, its growth with the recording, and points of a symbol per inch that it has.
 _SPECTROGRAM_INCHES, _INCHES_PER_SECOND, _LABEL_POINTS = (5.0, 16.0), 2.0, 50
 # Ticks, as factors of powers of ten, of logarithmic axes that span less than N times the smallest value.
@@ -149,8 +148,7 @@ def render_plot(
             lines = textwrap.wrap(title, int(width * columns * _TITLE_LETTERS_PER_INCH))
             figure.suptitle("\n".join(lines), fontsize=_STYLE["font.size"] + 1)
         # Long labels need more room.
-        widest = max(map(len, handles), default=1)
-        fitting = int(width * columns * _LETTERS_PER_INCH / (widest + _HANDLE_LETTERS))
+        fitting = int(width * columns * _LETTERS_PER_INCH / (max(map(len, handles), default=1) + _HANDLE_LETTERS))
         across = max(1, min(max(2, columns * 3 // 2), fitting))
         figure.set_size_inches(width * columns, height * rows + 0.3 + 0.2 * math.ceil(len(handles) / across))
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=across)

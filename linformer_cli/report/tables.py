@@ -28,7 +28,6 @@ from .plots import PlotFormat
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-
 # The gap between two columns, and the width down to which text is folded before a table is split, in characters.
 _GAP, _FOLDED = 3, len("-0.0306 +- 0.0001")
 

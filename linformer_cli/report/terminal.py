@@ -128,8 +128,7 @@ def _append_shades(text: Text, images: NDArray[np.uint8]) -> None:
     grey = grey[:, :, :, 0] if grey.shape[3] == 1 else grey @ _GREY_WEIGHTS
     grey = np.pad(grey, ((0, 0), (0, grey.shape[1] % 2), (0, 0)))
     cells = np.stack((grey[:, 0::2], grey[:, 1::2]), axis=-1)  # [N, rows, columns, 2]
-    brightness = np.array([shade[1:] for shade in _SHADES])
-    nearest = np.square(cells[..., None, :] - brightness).sum(axis=-1).argmin(axis=-1)
+    nearest = np.square(cells[..., None, :] - np.array([shade[1:] for shade in _SHADES])).sum(axis=-1).argmin(axis=-1)
     characters = np.array([shade[0] for shade in _SHADES])[nearest]
     rows = ((" " * GAP_COLUMNS).join("".join(image[row]) for image in characters) for row in range(cells.shape[1]))
     text.append("\n".join(rows))

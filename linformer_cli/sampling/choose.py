@@ -125,8 +125,7 @@ def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Ten
     if filters.top_p is not None:
         mass = ordered.masked_fill(~keep, -torch.inf).softmax(dim=-1)
         keep &= mass.cumsum(dim=-1) - mass < filters.top_p
-    kept = torch.zeros_like(keep).scatter(-1, order, keep)
-    return filtered.masked_fill(~kept, -torch.inf).log_softmax(dim=-1)
+    return filtered.masked_fill(~torch.zeros_like(keep).scatter(-1, order, keep), -torch.inf).log_softmax(dim=-1)
 
 
 def draw_filtered(log_probabilities: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:

@@ -14,8 +14,7 @@ from .choose import UniformStreams, check_guidance
 from .decode import Sampler
 from .particles import KeptImage
 
-# An engine needs so many times the memory of the states.
-_STATE_MARGIN = 1.2
+_STATE_MARGIN = 1.2  # an engine needs so many times the memory of the states
 
 
 @dataclass(frozen=True)

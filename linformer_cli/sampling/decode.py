@@ -162,8 +162,7 @@ def warm_up(draw: Callable[[int], None], steps: int) -> None:
         draw(steps // 2)
 
 
-# The number of values in a part.
-_VALUES = 32
+_VALUES = 32  # the number of values in a part
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,8 @@ from linformer_cli.report.tables import to_json
 from linformer_cli.system.distributed import Team
 from .decode import Sampler
 
-# The number of files in a folder that are looked for at once.
-_BLOCK = 2**16
-# Metadata that affects an image at most by rounding.
-_CIRCUMSTANCES = ("checkpoint", "device", "engine", "batch")
+_BLOCK = 2**16  # the number of files in a folder that are looked for at once
+_CIRCUMSTANCES = ("checkpoint", "device", "engine", "batch")  # metadata that affects an image at most by rounding
 
 
 @dataclass(frozen=True)

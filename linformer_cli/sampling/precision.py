@@ -20,8 +20,7 @@ def choose_sampling_precision(model: PixelModel, engine: str) -> Choice:
     """int8 or fp32 for `engine`: int8, whose images are the same everywhere, unless fp32 is clearly faster."""
     if engine != NATIVE or (refusal := NativeEngine.refusal(model, torch.int8)) is not None:
         return Choice("fp32", f"only the engine {NATIVE} supports int8" if engine != NATIVE else f"no int8: {refusal}")
-    asked = f"{model.config.model_dump_json()} {describe_library()}"
-    digest = hashlib.sha256(asked.encode()).hexdigest()
+    digest = hashlib.sha256(f"{model.config.model_dump_json()} {describe_library()}".encode()).hexdigest()
     gain = remember(f"sampling {digest[:16]}: int8", lambda: _measure_int8_gain(model))
     return Choice("int8" if gain * CLEARLY_FASTER > 1 else "fp32", f"int8 is {gain:.2g} times as fast as fp32 here")
 

@@ -20,8 +20,7 @@ TRANSCRIPTS = "transcripts.tsv"
 _DIGITS_TITLE = "Free Spoken Digit Dataset, digits joined to strings; not WSJ"
 _DIGITS_FILE = re.compile(r"(\d)_([^_]+)_\d+\.wav")
 _HEADER = ["file", "speaker", "symbols"]
-# Testing on speakers that the model has never heard needs at least two speakers.
-_FEWEST_SPEAKERS = 2
+_FEWEST_SPEAKERS = 2  # testing on speakers that the model has never heard needs at least two speakers
 
 # First pronunciations of the CMU Pronouncing Dictionary (github.com/cmusphinx/cmudict), without stress.
 LEXICON: dict[str, tuple[str, ...]] = {

@@ -59,8 +59,7 @@ def decode_by_beam(log_probabilities: Tensor, width: int = 8) -> list[int]:
         found = {prefix: (blanks[prefix], others[prefix]) for prefix in {**blanks, **others}}
         best = sorted(found, key=lambda prefix: _add(*found[prefix]), reverse=True)[:width]
         beam = {prefix: found[prefix] for prefix in best}
-    likeliest = max(beam, key=lambda prefix: _add(*beam[prefix]))
-    return list(likeliest)
+    return list(max(beam, key=lambda prefix: _add(*beam[prefix])))
 
 
 def _add(a: float, b: float) -> float:
@@ -87,8 +86,7 @@ class Errors:
 def count_errors(true: Sequence[Sequence[int]], decoded: Sequence[Sequence[int]]) -> Errors:
     """Count the fewest edits with jiwer, over all utterances. None of `true` may be empty."""
     jiwer = import_extra("jiwer", "speech")
-    texts = ([" ".join(map(str, symbols)) for symbols in side] for side in (true, decoded))
-    found = jiwer.process_words(*texts)
+    found = jiwer.process_words(*([" ".join(map(str, symbols)) for symbols in side] for side in (true, decoded)))
     return Errors(
         found.hits + found.substitutions + found.deletions, found.substitutions, found.deletions, found.insertions
     )
@@ -137,8 +135,7 @@ class CtcTask(Task[Encoder, Batch]):
         return loss, loss
 
     def learning_rate_at(self, step: int, share: float) -> float:
-        done = self._progress((step - self._first) / len(self._batches))
-        return super().learning_rate_at(step, min(1.0, done))
+        return super().learning_rate_at(step, min(1.0, self._progress((step - self._first) / len(self._batches))))
 
 
 def measure_errors(encoder: Encoder, batches: Sequence[Batch], beam: int | None = None) -> Errors:

@@ -53,8 +53,7 @@ class Encoder(nn.Module, ABC):
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities [B, P, symbols + 1] and the number of positions [B], for features [B, T, 40]."""
         stack = self.settings.stack
-        missing = -features.shape[1] % stack
-        stacked = functional.pad(features, (0, 0, 0, missing)).unflatten(1, (-1, stack)).flatten(2)
+        stacked = functional.pad(features, (0, 0, 0, -features.shape[1] % stack)).unflatten(1, (-1, stack)).flatten(2)
         positions = (lengths + stack - 1) // stack
         return self.head(self.encode(stacked, positions)).log_softmax(dim=-1), positions
 

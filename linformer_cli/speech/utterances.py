@@ -12,8 +12,7 @@ from linformer_cli.errors import DataError
 from .corpus import Corpus, Recording, split_speakers
 from .waves import HOP_SECONDS, log_mel, normalise
 
-# Training strings are up to this much faster or slower, which also changes the pitch.
-SPEED_CHANGE = 0.15
+SPEED_CHANGE = 0.15  # training strings are up to this much faster or slower, which also changes the pitch
 # These parts of the seeds make training and validation strings different.
 _TRAINING, _VALIDATION = 1, 2
 

@@ -17,10 +17,8 @@ LOWEST_RATE, HIGHEST_RATE = 4_000, 192_000
 # Zero crossings of the filter on each side; its cut-off, times the lower Nyquist frequency, as it is not steep.
 _ZERO_CROSSINGS, _ROLLOFF = 16, 0.94
 _BLOCK = 2**14
-# Programs that write to a pipe leave about this size, or a larger one, in the header.
-_UNKNOWN_SIZE = 2**31 - 2**20
-# A recording is silent if no sample reaches one step of 16 bits.
-_SILENT = 2.0**-15
+_UNKNOWN_SIZE = 2**31 - 2**20  # programs that write to a pipe leave about this size, or a larger one, in the header
+_SILENT = 2.0**-15  # a recording is silent if no sample reaches one step of 16 bits
 
 
 @dataclass(frozen=True)
@@ -114,8 +112,7 @@ WINDOW_SECONDS, HOP_SECONDS = 0.025, 0.010
 _LOWEST_HERTZ = 20.0
 # Added to the power of a band. A full-scale sine has a power of about 1e4, so this is far below any recording's noise.
 _FLOOR = 1e-8
-# A band that never changes is not scaled up.
-_LEAST_DEVIATION = 1e-3
+_LEAST_DEVIATION = 1e-3  # a band that never changes is not scaled up
 
 
 def log_mel(samples: Tensor, rate: int) -> Tensor:

@@ -48,8 +48,7 @@ class Learner(Generic[AnyTask]):
         self.average = build_average(task.model, task.settings)
         self.progress = Progress(evaluated_at=-1 if task.pretrained else 0)
         # Several processes exchange gradients, which a graph could not do.
-        graph = task.settings.graph and team.count == 1
-        self._recorded = _RecordedPasses(self._run_passes, task) if graph else None
+        self._recorded = _RecordedPasses(self._run_passes, task) if (task.settings.graph and team.count == 1) else None
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -122,8 +121,7 @@ class Learner(Generic[AnyTask]):
         tensors = optimizer_tensors(self.task.optimizer) | random_state(self.task.device)
         values = dataclasses.asdict(self.progress)
         if self.average is not None:
-            weights = self.task.model.state_dict()
-            tensors |= {f"{_IN_TRAINING}{key}": tensor.cpu() for key, tensor in weights.items()}
+            tensors |= {f"{_IN_TRAINING}{key}": tensor.cpu() for key, tensor in self.task.model.state_dict().items()}
             values[_AVERAGED] = int(self.average.n_averaged)
         return TrainingState(tensors, values)
 

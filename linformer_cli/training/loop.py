@@ -286,5 +286,4 @@ class Trainer(Learner[AnyTask]):
         reporter.on_save(folder.last, self.progress)
 
     def _save(self, folder: Path, state: TrainingState | None = None) -> None:
-        model = cast(PixelModel, self.evaluated_model)  # the only models with checkpoints
-        save_checkpoint(folder, model, self.task.describe(self.progress), state)
+        save_checkpoint(folder, cast(PixelModel, self.evaluated_model), self.task.describe(self.progress), state)

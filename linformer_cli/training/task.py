@@ -16,8 +16,7 @@ from linformer_cli.system.signals import Check
 from linformer_cli.units import IMAGES
 from .progress import Progress
 
-# With the `trapezoid` schedule, the learning rate falls over this last share of a run.
-FALL = 0.25
+FALL = 0.25  # with the `trapezoid` schedule, the learning rate falls over this last share of a run
 
 Batch = TypeVar("Batch")
 Model = TypeVar("Model", bound=nn.Module)

@@ -70,8 +70,7 @@ def transfer_weights(model: PixelModel, source: PixelModel) -> Transfer:
                 last.bias.zero_()
     new = tuple(name for name in ours if name not in copied)
     origins = {place: index for index, place in enumerate(places)}
-    left = (_move_name(name, origins) for name in theirs if name not in used)
-    return Transfer(tuple(copied), new, tuple(left))
+    return Transfer(tuple(copied), new, tuple(_move_name(name, origins) for name in theirs if name not in used))
 
 
 def _move_name(name: str, places: Sequence[int] | Mapping[int, int]) -> str:

@@ -27,8 +27,7 @@ from .cpu_calls import (
 )
 
 _KERNELS = Kernels("attention/kernels/linear_maps.h", "LinearCall", "BHTK")
-# The number of the map that linear_maps.h calls EXPONENTIAL_MAP.
-_EXPONENTIAL = -1
+_EXPONENTIAL = -1  # the number of the map that linear_maps.h calls EXPONENTIAL_MAP
 
 
 class _Form(NamedTuple):

@@ -20,8 +20,7 @@ from linformer_cli.native.constants import COMPILED_MAPS
 from .cpu_calls import empty_like_projection, require_sums_fit, with_dense_rows
 
 CHUNK = 64
-# This gives about two programs per multiprocessor of a large device.
-WANTED_PROGRAMS = 256
+WANTED_PROGRAMS = 256  # about two programs per multiprocessor of a large device
 # By default, Triton compiles separate kernels for the number 1, for multiples of 16 and for all other numbers.
 LENGTHS = ("T", "segments", "chunks")
 # H, T, the number of segments, and the number of chunks per segment.

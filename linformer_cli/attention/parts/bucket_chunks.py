@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Marks an entry of a ring that was never written.
-EMPTY = -1
+EMPTY = -1  # marks an entry of a ring that was never written
 
 
 class BucketLayout(NamedTuple):
@@ -59,8 +58,7 @@ def sort_by_bucket(
         # Rings of buckets without new positions go after the last slot and are cut off.
         first = torch.where(counts > 0, starts + window * gaps, size).unsqueeze(-1)
         ring_rows = torch.where(ring == EMPTY, nowhere, ring).flatten(2)
-        ring_at = (first + offsets).flatten(2)
-        rows.scatter_(-1, ring_at, ring_rows)
+        rows.scatter_(-1, (first + offsets).flatten(2), ring_rows)
         ring_codes = first + offsets + window * gaps.unsqueeze(-1)
         ring_codes = torch.where((counts > 0).unsqueeze(-1), ring_codes, -window - 1).flatten(2)
         key_codes.scatter_(-1, ring_rows, ring_codes)
@@ -125,8 +123,7 @@ def _find_hidden(layout: BucketLayout, below: Tensor) -> Tensor:
     for number in range(rounds):
         # The codes of round `number`, in the order of that round and of all later ones.
         later = rounds - number
-        rows = layout.rows[number:]
-        keys = layout.key_codes[number].expand(later, -1, -1).gather(-1, rows)
+        keys = layout.key_codes[number].expand(later, -1, -1).gather(-1, layout.rows[number:])
         queries = torch.where(layout.query_codes[number:] < 0, layout.query_codes[number:], keys)
         keys = functional.pad(keys.flatten(), (window, 0)).unflatten(0, (-1, 1, window))
         near = torch.where(below, keys[1:], keys[:-1])

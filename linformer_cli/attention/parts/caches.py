@@ -171,16 +171,14 @@ def step_fixed_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: FixedCache) -
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:
     """Softmax attention [B, H, T, V] with scores q . k / sqrt(K); `mask` is True for the keys that a query sees."""
     width = v.shape[-1]
-    checked = width == k.shape[-1] and torch.is_grad_enabled() and may_check(q.device)
-    if checked:
+    if width == k.shape[-1] and torch.is_grad_enabled() and may_check(q.device):
         largest = [torch.maximum(-low, high).float() for low, high in (x.detach().aminmax() for x in (q, k))]
         # torch's fused backward pass computes the scores again, and rounds them differently. The exponential of the
         # difference of huge scores can overflow. The fused form needs values as wide as keys, so another column avoids
         # it. Where checks are deferred, a step whose gradients overflow is computed again.
         if bool(largest[0] * largest[1] * width**0.5 > 1e5):
             v = functional.pad(v, (0, 1))
-    y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
-    return y[..., :width]
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)[..., :width]
 
 
 class CacheLayout(NamedTuple):

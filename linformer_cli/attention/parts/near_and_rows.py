@@ -83,8 +83,7 @@ class _NearAndRows(torch.autograd.Function):
         log_total = q.new_empty(*q.shape[:2], 1)
         for group in iter_groups(pattern, q, row_k.shape[1]):
             part = slice(group.start, group.stop)
-            queries = _blocks(q[:, part], pattern.block)
-            near = queries @ _near(near_k, pattern, group).transpose(-1, -2)
+            near = _blocks(q[:, part], pattern.block) @ _near(near_k, pattern, group).transpose(-1, -2)
             _hide(near.view(len(q), -1, *near.shape[1:]), group.near_hidden)
             largest = near.amax(dim=-1, keepdim=True).view(len(q), -1, 1)
             if group.high:

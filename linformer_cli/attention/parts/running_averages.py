@@ -121,8 +121,7 @@ class _ReadRunningAverages(torch.autograd.Function):
         grad_v = weights.transpose(-1, -2) @ grad_y
         grad_v += to_end @ asked_v[:, :, 1:]
         before = asked[:, :, 0]
-        grad_before = (sums[:, :, 0] * before[..., :-1]).sum(-1) - before[..., -1]
-        return h, grad_scores, grad_v, before[..., :-1], grad_before
+        return h, grad_scores, grad_v, before[..., :-1], (sums[:, :, 0] * before[..., :-1]).sum(-1) - before[..., -1]
 
 
 def _factors(scores: Tensor, logs: Tensor, size: int) -> tuple[Tensor, Tensor]:

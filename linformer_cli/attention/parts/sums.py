@@ -93,14 +93,11 @@ class _ScanWithDecay(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Context, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        states, decay = ctx.saved_tensors
-        grad = grad_outputs[0].clone()
+        (states, decay), grad = ctx.saved_tensors, grad_outputs[0].clone()
         for n in reversed(range(decay.shape[1])):
             grad[:, n].addcmul_(decay[:, n], grad[:, n + 1])
-        grad_decay = None
-        if ctx.needs_input_grad[1]:
-            grad_decay = (grad[:, 1:] * states[:, :-1]).sum_to_size(decay.shape)
-        return grad[:, 1:], grad_decay, grad[:, 0]
+        wanted = ctx.needs_input_grad[1]
+        return grad[:, 1:], (grad[:, 1:] * states[:, :-1]).sum_to_size(decay.shape) if wanted else None, grad[:, 0]
 
 
 def scan_with_decay(parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
@@ -219,8 +216,7 @@ def _scan_chunks(parts: Tensor, decay: Tensor, carried: Tensor | None) -> Tensor
     """`scan_with_decay` over the chunks of parts [B, H, N, C, V] with decay [B or 1, H, N, C or 1, 1]."""
     first = torch.zeros_like(parts[:, :, 0]) if carried is None else carried
     decay = decay.expand(len(parts), -1, -1, -1, -1)
-    states = scan_with_decay(*(x.flatten(0, 1) for x in (parts, decay, first)))
-    return states.unflatten(0, parts.shape[:2])
+    return scan_with_decay(*(x.flatten(0, 1) for x in (parts, decay, first))).unflatten(0, parts.shape[:2])
 
 
 def sum_later(logs: Tensor) -> Tensor:

@@ -19,10 +19,8 @@ from linformer_cli.system.memory import allocate_zeros, measure_free_memory
 from linformer_cli.system.timing import Timing, time_work
 
 REPEATS = 5
-# In samples of this duration, the time for reading the clock is negligible.
-_SAMPLE_SECONDS = 0.02
-# This block is larger than the caches of most processors.
-COPY_BYTES = 2**28
+_SAMPLE_SECONDS = 0.02  # in samples of this duration, the time for reading the clock is negligible
+COPY_BYTES = 2**28  # this block is larger than the caches of most processors
 # More rows are not expected to increase the rate of a product. A GPU needs more of them than a CPU.
 MOST_ROWS, MOST_ROWS_ON_GPU = 1024, 2**16
 
@@ -35,7 +33,6 @@ class ProductCeiling:
     rows: Annotated[int, Shown("rows at once", ",")]
     precision: Annotated[str, Shown("precision")]
     gigaflops: Annotated[float, Shown("GFLOP/s", ".4g")]
-    gigaflops_quartiles: tuple[float, float]
     flops: int
     samples_seconds: Sequence[float]
 
@@ -120,8 +117,7 @@ class Ceilings:
 
         timing = Timing(time_samples(work, device, REPEATS))
         flops = sum(2 * rows * width * outputs for width, outputs in shapes)
-        speed, quartiles = timing.rate(flops / 1e9), timing.rate_quartiles(flops / 1e9)
-        return ProductCeiling(len(shapes), rows, precision, speed, quartiles, flops, timing.samples)
+        return ProductCeiling(len(shapes), rows, precision, timing.rate(flops / 1e9), flops, timing.samples)
 
 
 # A backward pass adds two products per weight matrix: one for the gradient of its input, one for its own gradient.

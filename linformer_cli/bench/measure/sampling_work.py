@@ -20,8 +20,7 @@ from linformer_cli.system.timing import time_work
 SHARES = (0.125, 0.375, 0.625, 0.875)
 
 MIDDLE_WARM_UP_STEPS = 4
-# The engine name of rows that read the whole prefix again for every value and have no state.
-RERUN = "rerun"
+RERUN = "rerun"  # the engine name of rows that read the whole prefix again for every value and have no state
 # The steps whose memory is measured.
 LAST_STEPS = 4
 MEMORY_METHOD = (
@@ -91,8 +90,7 @@ SamplingWork = WholeImages | MiddleSteps | RerunPrefixes
 
 
 def place_state(model: PixelModel, position: int) -> PixelState:
-    tokens = torch.zeros(1, position, dtype=torch.int64, device=model.device)
-    return model.attend(tokens, model.init_state(1))[1]
+    return model.attend(torch.zeros(1, position, dtype=torch.int64, device=model.device), model.init_state(1))[1]
 
 
 @dataclass(frozen=True)

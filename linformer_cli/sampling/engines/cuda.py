@@ -37,8 +37,7 @@ _log = logging.getLogger(__name__)
 
 # An engine keeps at most this many graphs, since each takes memory. Other steps run as they are.
 _MOST_GRAPHS = 1024
-# A cache that is read whole is read up to a multiple of this number of rows.
-_ROOM = 128
+_ROOM = 128  # a cache that is read whole is read up to a multiple of this number of rows
 
 
 class CudaEngine(Engine):
