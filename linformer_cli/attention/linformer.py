@@ -98,11 +98,11 @@ class LinformerAttention(Attention[LinformerOptions, KeyValueCache]):
         held = (k, v) if state is None else state[:2]
         capacity = max(self._capacity(start + length), 0 if state is None else state.keys.shape[2])
         rest = (inside + length) // self.block * self.block
-        stacks = [
+        keys, values = (
             fit_rows(torch.cat([rows, near[:, :, rest:]], dim=2).to(old.dtype), capacity)
             for rows, near, old in zip((rows_k, rows_v), (near_k, near_v), held, strict=True)
-        ]
-        return y[:, :, inside : inside + length], KeyValueCache(*stacks, host_number(start + length))
+        )
+        return y[:, :, inside : inside + length], KeyValueCache(keys, values, host_number(start + length))
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
         dtype, fill = accumulator_dtype(v.dtype), (0, 0, 0, -k.shape[2] % self.block)

@@ -59,7 +59,8 @@ def decode_by_beam(log_probabilities: Tensor, width: int = 8) -> list[int]:
         found = {prefix: (blanks[prefix], others[prefix]) for prefix in {**blanks, **others}}
         best = sorted(found, key=lambda prefix: _add(*found[prefix]), reverse=True)[:width]
         beam = {prefix: found[prefix] for prefix in best}
-    return list(max(beam, key=lambda prefix: _add(*beam[prefix])))
+    likeliest = max(beam, key=lambda prefix: _add(*beam[prefix]))
+    return list(likeliest)
 
 
 def _add(a: float, b: float) -> float:
