@@ -155,12 +155,12 @@ def reopen_checkpoint(origin: Origin) -> Checkpoint:
 
 
 def load_model(name: str | Path | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PixelModel:
-    """The model that `name` refers to, as in `find_checkpoint` (None: the shipped default), in evaluation mode."""
+    """Load the model that `name` refers to, as in `find_checkpoint` (None: the shipped default), in evaluation mode."""
     return open_checkpoint(name, device, dtype)[1]
 
 
 def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PixelModel:
-    """The model of `checkpoint`, in evaluation mode. Raises `CheckpointError` if its files do not fit together."""
+    """Load the model of `checkpoint`, in evaluation mode. Raises `CheckpointError` if its files do not fit together."""
     file = checkpoint.path / WEIGHTS
     # Compare shapes before allocating memory, because a damaged configuration may ask for any amount.
     expected = _expected_weights(checkpoint)
@@ -186,7 +186,7 @@ def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype
 
 
 def load_training_state(checkpoint: Checkpoint) -> TrainingState:
-    """The training state of a checkpoint. Raises `CheckpointError` if it is missing or damaged."""
+    """Load the training state of a checkpoint. Raises `CheckpointError` if it is missing or damaged."""
     digest = checkpoint.info.training_sha256
     if digest is None:
         raise CheckpointError(f"'{checkpoint.path}' has no training state, so it cannot be resumed; resume from last/")

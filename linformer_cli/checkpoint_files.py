@@ -45,12 +45,12 @@ def shipped_checkpoints() -> dict[str, Path]:
 
 
 def find_shipped_name(path: Path) -> str:
-    """The name of the shipped model in folder `path`, or ""."""
+    """Find the name of the shipped model in folder `path`, or ""."""
     return next((name for name, folder in shipped_checkpoints().items() if folder == path.resolve()), "")
 
 
 def find_checkpoint(name: str | Path | None = None) -> Path:
-    """The checkpoint folder that `name` refers to.
+    """Find the checkpoint folder that `name` refers to.
 
     `name` is a run folder, a checkpoint folder, the name of a shipped model, or `hf:USER/NAME`, which is fetched from
     the Hub; None means the shipped default. Existing paths take precedence over shipped models. The checkpoint of a run

@@ -66,12 +66,12 @@ def read_bytes(file: Path, most: int = LARGEST_DOCUMENT) -> bytes:
 
 
 def read_json(file: Path) -> Any:
-    """The JSON document in a file. Raises what `read_bytes` and `parse_json` raise."""
+    """Return the JSON document in a file. Raises what `read_bytes` and `parse_json` raise."""
     return parse_json(read_bytes(file))
 
 
 def parse_json(data: str | bytes, any_text: bool = False) -> Any:
-    """The JSON document in a text.
+    """Return the JSON document in a text.
 
     Raises `ValueError` if it is not JSON, is nested more than `DEEPEST` levels deep, or, unless `any_text`, has lone
     surrogates, which Python puts into paths that are not UTF-8, and which cannot be written.
@@ -86,7 +86,7 @@ def parse_json(data: str | bytes, any_text: bool = False) -> Any:
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The TOML document in a file. Raises what `read_bytes` raises, and `ValueError` as `parse_json` does."""
+    """Return the TOML document in a file. Raises what `read_bytes` raises, and `ValueError` as `parse_json` does."""
     text = read_bytes(file).decode(_UTF8)
     if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
         raise _too_deep()

@@ -54,5 +54,5 @@ def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
 
 
 def describe_reason(error: Exception) -> str:
-    """What the system or a library says about an error, without the file's name."""
+    """Return what the system or a library says about an error, without the file's name."""
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

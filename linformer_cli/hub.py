@@ -13,7 +13,7 @@ PREFIX = "hf:"
 
 
 def fetch_repository(name: str, files: Sequence[str]) -> Path:
-    """The folder with the newest `files` of a repository, or earlier ones if the Hub cannot be reached."""
+    """Return the folder with the newest `files` of a repository, or earlier ones if the Hub cannot be reached."""
     repository, _, revision = name.removeprefix(PREFIX).partition("@")
     folder = _cache() / name.removeprefix(PREFIX).replace("/", "--")
     with _explaining(name) as hub:
@@ -22,7 +22,7 @@ def fetch_repository(name: str, files: Sequence[str]) -> Path:
 
 
 def find_hub_name(folder: Path) -> str:
-    """The name of the repository whose files are in `folder`, or ""."""
+    """Find the name of the repository whose files are in `folder`, or ""."""
     return PREFIX + folder.name.replace("--", "/") if folder.parent == _cache() else ""
 
 

@@ -112,7 +112,7 @@ def _is_before(row: Mapping[str, str], step: int, validated: bool) -> bool:
 
 
 def read_metrics(file: Path) -> list[dict[str, str]]:
-    """The cells of every row, by column. If a crash cut a row short, its last cells are None."""
+    """Return the cells of every row, by column. If a crash cut a row short, its last cells are None."""
     try:
         # A spreadsheet program may have saved the file with a byte order mark.
         return list(csv.DictReader(io.StringIO(read_bytes(file, _MOST_BYTES).decode("utf-8-sig"), newline="")))

@@ -86,7 +86,7 @@ def complete_recipe(train: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_default_preset(data: str, images_preset: str | None = None) -> str:
-    """The preset for the data set `data` unless another is named: for images, `images_preset` if that is given."""
+    """Find the preset for the data set `data` unless another is named: for images, `images_preset` if that is given."""
     if holds_bytes(data):
         return BYTES_PRESET
     return images_preset or (COLOUR_PRESET if data == "cifar10" else DEFAULT_PRESET)
@@ -98,14 +98,14 @@ def preset_defaults(name: str) -> dict[str, Any]:
 
 
 def find_preset(name: str) -> NetworkConfig:
-    """The network called `name`. Raises `UsageError` with a suggestion for an unknown name."""
+    """Find the network called `name`. Raises `UsageError` with a suggestion for an unknown name."""
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     return PRESETS[name]
 
 
 def find_preset_data(name: str) -> str:
-    """The data set that the preset `name` is made for. Raises `UsageError` if the user must name it."""
+    """Find the data set that the preset `name` is made for. Raises `UsageError` if the user must name it."""
     find_preset(name)
     if name == BYTES_PRESET:
         raise UsageError(f"--preset {name} needs bytes; name a file or a folder with --data bytes:PATH")
@@ -113,7 +113,7 @@ def find_preset_data(name: str) -> str:
 
 
 def find_preset_image(name: str) -> ImageShape:
-    """The images that the preset `name` is made for: those of MNIST or CIFAR-10, or windows of 1,024 bytes."""
+    """Find the images that the preset `name` is made for: those of MNIST or CIFAR-10, or windows of 1,024 bytes."""
     if name == BYTES_PRESET:
         return ImageShape(height=1, width=1024)
     if find_preset_data(name) == "cifar10":

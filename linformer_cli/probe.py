@@ -35,7 +35,7 @@ def choose_precision(wanted: Precision, device: str, width: int = 256, feed_forw
 
 @functools.cache
 def measure_bf16_gain(width: int, feed_forward: int) -> float:
-    """The speed-up of training a feed-forward branch of these widths in bf16 on one thread of the CPU."""
+    """Measure the speed-up of training a feed-forward branch of these widths in bf16 on one thread of the CPU."""
     import torch
     from torch.nn import functional
 
@@ -74,7 +74,7 @@ def measure_gain(usual: Callable[[], None], other: Callable[[], None]) -> float:
 
 
 def remember(question: str, measure: Callable[[], float]) -> float:
-    """The figure for `question` on this processor, torch and number of threads: from the cache or `measure`."""
+    """Return the figure for `question` on this processor, torch and number of threads: from the cache or `measure`."""
     import torch
 
     key = f"{question}; {processor_name()}; torch {torch.__version__}; {torch.get_num_threads()} threads"

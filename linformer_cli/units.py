@@ -49,32 +49,32 @@ def format_duration(seconds: float) -> str:
 
 
 def format_milliseconds(seconds: float) -> str:
-    """A time in milliseconds rounded to about three digits: '0.12 ms', '45.3 ms', '1,205 ms'."""
+    """Format a time in milliseconds rounded to about three digits: '0.12 ms', '45.3 ms', '1,205 ms'."""
     return f"{seconds * 1000:,.0f} ms" if seconds >= 1 else f"{_three_digits(seconds * 1000)} ms"
 
 
 def format_microseconds(seconds: float) -> str:
-    """A time in microseconds rounded to about three digits: '0.12 µs', '45.3 µs', '1,205 µs'."""
+    """Format a time in microseconds rounded to about three digits: '0.12 µs', '45.3 µs', '1,205 µs'."""
     return f"{seconds * 1e6:,.0f} µs" if seconds >= 1e-3 else f"{_three_digits(seconds * 1e6)} µs"
 
 
 def format_bytes(count: float) -> str:
-    """A size with binary prefixes, rounded to about three digits: '512 B', '264 KiB', '1.5 MiB'."""
+    """Format a size with binary prefixes, rounded to about three digits: '512 B', '264 KiB', '1.5 MiB'."""
     return _with_prefix(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
 def format_count(count: float) -> str:
-    """A number with decimal prefixes, rounded to about three digits: '784', '12.3 k', '6.36 M', '1.2 G'."""
+    """Format a number with decimal prefixes, rounded to about three digits: '784', '12.3 k', '6.36 M', '1.2 G'."""
     return _with_prefix(count, 1000, ("", "k", "M", "G", "T", "P"))
 
 
 def count_words(count: int, word: str) -> str:
-    """A number with its noun: '1 image', '2,000 images'."""
+    """Return a number with its noun: '1 image', '2,000 images'."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def format_percent(share: float) -> str:
-    """A share as a percentage rounded to about three digits: '0.123 %', '45 %'."""
+    """Format a share as a percentage rounded to about three digits: '0.123 %', '45 %'."""
     return f"{100 * share:.3g} %"
 
 
@@ -97,7 +97,7 @@ def _short(value: float, decimals: int) -> str:
 
 
 def parse_count(text: str, most: int = LARGEST_INTEGER) -> int | None:
-    """The number from 0 to `most` that a text writes in the digits 0 to 9, or None."""
+    """Return the number from 0 to `most` that a text writes in the digits 0 to 9, or None."""
     digits = text.lstrip("0")
     if not (text.isascii() and text.isdigit()) or len(digits) > len(str(most)):  # int() refuses thousands of digits
         return None

@@ -107,7 +107,7 @@ class Format:
         self.decoded.append((read - stored) / len(images))
 
     def row(self, images: Pixels, drawn: Sequence[float] = ()) -> CodecRow:
-        """The row of the rounds so far, compared with the seconds `drawn` for drawing an image, if any."""
+        """Return the row of the rounds so far, compared with the seconds `drawn` for drawing an image, if any."""
         encoded, decoded = Timing(self.encoded), Timing(self.decoded)
         shares: list[float | None] = [None, None]
         if drawn:
@@ -171,7 +171,7 @@ class _OwnFormat:
 
 
 def list_formats() -> list[Format]:
-    """The formats of other programs that are available here."""
+    """List the formats of other programs that are available here."""
     formats = [
         _picture_format("PNG, optimised", "PNG", optimize=True),
         _picture_format("WebP, lossless", "WEBP", lossless=True, quality=100, method=6, exact=True),

@@ -100,7 +100,7 @@ def list_position_times(rows: Sequence[ModelRow]) -> RecordTable:
 def list_growth_tables(
     rows: Sequence[AttentionRow], exponents: Sequence[Exponents], style: TableStyle
 ) -> list[RecordTable]:
-    """The tables of time and memory against T, and of the exponents. In CSV, all of it is one table."""
+    """List the tables of time and memory against T, and of the exponents. In CSV, all of it is one table."""
     if style == "csv":
         powers = {found.name: vars(found) for found in exponents}
         keys = [column.key for column in SCALING_FILE_COLUMNS]

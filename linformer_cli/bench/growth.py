@@ -40,7 +40,7 @@ def fit_exponent(points: Sequence[Point]) -> float | None:
 
 
 def find_overtaking(seconds: Sequence[Point], others: Sequence[Point]) -> tuple[str, float | None] | None:
-    """The common T above which `seconds` stay below `others`: in words, and interpolated in logs if known."""
+    """Find the common T above which `seconds` stay below `others`: in words, and interpolated in logs if known."""
     mine, other = dict(seconds), dict(others)
     lengths = sorted(mine.keys() & other.keys())
     if not lengths:
@@ -68,7 +68,7 @@ def extrapolate(points: Sequence[Point], length: int) -> float | None:
 
 
 def describe_exponents(rows: Sequence[AttentionRow]) -> list[Exponents]:
-    """The exponents of each mechanism. The last two lengths are the two longest T of all rows."""
+    """Return the exponents of each mechanism. The last two lengths are the two longest T of all rows."""
     last_two = sorted({row.positions for row in rows})[-2:]
     softmax = [row for row in rows if row.attention == SOFTMAX]
     softmax_seconds = _points(softmax, softmax[0].name, "seconds_per_sequence") if softmax else []

@@ -74,7 +74,7 @@ class PaperReport(BudgetReport):
 
 
 def describe_gaps(rows: Sequence[SamplingRow]) -> list[str]:
-    """A line for each network with extrapolated rows, and one about rows without a peak memory."""
+    """Return a line for each network with extrapolated rows, and one about rows without a peak memory."""
     lines, timed = [], [row for row in rows if row.samples_seconds]
     for preset in dict.fromkeys(row.preset for row in timed):
         extrapolated = [row.extrapolated is not None for row in timed if row.preset == preset]

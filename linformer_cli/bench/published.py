@@ -55,7 +55,7 @@ def _name_method(attention: str, options: Mapping[str, OptionValue]) -> str:
 def find_published(
     preset: str | None, attention: str, options: Mapping[str, OptionValue], engine: str
 ) -> Published | None:
-    """The paper's figures for the method of one of our rows, or None."""
+    """Find the paper's figures for the method of one of our rows, or None."""
     method = _name_method(attention, options)
     if method == "softmax":
         method = "softmax-rerun" if engine == "rerun" else "softmax-cached"
@@ -82,7 +82,7 @@ PUBLISHED_SPEECH: dict[str, PublishedSpeech] = {
 
 
 def find_published_speech(attention: str, options: Mapping[str, OptionValue]) -> PublishedSpeech | None:
-    """The paper's figures for speech recognition with a method, or None."""
+    """Find the paper's figures for speech recognition with a method, or None."""
     return PUBLISHED_SPEECH.get(_name_method(attention, options))
 
 

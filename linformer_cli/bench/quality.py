@@ -102,7 +102,7 @@ class Judge(nn.Module):
 def load_judge(
     images: Pixels, labels: Labels, classes: int, recipe: JudgeRecipe, on_update: Callable[[int], None]
 ) -> Judge:
-    """The judge of training images uint8 [N, H, W, C] with labels int64 [N] in 0 .. classes - 1.
+    """Load the judge of training images uint8 [N, H, W, C] with labels int64 [N] in 0 .. classes - 1.
 
     If the user's cache has no file of the same images, labels and recipe, it is trained, and `on_update` counts.
     """

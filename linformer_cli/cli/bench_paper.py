@@ -32,8 +32,7 @@ def paper(
 
     Measures softmax (re-run and with a cache), LSH with 1 and 4 rounds, and linear attention in the paper's two
     networks: sampling, training, time and memory against T, and the copy task, beside the published figures. The output
-    lists all that is smaller than in the paper. Results are written about every two minutes, at the end, and after
-    Ctrl-C.
+    lists all that is smaller than in the paper. Results are written every two minutes, at the end, and after Ctrl-C.
     """
     require_writable(out / "paper.json")
 

@@ -55,8 +55,8 @@ def quality(asked: QualityOptions) -> None:
     - `lintx bench quality fashion-wide --temperature 0.9 --image nearest.png`
     - `lintx bench quality runs/first --data mnist -n 5000 --json`
 
-    A judge, which is a small classifier of the data set's images, compares samples, test images and training images. It
-    is trained first (a minute or two for MNIST) and cached. The table shows the Frechet distance to all test images in
+    A judge, a small classifier of the data set's images, compares samples, test images and training images. It is
+    trained first (a minute or two for MNIST) and cached. The table shows the Frechet distance to all test images in
     the judge's features (not the published FID), how many images the judge is sure of and recognises, and the distance
     to the nearest training image.
     """
@@ -219,10 +219,9 @@ def approximation(
     - `lintx bench approximation --maps positive --draws 100 --format csv`
 
     Reports mean squared errors of performer attention relative to causal softmax attention in float64, with orthogonal
-    or independent random directions, as means over draws with quartiles. `output` and `bounded-output` are errors of
-    the outputs, without and with the mechanism's bound on the denominator of `trig`; `kernel` and `small-kernel` are
-    errors of the estimates of exp(q . k / sqrt(K)), over all pairs and over the smallest quarter. Ctrl-C shows the
-    results of the finished draws.
+    or independent random directions. `output` and `bounded-output` are errors of the outputs, without and with the
+    mechanism's bound on the denominator of `trig`; `kernel` and `small-kernel` are errors of the estimates of
+    exp(q . k / sqrt(K)), over all pairs and over the smallest quarter. Ctrl-C shows the results so far.
     """
     options.require_plots(plot)
 

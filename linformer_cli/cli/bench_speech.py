@@ -65,9 +65,9 @@ def speech(context: typer.Context, asked: SpeechOptions) -> None:
     - `lintx bench speech --transcribe call.wav`
 
     Repeats table 3 of Katharopoulos 2020 with other data: the phoneme error rate (PER) and the time of an epoch of a
-    bidirectional LSTM, softmax, LSH with 4 rounds and linear attention, on strings of spoken digits instead of WSJ. So
-    error rates cannot be compared with the published ones. Results are written about every two minutes, at the end, and
-    after Ctrl-C. Needs `pip install '.[speech]'`.
+    bidirectional LSTM, softmax, LSH with 4 rounds and linear attention, on strings of spoken digits instead of WSJ: do
+    not compare error rates with the published ones. Results are written every two minutes, at the end, and after
+    Ctrl-C. Needs `pip install '.[speech]'`.
     """
     if asked.transcribe is not None:
         _refuse_unused(context)

@@ -33,9 +33,8 @@ def check(
     - `lintx check --mechanism mine.py:MyAttention`
 
     Compares the predictions of the step form, on images that the model draws, with those of the parallel form, in
-    float64 and in float32. Also checks that the parallel form gives the same predictions when it reads an image in
-    blocks, and that later values do not change earlier predictions. The exit code is 1 if an error exceeds its
-    tolerance.
+    float64 and in float32. Also checks that reading an image in blocks does not change the predictions, and that later
+    values do not change earlier ones. The exit code is 1 if an error exceeds its tolerance.
 
     With --mechanism, checks the contract of one mechanism with random inputs, and compares it with its method
     `oracle(q, k, v, extra)` if it has one.

@@ -75,11 +75,10 @@ def compress(asked: CompressOptions) -> None:
     - `lintx compress --checkpoint runs/text book.txt -o book.lintz`
     - `tar c src | lintx compress --checkpoint runs/text - -o src.tar.lintz`
 
-    The model predicts every value, and an entropy coder stores it in about as many bits as the model's bits/dim say.
-    `lintx decompress` returns the same pixels, names and order on every processor, with the same model; a picture comes
-    back as a PNG without metadata. Pictures must have the size, the channels and the palette of the model's images,
-    unless --tile is given. Files become small if the images are like those that the model was trained on. Needs `pip
-    install '.[compress]'`.
+    The file has about as many bits per value as the model's bits/dim say: it is small if the images are like those that
+    the model was trained on. `lintx decompress` returns the same pixels, names and order on every processor, with the
+    same model; a picture comes back as a PNG without metadata. Pictures must have the size, the channels and the
+    palette of the model's images, unless --tile is given. Needs `pip install '.[compress]'`.
     """
     _check_options(asked)
     session = open_session(asked.checkpoint, "cpu", "int8", "native")

@@ -42,8 +42,7 @@ class EvaluateOptions:
     )
     engine: str | None = option(
         None,
-        "Predict step by step with this engine (auto, native, cuda, cuda-fused, reference), to measure "
-        "the effect of its precision.",
+        "Predict step by step with this engine, as in lintx sample, to measure the effect of its precision.",
         metavar="NAME",
     )
     against: str | None = option(

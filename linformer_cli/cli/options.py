@@ -125,9 +125,9 @@ ClassGuidance = Annotated[
     ),
 ]
 Temperature = Annotated[float, _filter("--temperature", help="Divide log probabilities by X. Applied first.")]
-TopK = Annotated[int | None, _filter("--top-k", help="Keep the K likeliest values. Applied second.")]
+TopK = Annotated[int | None, _filter("--top-k", help="Keep the N likeliest values. Applied second.")]
 TopP = Annotated[
-    float | None, _filter("--top-p", help="Keep the likeliest values that together reach probability P. Applied third.")
+    float | None, _filter("--top-p", help="Keep the likeliest values that together reach probability X. Applied third.")
 ]
 
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}

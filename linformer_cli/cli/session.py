@@ -125,7 +125,7 @@ class Session:
         return [number for number in chosen if number is not None]
 
     def choose_class(self, wanted: str | None, items: str) -> int | None:
-        """The one class in the value of `--class`, or None. Raises `UsageError` unless the model can use it."""
+        """Return the one class in the value of `--class`, or None. Raises `UsageError` unless the model can use it."""
         chosen, config = self.choose_classes(wanted), self.model.config
         if len(chosen) > 1 or (config.required_classes and not chosen):
             raise UsageError(

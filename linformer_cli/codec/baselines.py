@@ -20,7 +20,7 @@ def measure_baselines(read: Callable[[], Iterable[bytes]]) -> Mapping[str, int |
 
 
 def measure_zstd(read: Callable[[], Iterable[bytes]]) -> int | None:
-    """The bytes of zstd -19, or None if neither Python nor the system has zstd."""
+    """Return the bytes of zstd -19, or None if neither Python nor the system has zstd."""
     for name in ("compression.zstd", "backports.zstd"):
         try:
             module = importlib.import_module(name)

@@ -77,7 +77,7 @@ class Predictor:
         return self._frequencies
 
     def nats(self, values: Tensor) -> Tensor:
-        """The negative log-likelihood in nats, float32 [B], of values int64 [B] under the last prediction."""
+        """Return the negative log-likelihood in nats, float32 [B], of values int64 [B] under the last prediction."""
         return -self.model.head.log_likelihood(self._parameters, values)
 
 

@@ -53,7 +53,7 @@ class Header:
     blocks: Sequence[Block]
 
     def rows(self, index: int) -> tuple[int, int]:
-        """The first sequence of block number `index`, and the sequence after its last."""
+        """Return the first sequence of block number `index`, and the sequence after its last."""
         return index * self.block, min((index + 1) * self.block, self.contents.sequences)
 
 
@@ -62,12 +62,12 @@ def count_blocks(contents: Contents, block: int) -> int:
 
 
 def compute_checksum(data: bytes, before: int = 0) -> int:
-    """The CRC-32C of `data`, or of what has the checksum `before`, followed by `data`. Needs crc32c."""
+    """Return the CRC-32C of `data`, or of what has the checksum `before`, followed by `data`. Needs crc32c."""
     return int(import_extra("crc32c", "compress").crc32c(data, before))
 
 
 def encode_header(header: Header) -> bytes:
-    """The bytes of a header, as many for any entries of blocks. Raises `UsageError` for too many names."""
+    """Return the bytes of a header, as many for any entries of blocks. Raises `UsageError` for too many names."""
     tiling, name, text = header.contents.tiling, header.checkpoint.encode(), _encode_items(header.contents)
     shape = tiling.shape
     numbers = (
@@ -226,7 +226,7 @@ class _Reader:
         return self._data[self._place - size : self._place]
 
     def number(self) -> int:
-        """The next number of `_encode_numbers`, below 2^63."""
+        """Return the next number of `_encode_numbers`, below 2^63."""
         found = 0
         for shift in range(0, 63, 7):
             (byte,) = self.take(1)

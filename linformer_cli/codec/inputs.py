@@ -25,7 +25,7 @@ class Input:
 
 
 def list_inputs(paths: Sequence[str], stdin: Callable[[], BinaryIO], is_bytes: bool) -> list[Input]:
-    """The files named by `paths`; a folder stands for its files that are not hidden, `-` for stdin.
+    """List the files named by `paths`; a folder stands for its files that are not hidden, `-` for stdin.
 
     Raises `DataError` for a path that does not exist, and `UsageError` without files or for two of the same name.
     """
@@ -59,7 +59,7 @@ def _suggesting(remedy: str) -> Iterator[None]:
 
 
 def open_files(inputs: Sequence[Input], tiling: Tiling, label: int | None) -> ByteSource:
-    """The source of any files. Raises `DataError` if a file cannot be read."""
+    """Return the source of any files. Raises `DataError` if a file cannot be read."""
     items = [Item(one.name, 1, _measure(one), 1) for one in inputs]
     return ByteSource(Contents(tiling, items), [one.file for one in inputs], label)
 

@@ -63,7 +63,7 @@ class Tiling:
         return self.shape.positions
 
     def grid(self, item: Item) -> tuple[int, int, int]:
-        """The numbers of planes, of rows of tiles and of tiles in a row."""
+        """Return the numbers of planes, of rows of tiles and of tiles in a row."""
         shape = self.shape
         planes = 1 if shape.palette else -(-item.bands // shape.channels)
         return planes, -(-item.height // shape.height), -(-item.width // shape.width)
@@ -78,7 +78,7 @@ class Tiling:
         return Item(name, self.shape.height, self.shape.width, self.shape.channels)
 
     def cut(self, picture: Pixels) -> Pixels:
-        """The tiles [N, H, W, C] of a picture [height, width, bands]."""
+        """Return the tiles [N, H, W, C] of a picture [height, width, bands]."""
         shape = self.shape
         planes, down, across = self.grid(Item("", *picture.shape))
         missing = (down * shape.height, across * shape.width, planes * shape.channels)
@@ -88,7 +88,7 @@ class Tiling:
         return split.transpose(4, 0, 2, 1, 3, 5).reshape(-1, shape.height, shape.width, shape.channels)
 
     def join(self, item: Item, tiles: Pixels) -> Pixels:
-        """The picture whose tiles are `tiles`."""
+        """Return the picture whose tiles are `tiles`."""
         shape = self.shape
         planes, down, across = self.grid(item)
         split = tiles.reshape(planes, down, across, shape.height, shape.width, shape.channels)
@@ -132,7 +132,7 @@ class Contents:
         return sum(map(self.tiling.count_values, self.items)) if self.items else self.numbered * self.tiling.positions
 
     def rows(self, index: int) -> tuple[int, int]:
-        """The first sequence of item number `index`, and the sequence after its last."""
+        """Return the first sequence of item number `index`, and the sequence after its last."""
         if not self.items:
             return index, index + 1
         return int(self._ends[index - 1]) if index else 0, int(self._ends[index])
@@ -144,7 +144,7 @@ class Contents:
         return "images" if self.sequences == self.count else "tiles"
 
     def lengths(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The number of values of the sequences `start` to `stop - 1`, int64."""
+        """Return the number of values of the sequences `start` to `stop - 1`, int64."""
         found = np.full(stop - start, self.tiling.positions, dtype=np.int64)
         if self.tiling.is_bytes:
             first, last = np.searchsorted(self._ends, [start + 1, stop])

@@ -63,7 +63,7 @@ class Packed:
 
 
 def choose_block(state_bytes: int) -> int:
-    """The default number of sequences in a block, for a model with `state_bytes` for each sequence."""
+    """Choose the default number of sequences in a block, for a model with `state_bytes` for each sequence."""
     return max(1, min(_DEFAULT_BLOCK, _BLOCK_BYTES // max(1, state_bytes)))
 
 
@@ -114,7 +114,7 @@ def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, b
 
 
 def encode_values(values: NDArray[np.int64]) -> bytes:
-    """One byte for each value [N, T]."""
+    """Return one byte for each value [N, T]."""
     return values.astype(np.uint8).tobytes()
 
 
@@ -274,7 +274,7 @@ def iter_parts(header: Header, blocks: Iterator[Restored]) -> Iterator[Part]:
 
 
 def digest_values(blocks: Iterator[Restored]) -> bytes:
-    """The SHA-256 of the values of all blocks. Raises `DataError` if a block is lost."""
+    """Return the SHA-256 of the values of all blocks. Raises `DataError` if a block is lost."""
     digest = hashlib.sha256()
     for block in blocks:
         if block.fault is not None:

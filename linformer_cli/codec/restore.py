@@ -107,7 +107,7 @@ def _choose_paths(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def encode_picture(pixels: Pixels, colours: Sequence[Sequence[int]] = ()) -> bytes:
-    """The PNG of pixels uint8 [H, W, bands], or of the numbers of `colours` [H, W, 1]."""
+    """Return the PNG of pixels uint8 [H, W, bands], or of the numbers of `colours` [H, W, 1]."""
     buffer = io.BytesIO()
     to_picture(pixels, colours).save(buffer, "PNG")
     return buffer.getvalue()

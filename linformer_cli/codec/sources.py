@@ -136,7 +136,7 @@ def _list_colours(picture: Image.Image) -> Pixels:
 
 
 def read_picture(file: Path | bytes, name: str, shape: ImageShape) -> Pixels:
-    """The pixels of a picture, uint8 [height, width, bands], as they are in the file.
+    """Return the pixels of a picture, uint8 [height, width, bands], as they are in the file.
 
     Raises `DataError` for an unreadable file, and for a picture that would not come back as it is, such as one with
     several frames, more than 8 bits, an orientation, or colours that `shape` has not.

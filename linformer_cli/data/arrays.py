@@ -72,7 +72,7 @@ def arrange_images(array: NDArray[Any], path: Path) -> NDArray[Any]:
 
 
 def arrange_picture(array: NDArray[Any], path: Path) -> NDArray[Any]:
-    """The images [N, H, W, C] of a file in a folder of pictures: one image [H, W] or [H, W, C], or several."""
+    """Return the images [N, H, W, C] of a file in a folder of pictures: one image [H, W] or [H, W, C], or several."""
     if array.ndim == 3 and array.shape[2] not in _CHANNELS and array.shape[0] in _CHANNELS:
         raise DataError(
             f"{path}: {list(array.shape)} is one image with its channels first, or {array.shape[0]} grey images; save "

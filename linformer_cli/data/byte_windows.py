@@ -80,7 +80,7 @@ class ByteWindows:
 
 
 def load_byte_windows(path: Path, splits: Sequence[Split], length: int) -> tuple[list[ByteWindows], tuple[str, ...]]:
-    """The adjacent windows of each of `splits`, and messages about files that cannot be read.
+    """Load the adjacent windows of each of `splits`, and messages about files that cannot be read.
 
     `path` is a file, or a folder whose files, but hidden ones, are joined. Raises `DataError` for too few bytes.
     """
@@ -101,7 +101,7 @@ def load_byte_windows(path: Path, splits: Sequence[Split], length: int) -> tuple
 
 
 def divide_bytes(count: int) -> dict[Split, list[range]]:
-    """The stretches of each split among `count` bytes. Adjacent stretches of a split are joined.
+    """Return the stretches of each split among `count` bytes. Adjacent stretches of a split are joined.
 
     A stretch has `LONGEST_STRETCH` bytes, or a twentieth of `count` if that is less; the rest is left out.
     """

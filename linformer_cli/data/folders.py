@@ -104,7 +104,7 @@ def load_folder(
 
 
 def note_skipped(skipped: Sequence[str]) -> tuple[str, ...]:
-    """A line about files that cannot be read, if there are any."""
+    """Return a line about files that cannot be read, if there are any."""
     return (f"{count_words(len(skipped), 'file')} skipped: {_list_some(skipped)}",) if skipped else ()
 
 

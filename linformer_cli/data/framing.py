@@ -51,7 +51,7 @@ class _Found:
 
 
 def measure_frame(images: NDArray[np.uint8]) -> Frame | None:
-    """The frame (medians, and the mean centre) of grey images [N, H, W, C]; None if they are no drawings."""
+    """Measure the frame (medians, and the mean centre) of grey images [N, H, W, C]; None if they are no drawings."""
     if images.shape[3] != 1 or min(images.shape[1:3]) < 3:
         return None
     border = _border(images.shape[1:3], 1)

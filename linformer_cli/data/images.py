@@ -245,7 +245,7 @@ def _part(name: str, split: Split, count: int) -> slice:
 
 
 def find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
-    """The folder of torchvision's sets, and what set it. Only the default is created: another may be misspelt."""
+    """Find the folder of torchvision's sets, and what set it. Only the default is created: another may be misspelt."""
     named, origin = (data_dir, "--data-dir") if data_dir is not None else (os.environ.get("LINTX_DATA"), "LINTX_DATA")
     try:
         if named:

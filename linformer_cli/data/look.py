@@ -126,7 +126,7 @@ def format_sides(sides: tuple[int, int]) -> str:
 
 
 def name_colour(colour: NDArray[np.uint8]) -> str:
-    """A colour [4] as '#rrggbb', or as '#rrggbbaa' if it is not opaque."""
+    """Return a colour [4] as '#rrggbb', or as '#rrggbbaa' if it is not opaque."""
     return "#" + (colour[:3] if colour[3] == 255 else colour).tobytes().hex()
 
 
@@ -151,12 +151,12 @@ def pack_colours(pixels: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 
 def unpack_colours(packed: NDArray[np.uint32]) -> NDArray[np.uint8]:
-    """The colours uint8 [..., 4] of `pack_colours`."""
+    """Return the colours uint8 [..., 4] of `pack_colours`."""
     return np.ascontiguousarray(packed, "<u4")[..., None].view(np.uint8)
 
 
 def find_colours(pixels: NDArray[np.uint8], shape: ImageShape) -> NDArray[np.uint8]:
-    """The number [h, w] of the palette's colour that looks nearest on black to each pixel of uint8 [h, w, 4]."""
+    """Find the number [h, w] of the palette's colour that looks nearest on black to each pixel of uint8 [h, w, 4]."""
     found, places = np.unique(pack_colours(pixels), return_inverse=True)
     known, squares = _weigh_palette(shape)
     nearest = np.empty(len(found), np.uint8)

@@ -45,7 +45,7 @@ def choose_part(keep: str | None, erase: str | None, mask: NDArray[np.uint8] | N
 
 
 def parse_part(option: str, text: str, shape: ImageShape) -> NDArray[np.bool_]:
-    """The pixels bool [H, W] of a part. It is at one side, or a box in pixels of the model's images.
+    """Return the pixels bool [H, W] of a part. It is at one side, or a box in pixels of the model's images.
 
     Sides are `top:0.5` (fraction), `top:14rows`, `top:392px` or `top:50%`. An integer without a unit means rows, or
     columns of the left and right. `px` counts pixels row by row, for the top and the bottom. Raises `UsageError` for

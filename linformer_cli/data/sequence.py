@@ -46,7 +46,7 @@ def paint(images: NDArray[np.uint8], shape: ImageShape) -> NDArray[np.uint8]:
 
 
 def find_numbers(pixels: NDArray[np.uint8], colours: ArrayLike) -> NDArray[np.int64]:
-    """The numbers [...] of the colours of RGBA pixels [..., 4], or -1; the first of equal colours."""
+    """Find the numbers [...] of the colours of RGBA pixels [..., 4], or -1; the first of equal colours."""
     found, own = (np.ascontiguousarray(each, np.uint8).view(np.uint32)[..., 0] for each in (pixels, colours))
     order = own.argsort(kind="stable")
     numbers = order[np.searchsorted(own, found, sorter=order).clip(max=len(own) - 1)]

@@ -134,7 +134,7 @@ def _download(name: str, build: Any, train: bool, root: Path, origin: str) -> An
 
 
 def import_torchvision_datasets() -> Any:
-    """The module `torchvision.datasets`, even if torchvision was built for another version of torch.
+    """Import the module `torchvision.datasets`, even if torchvision was built for another version of torch.
 
     With a CPU-only torch, the library of PyPI's torchvision does not load, and operators that reading needs none of are
     missing. They are declared, and the import is tried again. Raises `DataError` if that fails.

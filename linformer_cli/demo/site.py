@@ -62,7 +62,7 @@ class Description:
 
 
 def list_pages() -> list[Path]:
-    """The files of the page that are the same for all models."""
+    """List the files of the page that are the same for all models."""
     return sorted(path for path in FOLDER.iterdir() if path.suffix in PAGES)
 
 
@@ -73,7 +73,7 @@ def list_look(look: Look) -> dict[str, object]:
 
 
 def build_sites(models: Mapping[str, str | Path]) -> dict[str, File]:
-    """The files of the demo with several checkpoints, by their names. Those of the second one are in a folder `1`."""
+    """Build the files of a demo of several checkpoints, by their names. Those of the second one are in a folder `1`."""
     from linformer_cli.checkpoint import open_checkpoint
 
     files: dict[str, File] = {}
@@ -88,7 +88,7 @@ def build_sites(models: Mapping[str, str | Path]) -> dict[str, File]:
 def build_site(
     checkpoint: "Checkpoint", model: "PixelModel", name: str | None = None, names: tuple[str, ...] = ()
 ) -> dict[str, File]:
-    """The files of the demo by name. `name` is what the user calls the checkpoint, among the `names` of a site."""
+    """Build the files of the demo by name. `name` is what the user calls the checkpoint, among the `names` of a site."""
     import torch
 
     from linformer_cli.model.blocks import InnerBlock

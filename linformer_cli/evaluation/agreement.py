@@ -145,7 +145,7 @@ def _causality_error(model: PixelModel, tokens: Tensor, whole: Tensor) -> float:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """The largest difference relative to max(1, largest expected value); infinite for NaN and other sizes."""
+    """Return the largest difference relative to max(1, largest expected value); infinite for NaN and other sizes."""
     found, expected = found.detach().double(), expected.detach().double()
     if found.shape != expected.shape or not bool(torch.isfinite(found).all() and torch.isfinite(expected).all()):
         return float("inf")

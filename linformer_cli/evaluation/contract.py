@@ -84,7 +84,7 @@ def share(mechanism: Attention, inputs: Inputs) -> Inputs:
 
 
 def init(mechanism: Attention, inputs: Inputs, capacity: int | None = None) -> Any:
-    """The state before the first position of `inputs`, with room for all of them or for `capacity` positions."""
+    """Return the state before the first position of `inputs`, with room for all of them or for `capacity` positions."""
     return mechanism.init_state(len(inputs.v), capacity or inputs.v.shape[2], _CPU, inputs.v.dtype)
 
 
@@ -141,7 +141,7 @@ def _worst(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 def compare(
     found: Tensor, expected: Tensor, about: Callable[[int], str], tolerance: float = FLOAT64_TOLERANCE
 ) -> Difference:
-    """The error of outputs [B, H, T, V]. `about` gets the first position whose error exceeds `tolerance`."""
+    """Return the error of outputs [B, H, T, V]. `about` gets the first position whose error exceeds `tolerance`."""
     error = relative_error(found, expected)
     if found.shape != expected.shape:
         return Difference(error, f"outputs have the sizes {[*found.shape]} and {[*expected.shape]}")
@@ -315,7 +315,7 @@ def oracle_error(mechanism: Attention) -> float:
 
 
 def build_mechanism(variant: Variant) -> Attention:
-    """A small mechanism in float64. Parameters that are 0 at first, which could hide a mistake, are drawn."""
+    """Build a small mechanism in float64. Parameters that are 0 at first, which could hide a mistake, are drawn."""
     shape = AttentionShape(2, 6, 6 if find_attention(variant.attention).shared_key_value else 5, positions=784, row=28)
     torch.manual_seed(20)
     options = cast(AttentionOptions, parse_options(variant.attention, variant.options))
@@ -327,7 +327,7 @@ def build_mechanism(variant: Variant) -> Attention:
 
 
 def measure_contract(mechanism: Attention) -> list[AgreementRow]:
-    """The contract of a mechanism of `build_mechanism`. If it has a method `oracle`, that is compared, too."""
+    """Measure the contract of a mechanism of `build_mechanism`. If it has a method `oracle`, that is compared, too."""
 
     def change_late_input(one: Attention) -> Difference:
         return causality_error(one, LONG - 50, length=LONG)

@@ -49,7 +49,7 @@ class FolderScore:
 
 
 def compare_folders(scores: Sequence[Score]) -> list[FolderScore]:
-    """One row for each of two or more folders, the oddest first; none for fewer."""
+    """Return one row for each of two or more folders, the oddest first; none for fewer."""
     folders, ranks = np.array([score.folder for score in scores]), np.array([score.rank for score in scores])
     names = np.unique(folders)
     if len(names) < 2:
@@ -62,7 +62,7 @@ def compare_folders(scores: Sequence[Score]) -> list[FolderScore]:
 
 
 def area_under_curve(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> float:
-    """The share of pairs in which the positive number is larger; equal ones count half."""
+    """Return the share of pairs in which the positive number is larger; equal ones count half."""
     ordered = np.sort(negative)
     below, up_to = (np.searchsorted(ordered, positive, side).mean() for side in ("left", "right"))
     return float((below + up_to) / 2 / len(negative))

@@ -151,7 +151,7 @@ class AttentionLayer(nn.Module):
         return HeadInputs(k if q is None else q, k, v, extra, parts[3] if widths[3] else None), recent
 
     def finish(self, y: Tensor, gate: Tensor | None, residual: Unnormed | None = None) -> Tensor:
-        """The output [..., width] of the layer, plus `residual`, from the mechanism's output y [..., H, V]."""
+        """Return the output [..., width] of the layer, plus `residual`, from the mechanism's output y [..., H, V]."""
         if self.norm_weight is not None:
             dtype = accumulator_dtype(y.dtype)
             scaled = functional.rms_norm(y.to(dtype), y.shape[-1:], eps=OUTPUT_FLOOR) * self.norm_weight.to(dtype)

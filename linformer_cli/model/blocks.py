@@ -66,7 +66,7 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
-        """The state before the first position; a growing state reserves room for `capacity` positions."""
+        """Return the state before the first position; a growing state reserves room for `capacity` positions."""
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         """Bytes of the state after `positions` positions, for vectors of `dtype`."""
@@ -74,7 +74,7 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def branch_ends(self) -> Sequence[nn.Linear]:
-        """The last matrix of every residual branch: if its weights and bias are 0, the branch outputs 0."""
+        """Return the last matrix of every residual branch: if its weights and bias are 0, the branch outputs 0."""
 
     def start_biases(self) -> None:
         """Set the biases whose initial value is not 0."""
@@ -105,7 +105,7 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def list_states(self, state: Any) -> list[Tensor]:
-        """The tensors [B, ...] of `state` that fill the state buffers created by `emit`, in the same order."""
+        """List the tensors [B, ...] of `state` that fill the state buffers created by `emit`, in the same order."""
 
 
 class InnerBlock(Block):

@@ -75,7 +75,7 @@ def fill_ring(state: EmbeddingState, length: int) -> Tensor:
 
 
 def context_sources(context: str, image: ImageShape) -> Tensor:
-    """The numbers int64 [T, slots] of the known values that each position looks up in tables; -1 means no value.
+    """Return the numbers int64 [T, slots] of the known values that each position looks up in tables; -1 means no value.
 
     `residual` has no slots, `previous` has one, the previous value, and `recent` has one for each of the last four
     values. The other contexts have one slot for each channel of six pixels (left, two left, above left, above, above
@@ -209,7 +209,7 @@ class PixelEmbedding(nn.Module):
         return EmbeddingState(recent, host_number(), label)
 
     def forward(self, tokens: Tensor, state: EmbeddingState) -> tuple[Tensor, EmbeddingState]:
-        """The vectors for tokens int64 [B, T] that follow the tokens in `state`, and the state after them."""
+        """Return the vectors for tokens int64 [B, T] that follow the tokens in `state`, and the state after them."""
         batch, position = len(tokens), int(state.position)
         start, end = (-(-n // self.stride) for n in (position, position + tokens.shape[1]))
         count, first = end - start, -(-state.tokens // self.stride)

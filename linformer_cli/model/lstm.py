@@ -117,7 +117,7 @@ def _in_float32() -> AbstractContextManager[None]:
 
 
 def choose_hidden(config: NetworkConfig) -> int:
-    """The width of h for which an LSTM block has about as many parameters as a transformer block."""
+    """Choose the width of h for which an LSTM block has about as many parameters as a transformer block."""
     width, heads_width, feed_forward = config.width, config.heads * config.head_width, config.feed_forward
     attention = 3 * heads_width * (width + 1) + width * (heads_width + 1)
     narrowing = 0 if config.feed_forward_kind == "boom" else width * (feed_forward + 1)

@@ -29,12 +29,12 @@ def list_mixers() -> list[str]:
 
 
 def find_mixer(name: str) -> Mixer:
-    """The mechanism or baseline called `name`; raises `UsageError` with a suggestion for an unknown name."""
+    """Find the mechanism or baseline called `name`; raises `UsageError` with a suggestion for an unknown name."""
     return BASELINES[name] if name in BASELINES else find_attention(name, BASELINES)
 
 
 def parse_options(name: str, options: Mapping[str, Any]) -> Config:
-    """The options of mixer `name`, checked and with defaults. Raises `UsageError` with a suggestion."""
+    """Return the options of mixer `name`, checked and with defaults. Raises `UsageError` with a suggestion."""
     options_type: type[Config] = find_mixer(name).options_type
     return parse_config(options_type, options, f"attention options of '{name}'")
 
@@ -63,7 +63,7 @@ def check_parts(network: NetworkConfig, options: Config) -> None:
 
 
 def build_blocks(config: ModelConfig) -> list[Block]:
-    """The blocks of a model. Raises what `parse_options` and `check_parts` raise."""
+    """Build the blocks of a model. Raises what `parse_options` and `check_parts` raise."""
     options = parse_options(config.attention, config.attention_options)
     check_parts(config, options)
     return [_build_block(config, options, layer) for layer in range(config.layers)]

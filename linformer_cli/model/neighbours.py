@@ -48,7 +48,7 @@ class Differences(NamedTuple):
         return {"values": values, "levels": self.levels, "channels": self.channels, **places}
 
     def numbers(self, values: Tensor, dtype: torch.dtype) -> Tensor:
-        """Numbers [..., slots + channels] for values int64 [..., slots]; `levels` stands for a missing value.
+        """Return numbers [..., slots + channels] for values int64 [..., slots]; `levels` stands for a missing value.
 
         They are differences from references (0 if missing), and then the references, scaled to [-1, 1].
         """
@@ -85,7 +85,7 @@ def list_surroundings() -> list[tuple[int, int]]:
 
 
 def scale_values(values: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
-    """Two numbers [..., 2 slots] for each of values int64 [..., slots]; `levels` stands for a missing value.
+    """Return two numbers [..., 2 slots] for each of values int64 [..., slots]; `levels` stands for a missing value.
 
     They are the values scaled to [-1, 1] (missing: 0), and whether they are above 0, the usual background (1/2).
     """
@@ -95,7 +95,7 @@ def scale_values(values: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
 
 
 def scale_colours(image: ImageShape) -> Tensor:
-    """The numbers [levels + 1, 4] of the colours of a palette: red, green, blue and opacity, scaled to [-1, 1].
+    """Return the numbers [levels + 1, 4] of the colours of a palette: red, green, blue and opacity, scaled to [-1, 1].
 
     A transparent colour counts as black, as far as it is transparent. The last row, for a missing value, is 0.
     """
@@ -156,7 +156,7 @@ class NeighbourTables(nn.Module):
 
 
 def find_rows(values: Tensor, channels: Tensor) -> Tensor:
-    """The rows selected by values int64 [..., 4] of channels [...], one per table: int64 [..., 3]."""
+    """Find the rows selected by values int64 [..., 4] of channels [...], one per table: int64 [..., 3]."""
     first, second = values[..., :2].clamp(max=PAIR_BASE - 1).unbind(dim=-1)
     keys = [first * PAIR_BASE + second]
     key = torch.zeros_like(first)

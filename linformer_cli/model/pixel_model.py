@@ -72,7 +72,7 @@ class PixelModel(nn.Module):
         return None
 
     def start_tokens(self, batch: int, labels: Tensor | None = None) -> Tensor:
-        """The start token of every image, int64 [B], which is the token of the first step.
+        """Return the start token of every image, int64 [B], which is the token of the first step.
 
         It is the class in `labels` int64 [B], by default none if the class is optional, or else class 0. A model
         without classes ignores it. Raises `ValueError` for a class that the model does not have.

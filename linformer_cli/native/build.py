@@ -184,7 +184,7 @@ def find_zig() -> Compiler | None:
 
 
 def find_compiler(target: Target) -> Compiler | None:
-    """The system's compiler, or else zig's. Only zig's builds for other systems."""
+    """Find the system's compiler, or else zig's. Only zig's builds for other systems."""
     return (find_system_compiler() if target.triple is None else None) or find_zig()
 
 

@@ -97,7 +97,7 @@ def read_signatures() -> dict[str, tuple[Argument, ...]]:
 
 
 def bind(operation: str, arguments: dict[str, float]) -> Operation:
-    """The operation with these arguments. Raises `TypeError` if one is missing or unknown."""
+    """Return the operation with these arguments. Raises `TypeError` if one is missing or unknown."""
     signature = read_signatures()[operation]
     missing = {one.name for one in signature if not one.optional} - arguments.keys()
     unknown = arguments.keys() - {one.name for one in signature}

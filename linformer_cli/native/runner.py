@@ -86,13 +86,13 @@ class Runner:
         return 0 if name in _EMPTY else self._check(result)
 
     def view(self, buffer: int, rows: int, dtype: torch.dtype) -> Tensor:
-        """The memory of a buffer of the program as a tensor [rows, width]. It ends with the runner."""
+        """Return the memory of a buffer of the program as a tensor [rows, width]. It ends with the runner."""
         width = _SIZE()
         address = self.call("buffer", buffer, ctypes.byref(width))
         return self._wrap(address, (rows, width.value // dtype.itemsize), dtype)
 
     def values(self, rows: int, length: int) -> Tensor:
-        """The memory of the values int64 [rows, T + 1]. It ends with the runner."""
+        """Return the memory of the values int64 [rows, T + 1]. It ends with the runner."""
         return self._wrap(self.call("values", 0), (rows, length + 1), torch.int64)
 
     def _wrap(self, address: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

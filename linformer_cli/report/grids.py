@@ -194,7 +194,7 @@ def read_png(path: str | os.PathLike[str]) -> Image.Image:
 
 
 def read_png_metadata(path: str | os.PathLike[str]) -> dict[str, object] | None:
-    """The metadata that `encode_png` put into a PNG, or None if it has none. Raises what `read_png` raises."""
+    """Return the metadata that `encode_png` put into a PNG, or None if it has none. Raises what `read_png` raises."""
     image = read_png(path)
     text = image.text.get(METADATA_KEYWORD) if isinstance(image, PngImagePlugin.PngImageFile) else None
     try:

@@ -64,7 +64,7 @@ Shown = functools.partial(Column, "")
 def list_columns(
     record: type, keys: str | None = None, other: Mapping[str, Column] | None = None
 ) -> tuple[Column, ...]:
-    """The columns of the fields and properties `keys`, or of all marked fields. `other` replaces their marks."""
+    """List the columns of the fields and properties `keys`, or of all marked fields. `other` replaces their marks."""
     chosen = [key for key in get_type_hints(record) if _find_mark(record, key)] if keys is None else keys.split()
     marks = {key: (other or {}).get(key) or _find_mark(record, key) or Shown() for key in chosen}
     return tuple(dataclasses.replace(mark, key=key) for key, mark in marks.items())

@@ -151,5 +151,5 @@ def _escape(character: str) -> str:
 
 
 def render_windows(windows: list[bytes]) -> str:
-    """The text of `windows`, each after a line with its number."""
+    """Return the text of `windows`, each after a line with its number."""
     return "".join(f"--- {number} ---\n{SafeText().decode(data, last=True)}\n" for number, data in enumerate(windows))

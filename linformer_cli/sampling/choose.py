@@ -77,7 +77,7 @@ class UniformStreams:
         self._first, self._block = 0, torch.empty(0, len(indices), dtype=torch.float64)
 
     def take(self) -> Tensor:
-        """The next uniform number in [0, 1) of every stream: float64 [B] on the CPU."""
+        """Return the next uniform number in [0, 1) of every stream: float64 [B] on the CPU."""
         if not self._first <= self.taken < self._first + len(self._block):
             self._first = self.taken
             self._block = draw_uniforms(self.seed, self.indices, self.taken, _BLOCK, torch.device("cpu"))
@@ -85,7 +85,7 @@ class UniformStreams:
         return self._block[self.taken - 1 - self._first]
 
     def take_many(self, count: int, device: torch.device) -> Tensor:
-        """The numbers of the next `count` calls of `take`: float64 [count, B], computed on `device`."""
+        """Return the numbers of the next `count` calls of `take`: float64 [count, B], computed on `device`."""
         numbers = draw_uniforms(self.seed, self.indices, self.taken, count, device)
         self.skip(count)
         return numbers

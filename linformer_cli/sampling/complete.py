@@ -70,7 +70,7 @@ def complete_values(
         return completed, _bits(model, completed, labels), []
 
     def keep(indices: Sequence[int]) -> tuple[Tensor, Tensor, list[KeptImage]]:
-        """The completion with this index from its particles."""
+        """Return the completion with this index from its particles."""
         with sampler.engines.start(particles * len(starts)) as engine:
             given, streams = torch.where(kept, original, -1), UniformStreams(sampler.seed, indices)
             image = engine.keep_values(starts, given, streams, sampler.filters)

@@ -39,7 +39,7 @@ def decode_greedily(log_probabilities: Tensor) -> list[Placed]:
 
 
 def decode_by_beam(log_probabilities: Tensor, width: int = 8) -> list[int]:
-    """The likeliest symbols, by prefix beam search (Hannun 2014, arXiv 1408.2873) without a language model."""
+    """Return the likeliest symbols, by prefix beam search (Hannun 2014, arXiv 1408.2873) without a language model."""
     # The pair of a prefix: the log-probabilities of its alignments that end in a blank, and of the others.
     beam: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, -math.inf)}
     for row in log_probabilities.tolist():

@@ -116,7 +116,7 @@ _LEAST_DEVIATION = 1e-3  # a band that never changes is not scaled up
 
 
 def log_mel(samples: Tensor, rate: int) -> Tensor:
-    """The logarithm of the power in 40 bands, [T, 40], for samples [N] at `rate` per second.
+    """Return the logarithm of the power in 40 bands, [T, 40], for samples [N] at `rate` per second.
 
     A Hann window of 25 ms starts every 10 ms. The bands are triangles, equally wide in mel, from 20 Hz to half the
     rate.

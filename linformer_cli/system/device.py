@@ -62,7 +62,7 @@ def torch_dtype(precision: str) -> "torch.dtype":
 
 
 def product_dtype(precision: str) -> "torch.dtype | None":
-    """The type of the inputs of an engine's matrix products in `precision`; None if it is the model's type."""
+    """Return the type of the inputs of an engine's matrix products in `precision`; None if it is the model's type."""
     import torch
 
     return torch.int8 if precision == "int8" else None

@@ -33,7 +33,7 @@ class ProcessLost(LintxError):
 
 
 def process_rank() -> int:
-    """The rank of this process in its job, 0 for a single process. Needs no torch."""
+    """Return the rank of this process in its job, 0 for a single process. Needs no torch."""
     return int(os.environ["RANK"]) if _count() > 1 else 0
 
 
@@ -84,7 +84,7 @@ class Team:
         return self.rank == 0
 
     def choose_device(self, wanted: str) -> Choice:
-        """The device for this process, as in `choose_device`; each of several processes gets its own GPU."""
+        """Choose the device for this process, as in `choose_device`; each of several processes gets its own GPU."""
         choice = choose_device(wanted)
         if self.count == 1 or choice.value == "cpu":
             return choice
@@ -121,7 +121,7 @@ class Team:
         return cast(Value, found)
 
     def gather(self, part: Value) -> list[Value]:
-        """The `part` of every process, by rank; it must be picklable."""
+        """Return the `part` of every process, by rank; it must be picklable."""
         if self.count == 1:
             return [part]
         from torch import distributed
@@ -159,7 +159,7 @@ ALONE = Team()
 
 
 def keep_own(module: object) -> contextlib.AbstractContextManager[None]:
-    """A context in which a backward pass through a module of `Team.parallel` does not average its gradients."""
+    """Return a context in which a backward pass through a module of `Team.parallel` does not average its gradients."""
     no_sync = getattr(module, "no_sync", None)
     return contextlib.nullcontext() if no_sync is None else no_sync()
 

@@ -46,7 +46,7 @@ def _version(package: str) -> str | None:
 
 
 def processor_name() -> str:
-    """The processor's model, or its architecture if the model is unknown."""
+    """Return the processor's model, or its architecture if the model is unknown."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("model name"):

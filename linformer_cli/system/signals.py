@@ -14,7 +14,7 @@ Check = Callable[[], None]
 
 
 def never_stop() -> None:
-    """A `Check` that never raises."""
+    """Return a `Check` that never raises."""
 
 
 @dataclass

@@ -26,7 +26,7 @@ class Timing:
         return first, third
 
     def rate(self, count: float) -> float:
-        """The median rate per second of work that handles `count` items."""
+        """Return the median rate per second of work that handles `count` items."""
         return count / self.median
 
     def rate_quartiles(self, count: float) -> tuple[float, float]:
@@ -44,7 +44,7 @@ def time_work(work: Callable[[], object], device: str) -> float:
 
 
 def compare_turns(speed: float, samples: Sequence[float], other_speed: float, other_samples: Sequence[float]) -> float:
-    """The speed of one measurement relative to another: the median ratio over rounds with one sample of each.
+    """Return the speed of one measurement relative to another: the median ratio over rounds with one sample of each.
 
     `speed` and `other_speed` belong to the median samples and have the same unit. A slow moment of the machine affects
     both samples of a round and cancels out, as it would not in a ratio of two medians.

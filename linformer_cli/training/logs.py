@@ -80,7 +80,7 @@ LOG_NAMES = tuple(_LOGS)
 
 
 def find_logs(names: Sequence[str]) -> list[OpenLog]:
-    """The kinds of log with these names, each once. Raises `LintxError` if a package is missing."""
+    """Find the kinds of log with these names, each once. Raises `LintxError` if a package is missing."""
     for name in names:
         import_extra(_LOGS[name][0], name)
     return [_LOGS[name][1] for name in dict.fromkeys(names)]

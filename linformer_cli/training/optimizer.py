@@ -122,7 +122,7 @@ def _list_moments(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, torch.
 
 
 def build_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
-    """The exponential moving average of the weights of `model` with decay `config.ema`; None for a decay of 0.
+    """Build the exponential moving average of the weights of `model` with decay `config.ema`; None for a decay of 0.
 
     The decay of step n is at most (1 + n) / (10 + n), so that initial weights are soon forgotten.
     """

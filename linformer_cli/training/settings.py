@@ -106,7 +106,7 @@ def _parse_network(values: Mapping[str, Any]) -> NetworkConfig:
 
 
 def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
-    """The checkpoint to start from: `name`, or else that in `file` if `file` is a run's config.toml."""
+    """Find the checkpoint to start from: `name`, or else that in `file` if `file` is a run's config.toml."""
     if name is not None:
         return read_checkpoint(name)
     table = None if file is None else read_tables(file).get(_INIT_FROM)
@@ -116,7 +116,7 @@ def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
 
 
 def find_teachers(names: Sequence[str], file: Path | None) -> list[Checkpoint]:
-    """The checkpoints to learn from: `names`, or else those in `file` if `file` is a run's config.toml."""
+    """Find the checkpoints to learn from: `names`, or else those in `file` if `file` is a run's config.toml."""
     if names or file is None:
         return [read_checkpoint(name) for name in names]
     tables = read_tables(file).get(_DISTILL_FROM, [])
@@ -217,7 +217,7 @@ def _merge_training(
 
 
 def extend_settings(config: RunConfig, given: Given, others: Collection[str] = ()) -> RunConfig:
-    """The configuration of a resumed run. Raises `UsageError` for an option that must not change."""
+    """Return the configuration of a resumed run. Raises `UsageError` for an option that must not change."""
     data = dict(given.data)
     data_dir = data.pop("data_dir", None)
     refused = [*given.model, *data, *(["preset"] if given.preset else []), *others]

@@ -70,7 +70,7 @@ AnyTask = TypeVar("AnyTask", bound=Task[Any, Any])
 def measure_progress(
     config: TrainConfig, step: int, elapsed_seconds: float, train_items: int, ending_seconds: float = 0.0
 ) -> float:
-    """The finished share of a run in [0, 1], the largest by steps, images and time less `ending_seconds`."""
+    """Return the finished share of a run in [0, 1], the largest by steps, images and time less `ending_seconds`."""
     done = []
     if config.steps is not None:
         done.append(step / config.steps)

@@ -43,7 +43,7 @@ Inputs = WeakValueDictionary[tuple[str, int], torch.Tensor]
 
 
 def build_pass(setup: PassSetup, inputs: Inputs | None = None) -> Callable[[], None]:
-    """A forward pass from the initial state, and a backward pass. The first call also draws the inputs."""
+    """Build a forward pass from the initial state, and a backward pass. The first call also draws the inputs."""
     attention = _build(setup)
     shape = attention.shape  # a mechanism may have its own widths
     shared = Inputs() if inputs is None else inputs

@@ -157,7 +157,7 @@ def count_rerun_positions(positions: int) -> int:
 
 
 def count_state_bytes(model: PixelModel, batch: int, products: torch.dtype | None = None) -> int:
-    """The bytes of the state of `batch` images for `products` (None: the model's). Raises `NoProgram`."""
+    """Count the bytes of the state of `batch` images for `products` (None: the model's). Raises `NoProgram`."""
     return model.state_bytes(batch) if products is None else compile_step(model, products=products).state_bytes(batch)
 
 

@@ -106,7 +106,7 @@ class SamplingSetup:
 
 
 def build_last_steps(setup: SamplingSetup) -> Callable[[], None]:
-    """A function that builds a batch's state and takes the last steps of its images, after doing so for one."""
+    """Return a function that builds a batch's state and takes the last steps of its images, after doing so for one."""
     with seeded(0):
         model = PixelModel(setup.model)
     model = model.to(device=setup.device, dtype=torch_dtype(setup.precision)).eval()

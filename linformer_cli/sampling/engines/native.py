@@ -180,7 +180,7 @@ class NativeEngine(Engine):
 
 
 def encode_step(model: PixelModel, products: torch.dtype | None) -> bytes:
-    """The file of the program that this engine runs. Raises `LintxError` if the model has no program."""
+    """Return the file of the program that this engine runs. Raises `LintxError` if the model has no program."""
     try:
         return encode_model(model, NativeEngine.window, products)
     except NoProgram as error:
