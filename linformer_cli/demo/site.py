@@ -88,7 +88,7 @@ def build_sites(models: Mapping[str, str | Path]) -> dict[str, File]:
 def build_site(
     checkpoint: "Checkpoint", model: "PixelModel", name: str | None = None, names: tuple[str, ...] = ()
 ) -> dict[str, File]:
-    """Build the files of the demo by name. `name` is what the user calls the checkpoint, among the `names` of a site."""
+    """Build the demo's files by name. `name` is what the user calls the checkpoint, among the `names` of a site."""
     import torch
 
     from linformer_cli.model.blocks import InnerBlock
