@@ -39,7 +39,7 @@ class _Commands(LazyGroup):
         "Describe": "attentions info env",
     }
     table = {
-        "demo": ("demo.demo", "Show a model in the browser."),
+        "demo": ("demo.demo", "Show models in the browser."),
         "sample": ("sample.sample", "Draw images or text from a model."),
         "complete": ("complete.complete", "Complete your own images."),
         "train": ("train.train", "Train a model, or resume a run."),
