@@ -106,7 +106,7 @@ def complete(asked: CompleteOptions) -> None:
         with open_picture(asked.images[0], str(asked.images[0])):
             pass
     mask = None if asked.mask is None else read_mask(asked.mask)
-    session = asked.drawing.open(asked.checkpoint)
+    session = asked.drawing.open(asked.checkpoint, forks=True)
     if session.words is WINDOWS:
         path = session.checkpoint.name
         raise UsageError(f"'{path}' draws bytes, not images; to continue a text: lintx sample {path} --prompt TEXT")

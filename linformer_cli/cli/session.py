@@ -147,11 +147,12 @@ class DrawingOptions:
     precision: options.SamplingPrecision = "auto"
     engine: options.Engine = "auto"
 
-    def open(self, checkpoint: str | None, team: Team = ALONE) -> Session:
+    def open(self, checkpoint: str | None, team: Team = ALONE, forks: bool = False) -> Session:
+        """Do what `open_session` does, after a check of the filters."""
         from linformer_cli.sampling.choose import Filters
 
         Filters(self.temperature, self.top_k, self.top_p)
-        return open_session(checkpoint, self.device, self.precision, self.engine, team)
+        return open_session(checkpoint, self.device, self.precision, self.engine, team, forks)
 
     def build_sampler(self, session: Session, has_class: bool) -> "Sampler":
         """Return the sampler for images with a class or without. A default guidance other than 1 is said."""
@@ -166,9 +167,17 @@ class DrawingOptions:
 
 
 def open_session(
-    name: str | None, device: str, precision: SamplingPrecision, engine: str | None = None, team: Team = ALONE
+    name: str | None,
+    device: str,
+    precision: SamplingPrecision,
+    engine: str | None = None,
+    team: Team = ALONE,
+    forks: bool = False,
 ) -> Session:
-    """Load the checkpoint `name` for a process of `team`, and print the choices. Without `engine`, `auto` is fp32."""
+    """Load the checkpoint `name` for a process of `team`, and print the choices. Without `engine`, `auto` is fp32.
+
+    `Engine.doubt` explains `forks`.
+    """
     from linformer_cli.checkpoint import open_checkpoint
     from linformer_cli.model.mixers import describe_mixing
 
@@ -181,7 +190,7 @@ def open_session(
         from linformer_cli.sampling.engines import choose_engine
         from linformer_cli.sampling.precision import choose_sampling_precision
 
-        choice = choose_engine(engine, model, product_dtype(precision))
+        choice = choose_engine(engine, model, product_dtype(precision), forks)
         chosen = choice.value
         info(f"engine {choice.value} ({choice.reason})")
         if precision == "auto":

@@ -462,3 +462,5 @@ def test_auto_chooses_the_gpu_engine_on_a_gpu(build_tiny_model, monkeypatch) -> 
     monkeypatch.setattr(cuda, "triton_refusal", lambda device: None)
     choice = choose_engine("auto", build_tiny_model(head_width=32))
     assert choice.value == "cuda" and choice.reason == "not native: not here"
+    choice = choose_engine("auto", build_tiny_model(head_width=32), forks=True)
+    assert choice.value == "reference" and "copies of states have not run on a GPU yet" in choice.reason

@@ -57,10 +57,11 @@ class EngineCache:
             raise
 
 
-def choose_engine(wanted: str, model: PixelModel, products: torch.dtype | None = None) -> Choice:
+def choose_engine(wanted: str, model: PixelModel, products: torch.dtype | None = None, forks: bool = False) -> Choice:
     """Return the engine `wanted`, or for `auto` the fastest engine that supports `model`, and the reason.
 
-    `Engine` explains `products`. Raises `UsageError` for an unknown engine, or one that does not support the model.
+    `Engine` explains `products`, and `Engine.doubt` explains `forks`. Raises `UsageError` for an unknown engine, or one
+    that does not support the model.
     """
     if wanted != AUTO:
         if wanted not in ENGINES:
@@ -71,7 +72,7 @@ def choose_engine(wanted: str, model: PixelModel, products: torch.dtype | None =
         return Choice(wanted, "requested")
     refusals: list[str] = []
     for name, engine in ENGINES.items():
-        refusal = engine.refusal(model, products) or engine.doubt(model)
+        refusal = engine.refusal(model, products) or engine.doubt(model, forks)
         if refusal is None:
             return Choice(name, "; ".join(refusals) or "the fastest here")
         refusals.append(f"not {name}: {refusal}")

@@ -46,8 +46,11 @@ class Engine(ABC):
         """Say why the engine does not support `model` with `products`, or return None if it does."""
 
     @classmethod
-    def doubt(cls, model: PixelModel) -> str | None:
-        """Say why `auto` does not choose the engine although it supports `model`, or return None if it does."""
+    def doubt(cls, model: PixelModel, forks: bool) -> str | None:
+        """Say why `auto` does not choose the engine although it supports `model`, or return None if it does.
+
+        `forks` tells whether images begin or continue from copies of other states, as completions do.
+        """
         return None
 
     @staticmethod

@@ -85,7 +85,9 @@ class CudaEngine(Engine):
         return cls.refuse_products(model, products)
 
     @classmethod
-    def doubt(cls, model: PixelModel) -> str | None:
+    def doubt(cls, model: PixelModel, forks: bool) -> str | None:
+        if forks:
+            return "its copies of states have not run on a GPU yet; --engine cuda uses them"
         config = model.config
         tried = config.attention in ("linear", "softmax") and config.context in ("previous", "neighbours", "wide")
         tried &= config.embedding != "none" and config.feed_forward_kind == "dense" and not config.image.palette
@@ -265,7 +267,7 @@ class FusedCudaEngine(CudaEngine):
         return super().refusal(model, products) or triton_refusal(model.device)
 
     @classmethod
-    def doubt(cls, model: PixelModel) -> str | None:
+    def doubt(cls, model: PixelModel, forks: bool) -> str | None:
         return "its kernels have not run on a GPU yet; --engine cuda-fused uses them"
 
     def take_step(self) -> None:
