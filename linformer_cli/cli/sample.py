@@ -89,8 +89,7 @@ def sample(asked: SampleOptions) -> None:
     A model of bytes prints text while it draws it. Without filters and with --guidance 1, images are drawn from the
     distribution that bits/dim measure. Image number i depends on --seed and i, not on --batch.
 
-    `torchrun --nproc-per-node N -m linformer_cli sample ...` splits the images among N processes. With --files,
-    repeating the command draws only missing images.
+    `torchrun` splits the images among its processes. With --files, repeating the command draws only missing images.
     """
     if asked.out == STREAM and asked.json:
         raise UsageError("-o - and --json would both write to stdout; give -o a file")
