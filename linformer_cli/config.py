@@ -68,8 +68,7 @@ class ImageShape(Config):
     """The size of a model's images. `levels` is the number of values a channel can take.
 
     The channels are grey, RGB or RGBA. With a `palette`, the value of a pixel is the number of its colour, '#rrggbb' or
-    '#rrggbbaa'; '#00000000', which is transparent, is number 0 if there is any. A window of bytes is an image of one
-    row.
+    '#rrggbbaa'; '#00000000', which is transparent, is number 0 if there is any. Windows of bytes are rows.
     """
 
     height: Size

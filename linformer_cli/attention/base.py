@@ -95,8 +95,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
     compiled: ClassVar[Operation[Callable[..., object]] | None] = None
     # The mechanism has `attend_all`. Options may take it away, so an object can have False where its class has True.
     bidirectional: bool = False
-    # The extra scalars per head and position that the layer projects for this mechanism: their widths by name, in the
-    # order of the projection.
+    # The extra scalars that the layer projects: their widths by name, per head and position, in this order.
     gates: Mapping[str, int] = {}
     # After this many positions, the numbers in the state decide the same again. None: they do not repeat.
     period: int | None = None
@@ -157,8 +156,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
 
         The result is differentiable, also with respect to `state`, which is not modified. A NaN or infinity in the
         inputs changes neither earlier outputs nor other images. If an output is NaN or infinite, outputs from the first
-        such input on send no gradient to earlier positions. `defer_checks` leaves this to the caller. Autocast is
-        disabled in all forms.
+        such input on send no gradient to earlier positions. `defer_checks` leaves this to the caller. Autocast is off.
         """
         with torch.autocast(q.device.type, enabled=False):
             y, after = self._attend_once(q, k, v, state, extra)
@@ -166,7 +164,9 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
             # therefore reach outputs that must not depend on it. A finite sum, which may overflow, is a cheap test.
             if not may_check(y.device) or bool(y.detach().sum().isfinite()):
                 return y, after
-            finite = _count_finite_positions(q, k, v, extra)
+            # The number of positions before the first NaN or infinity in each image, int64 [B].
+            ok = torch.stack([x.isfinite().all(dim=3).all(dim=1) for x in (q, k, v, extra) if x is not None])
+            finite = ok.all(dim=0).long().cumprod(dim=1).sum(dim=1)
             parts, places = [], []
             for count in finite.unique().tolist():
                 images = (finite == count).nonzero().flatten()
@@ -201,8 +201,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
     def name_gates(self, extra: Tensor | None, dtype: torch.dtype) -> Gates:
         """The scalars in `extra` [B, H, .., E] by name, in the type of running sums for queries of `dtype`.
 
-        If one is an `output` gate, they keep their type, which `scale_outputs` reads. Raises `ValueError` for another
-        E.
+        With an `output` gate, they keep their type (see `scale_outputs`). Raises `ValueError` for another E.
         """
         if not self.gates:
             return {}
@@ -358,9 +357,3 @@ def map_states(
         parts = [map_states(change, *part, common=common) for part in zip(first, *rest, strict=True)]
         return cast(State, type(first)(*parts) if hasattr(first, "_fields") else tuple(parts))
     return first
-
-
-def _count_finite_positions(*inputs: Tensor | None) -> Tensor:
-    """The number of positions before the first NaN or infinity in each image, int64 [B]."""
-    finite = [x.isfinite().all(dim=3).all(dim=1) for x in inputs if x is not None]
-    return torch.stack(finite).all(dim=0).long().cumprod(dim=1).sum(dim=1)

@@ -31,8 +31,8 @@ class BigbirdAttention(SpanAttention[BigbirdOptions]):
     the two blocks before its own block and none after it. Queries in global blocks see no more than other queries.
 
     The bidirectional form is that of the source. S(t) holds the blocks b - 1, b and b + 1, the global blocks, and
-    `random` other blocks of an image, drawn as above. Random blocks after the end of a sequence are left out. Queries
-    in global blocks see all positions.
+    `random` other blocks of an image, drawn as above, but none after the end of a sequence. Queries in global blocks
+    see all positions.
     """
 
     name = "bigbird"

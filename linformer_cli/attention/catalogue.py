@@ -1,69 +1,25 @@
-"""All attention mechanisms by name, grouped by family and ordered by year within a family.
+"""All attention mechanisms by name. A new one needs one file, its name here, test cases and a docs page."""
 
-A new mechanism needs one file, one line here, test cases and a docs page. Those from outside the package follow.
-"""
-
+import importlib
 from collections.abc import Iterable, Mapping
 
 from linformer_cli.errors import UsageError, unknown_name
 from . import plugins
 from .base import Attention, AttentionOptions, AttentionShape
-from .bigbird import BigbirdAttention
-from .deltanet import DeltanetAttention
-from .flash import FlashAttention
-from .gau import GauAttention
-from .gdn2 import Gdn2Attention
-from .gla import GlaAttention
-from .linear import LinearAttention
-from .linformer import LinformerAttention
-from .log_linear import LogLinearAttention
-from .logsparse import LogsparseAttention
-from .long_short import LongShortAttention
-from .longformer import LongformerAttention
-from .lsh import LshAttention
-from .mamba import MambaAttention
-from .mesa import MesaAttention
-from .mlstm import MlstmAttention
-from .nystrom import NystromAttention
-from .performer import PerformerAttention
-from .probsparse import ProbsparseAttention
-from .retention import RetentionAttention
-from .rfa import RfaAttention
-from .rwkv7 import Rwkv7Attention
-from .single_head import SingleHeadAttention
-from .softmax import SoftmaxAttention
-from .sparse import SparseAttention
 
-CATALOGUE: dict[str, type[Attention]] = {
-    mechanism.name: mechanism
-    for mechanism in (
-        SoftmaxAttention,
-        SingleHeadAttention,
-        LinearAttention,
-        PerformerAttention,
-        RfaAttention,
-        RetentionAttention,
-        GlaAttention,
-        DeltanetAttention,
-        MlstmAttention,
-        Rwkv7Attention,
-        MesaAttention,
-        LogLinearAttention,
-        MambaAttention,
-        Gdn2Attention,
-        LshAttention,
-        LinformerAttention,
-        NystromAttention,
-        LongformerAttention,
-        BigbirdAttention,
-        LongShortAttention,
-        SparseAttention,
-        LogsparseAttention,
-        ProbsparseAttention,
-        GauAttention,
-        FlashAttention,
-    )
-}
+# By family, and by year within a family. The key, the file and the class of a mechanism share one name.
+_NAMES = (
+    "softmax single_head linear performer rfa retention gla deltanet mlstm rwkv7 mesa log_linear mamba gdn2 lsh "
+    "linformer nystrom longformer bigbird long_short sparse logsparse probsparse gau flash"
+)
+
+
+def _import_mechanism(name: str) -> type[Attention]:
+    """`LongShortAttention` of long_short.py for `long_short`."""
+    return getattr(importlib.import_module(f".{name}", __package__), f"{name.title().replace('_', '')}Attention")
+
+
+CATALOGUE = {name: _import_mechanism(name) for name in _NAMES.split()}
 
 
 def add_mechanisms(mechanisms: Iterable[type[Attention]]) -> None:

@@ -17,11 +17,10 @@ class DeltanetAttention(GatedDeltaAttention[DeltanetOptions]):
     """y_t = q_t s_t / rms(q_t s_t), where s_t = alpha_t (I - beta_t k_t k_t^T) s_{t-1} + beta_t k_t v_t^T.
 
     Queries and keys are silu(q) and silu(k), scaled to length 1. The bracket removes the fraction beta_t of the value
-    that the state holds for the key. The last term of s_t adds the same fraction of the new value. beta_t is the
-    sigmoid of the head's first extra scalar. alpha_t = sigmoid(x + b) is a gate that decays the whole state. x is the
-    second extra scalar, and b is learned for each head. With `gate = false`, alpha_t is 1, which gives the DeltaNet of
-    Yang 2024, arXiv 2406.06484. With `negative_eigenvalues`, beta_t is twice the sigmoid (Grazzi 2024, arXiv
-    2411.12537).
+    that the state holds for the key. The last term adds as much of the new value. beta_t is the sigmoid of the head's
+    first extra scalar. alpha_t = sigmoid(x + b) is a gate that decays the whole state. x is the second extra scalar,
+    and b is learned for each head. With `gate = false`, alpha_t is 1, which gives the DeltaNet of Yang 2024, arXiv
+    2406.06484. With `negative_eigenvalues`, beta_t is twice the sigmoid (Grazzi 2024, arXiv 2411.12537).
 
     This is section 3 of the source, with a different form of alpha. The source's layer also has a short convolution of
     queries, keys and values, weights in the norm, and an output gate. The network settings `short_convolution`,

@@ -19,9 +19,8 @@ class FlashOptions(GatedOptions):
 class FlashState(NamedTuple):
     """The current chunk, and the sum over finished chunks.
 
-    z [B, 1, C, K] and v [B, 1, C, V] hold the current chunk; only the first `position` mod C rows are valid.
-    s [B, 1, K, V] is the sum of k'_j v_j^T, with k' as in `FlashAttention`. `position` (0-d int64) is the number of
-    positions so far.
+    z [B, 1, C, K] and v [B, 1, C, V] hold the current chunk; only the first `position` mod C rows are valid. s [B, 1,
+    K, V] is the sum of k'_j v_j^T, with k' as in `FlashAttention`. `position` (0-d int64) counts positions.
     """
 
     z: Tensor

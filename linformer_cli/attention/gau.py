@@ -25,13 +25,12 @@ class GauAttention(GatedAttention[GauOptions, KeyValueCache], CachedAttention[Ga
     """y_t = sum over j <= t of relu(q_t . k_j / n + b[t - j])^2 v_j.
 
     This is section 2 of the source. q and k are scaled and shifted copies of one projection Z. n is the number of
-    positions of a whole image and does not depend on t. b has one entry per distance in an image, so longer sequences
-    are refused. With `scale = "width"`, there is no b, and the weight is relu(q_t . k_j / sqrt(K))^2 / n. `laplace` (Ma
-    2022, arXiv 2209.10655) replaces relu(x)^2 by (1 + erf((x - mu) / (sigma sqrt 2))) / 2, with mu = sqrt(1/2) and
-    sigma = sqrt(1 / (4 pi)).
+    positions of a whole image. b has one entry per distance in an image, so longer sequences are refused. With `scale =
+    "width"`, there is no b, and the weight is relu(q_t . k_j / sqrt(K))^2 / n. `laplace` (Ma 2022, arXiv 2209.10655)
+    replaces relu(x)^2 by (1 + erf((x - mu) / (sigma sqrt 2))) / 2, with mu = sqrt(1/2) and sigma = sqrt(1 / (4 pi)).
 
-    In the bidirectional form, j runs over all positions, and the bias is b[|t - j|]. The source has separate biases for
-    later positions.
+    In the bidirectional form, j runs over all positions, and the bias is b[|t - j|]; in the source, later positions
+    have others.
 
     Unlike in the source, b is a plain table indexed by distance, and sums are float32 or float64.
     """

@@ -39,8 +39,7 @@ class GlaAttention(SumAttention[GlaOptions, GlaState]):
     of an image down to the length of a row.
 
     This is section 4 of the source, with these differences. The source computes the gates through a bottleneck of width
-    16, initialises all gates alike, and has a layer norm with a gain. Our parallel form adds logarithms of gates and
-    never divides by a gate.
+    16, initialises all gates alike, and has a layer norm with a gain. Our parallel form never divides by a gate.
 
     The source has no bidirectional form. Here, it is the sum of both directions, in which position t counts once: u_t
     is the sum over all j of (q_t * w_tj) . k_j v_j / sqrt(K), where w_tj is the product of the gates of j + 1 to t for

@@ -38,8 +38,7 @@ class LinformerAttention(Attention[LinformerOptions, KeyValueCache]):
     as in section 4 of the source. The source projects a whole sequence of fixed length at once, so every row depends on
     later positions. Only an encoder can work this way. Here, each block is projected when it is finished, always with
     the same E and F. The rows of a block are visible from the next block on. Inside its own block, a query sees exact
-    keys. A sequence may have any length. The number of rows grows by rank / block per position; in the source, it is
-    fixed.
+    keys. A sequence may have any length, and rows grow by rank / block per position; in the source, they are fixed.
 
     The state is a cache. It first holds the `rank` projected rows of each finished block, then the exact rows of the
     unfinished block. When a block is finished, its projected rows replace its exact rows.
@@ -86,8 +85,7 @@ class LinformerAttention(Attention[LinformerOptions, KeyValueCache]):
         cached_k, cached_v = (None, None) if state is None else (state.keys, state.values)
         rows_k, near_k = self._project(k.to(dtype), cached_k, start, project_keys)
         rows_v, near_v = self._project(v.to(dtype), cached_v, start, project_values)
-        # Blocks start at multiples of `block`, so the cached part of the unfinished block comes first. The queries
-        # of this part are padding.
+        # Blocks start at multiples of `block`, so the unfinished one's cached part comes first, without queries.
         missing = -(inside + length) % self.block
         y = attend_near_and_rows(
             functional.pad(q.to(dtype) * self.shape.key_width**-0.5, (0, 0, inside, missing)),

@@ -31,8 +31,7 @@ class LogLinearOptions(AttentionOptions):
 class LogLinearState(NamedTuple):
     """s [B, H, G, K, V], the buckets of a Fenwick tree, and the number of positions (int64).
 
-    Bucket b holds 2^b positions if bit b of the number of positions is 1, else it is 0. In `linear`, the last of V + 1
-    columns is the sum of phi(k_j).
+    Bucket b holds 2^b positions if bit b of their number is 1, else 0. In `linear`, column V is the sum of phi(k_j).
     """
 
     s: Tensor

@@ -66,11 +66,11 @@ class LogsparseAttention(SpanAttention[LogsparseOptions]):
     S(t) holds the `window` nearest positions, of which t is one, and the positions at distances window - 1 + 2^i for i
     = 0, 1, 2 and so on. With a window of 1, the distances are 0, 1, 2, 4, 8 and so on. With `restart`, only the
     distances below `restart` are used, and S(t) also holds every position that is a multiple of `restart` before one of
-    the positions at these distances.
+    these.
 
     This is section 4.2 of the source with its two variants, local attention and restart attention. The source computes
-    queries and keys by causal convolutions; the layer's `short_convolution` does this. In the source's code,
-    which uses a dense mask, early positions see all positions before them; here they see only S(t).
+    queries and keys by causal convolutions; the layer's `short_convolution` does this. In the source's code, which uses
+    a dense mask, early positions see all positions before them; here they see only S(t).
     """
 
     name = "logsparse"

@@ -76,8 +76,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
     encoded, since the embedding encodes absolute positions.
 
     The bidirectional form is that of the source. The whole sequence is compressed to `rank` rows, and p is the softmax
-    over all its positions. A query sees these rows, its segment of `window` positions, and window // 2 positions on
-    each side of the segment.
+    over all its positions. A query sees these rows, its segment of `window` positions, and window // 2 on each side.
     """
 
     name = "long_short"

@@ -50,8 +50,7 @@ class LongformerAttention(SpanAttention[LongformerOptions]):
     S(t) holds t, t - d, ..., t - (window - 1) d and every j < globals. d is the dilation of the head, or the number of
     positions in an image if that is smaller. Positions outside 0 .. t are left out, and each position counts once. This
     is the causal half of section 3.1 of the source, with two differences. Global positions have no projections of their
-    own. Only keys are global: a causal query at a global position sees only earlier positions, and these are all
-    global.
+    own. Only keys are global: a causal query at a global position sees only earlier positions.
 
     The state is a cache of globals + ring positions, with ring = (window - 1) max(d) + 1. Its first `globals` rows hold
     the first positions. The other rows are a ring buffer: position j is in row globals + j mod ring.

@@ -187,8 +187,7 @@ def attend_sorted_chunks(
 ) -> Tensor:
     """Outputs [N, T, V] for q, k [N, T, K], v [N, T, V], the buckets [N, T, R] of R rounds, and lengths [N].
 
-    A position sees the others in its chunk and in the previous chunk, cyclically. The rounds are averaged, or weighted
-    by their total weights.
+    A position sees the others in its chunk and the previous one, cyclically. Rounds are averaged, or weighted.
     """
     count, length, _ = buckets.shape
     if lengths is None:

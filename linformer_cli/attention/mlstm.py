@@ -43,8 +43,7 @@ class MlstmAttention(SumAttention[MlstmOptions, MlstmState]):
     exp(z_t + b). Without `normalise`, y_t is h_t.
 
     i_t can overflow, so the state holds exp(-m_t) C_t and exp(-m_t) n_t, where m_t = max(log f_t + m_{t-1}, x_t, 0).
-    h_t is then the quotient exp(-m_t) C_t^T q_t / max(|exp(-m_t) n_t . q_t|, exp(-m_t)). It does not depend on
-    m_t, so m_t passes no gradient.
+    h_t is then the quotient exp(-m_t) C_t^T q_t / max(|exp(-m_t) n_t . q_t|, exp(-m_t)). It does not depend on m_t.
 
     The formulas of h_t are equations 19 to 27 of the source, except for the 0 in m_t, which keeps exp(-m_t) from
     overflowing. Unlike the authors' code, we add no epsilon to the denominator, because h_t would then depend on m_t.

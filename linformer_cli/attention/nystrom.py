@@ -130,8 +130,7 @@ class NystromAttention(Attention[NystromOptions, NystromState]):
     - The initial value of Z is scaled per head. By default, the source's code uses one maximum over the whole batch, so
       the output for an image depends on the other images.
 
-    Z and the averages are float32 or float64. Each call of `attend` computes Z once, with gradients. `init_state` also
-    computes Z, without gradients.
+    Z and the averages are float32 or float64. `attend` computes Z with gradients, and `init_state` without.
 
     The bidirectional form is that of the source: landmarks are means over segments, as in `_segment_weights`, b covers
     all positions, and the kernel of the convolution, with the same weights, is centred at t. The learned landmarks are

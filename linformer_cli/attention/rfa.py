@@ -43,16 +43,14 @@ class RfaAttention(SumAttention[RfaOptions, RfaState]):
     This is section 3 of the source, except for the denominator. The largest possible value of phi(q_t) . z_t is n_t.
     Our denominator is at least a tenth of n_t, because sums of sines and cosines can be 0 or negative.
 
-    Without the gate, there is a bidirectional form, in which s, z and n are the sums over all positions. The source has
-    no bidirectional gate.
+    The bidirectional form has s, z and n of all positions, and no gate, as in the source.
     """
 
     name = "rfa"
     source = "Peng 2021, arXiv 2103.02143"
     method = "random Fourier features, gated running sums"
     bidirectional = True
-    # With a bias of 5, the gate initially remembers about 150 positions. With 2, the memory is too short for the model
-    # to learn well.
+    # With a bias of 5, the gate initially remembers about 150 positions. With 2, models learn less well.
     extra_bias = 5.0
     directions: Tensor
 

@@ -26,8 +26,7 @@ class Rwkv7Attention(DeltaAttention[Rwkv7Options]):
 
     w_t = exp(-e^-0.5 sigmoid(x_t + b)) is the decay, and a_t = sigmoid(z_t + d) is the in-context learning rate. x_t
     and z_t are extra scalars, each with K numbers. The removal key kappa_t is k_t * xi, scaled to length 1. The
-    replacement key is c_t = k_t * (1 + (a_t - 1) * alpha). b, d, xi, alpha and rho are learned, with K numbers per
-    head.
+    replacement key is c_t = k_t * (1 + (a_t - 1) * alpha). b, d, xi, alpha and rho are learned, each [H, K].
 
     This is section 4 of the source, where q is called r and c is called k~. Unlike the source's layer, ours has no
     token shift, no value residual and no output gate. It projects x and z without a bottleneck, and it divides by the
@@ -54,8 +53,7 @@ class Rwkv7Attention(DeltaAttention[Rwkv7Options]):
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, gates: Gates) -> DeltaInputs:
         """The inputs of two updates of a position: one removes what s holds for kappa, the other adds c v^T.
 
-        The first decays s, too. It reads the decayed state, so the vector that reads is kappa / w, where w is at least
-        0.545.
+        The first also decays s, and reads the decayed s, so it reads with kappa / w, where w is at least 0.545.
         """
         decay_bias, rate_bias, removal, replacement = (
             x.to(v.dtype).unsqueeze(-2) for x in (self.decay_bias, self.rate_bias, self.removal, self.replacement)

@@ -28,8 +28,7 @@ class SoftmaxAttention(CachedAttention[SoftmaxOptions]):
     """y_t = sum over j <= t of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
     This is the reference for all efficient mechanisms. The state keeps all keys and values, of which a step at position
-    t, counted from 0, reads t + 1. In the bidirectional form, j runs over all positions, as in the encoder of the
-    source.
+    t, counted from 0, reads t + 1. In the bidirectional form, j runs over all positions.
     """
 
     name = "softmax"

@@ -24,7 +24,7 @@ from .measure.peak_memory import FORKS
 from .models import BenchModel, TrainedRun, build_models, find_trained, load_models, preset_network
 from .paper_report import PaperReport, describe_gaps
 from .published import Source
-from .rounds import Bench, Measurement, rows_of, turns_of
+from .rounds import Bench, Measurement, release, rows_of, turns_of
 from .rows import AttentionRow, ModelRow
 from .sample import SamplingMeasurement, SamplingSettings
 from .train import TrainingSettings
@@ -212,8 +212,7 @@ class PaperBench(BudgetBench[PaperReport]):
             if number == 1 or not row.left_out:
                 self._report(part.name, row, number)
         if part.name == "scaling":
-            for measurement in group:
-                measurement.release()
+            release(group)
         self.save_now_and_then()
 
     def _begin(self, part: str, groups: Mapping[str, Sequence[Measurement[Any, Any]]]) -> Groups:
@@ -263,8 +262,7 @@ class PaperBench(BudgetBench[PaperReport]):
 
     def _release_training(self) -> None:
         for group in self._groups["training"].values():
-            for measurement in group:
-                measurement.release()
+            release(group)
 
     def _prepare_scaling(self, seconds: float) -> Groups:
         lengths = self._sizes.lengths or choose_lengths(seconds, len(self._variants))

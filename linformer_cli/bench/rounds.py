@@ -135,8 +135,7 @@ def measure_groups(
                 for turn in turns_of(group):
                     turn()
             finally:
-                for measurement in group:
-                    measurement.release()
+                release(group)
                 for row in rows_of(group):
                     rows.append(row)
                     bench.report(row)
@@ -152,6 +151,11 @@ def turns_of(group: Sequence[Measurement[Any, Any]]) -> Iterator[Callable[[], No
     for _ in range(max(measurement.repeats for measurement in group)):
         yield from (measurement.measure_round for measurement in group)
     yield from (measurement.finish for measurement in group)
+
+
+def release(group: Iterable[Measurement[Any, Any]]) -> None:
+    for measurement in group:
+        measurement.release()
 
 
 def rows_of(group: Sequence[Measurement[AnyRow, Any]]) -> list[AnyRow]:

@@ -19,7 +19,7 @@ from linformer_cli.system.timing import Timing
 from .budget import BudgetBench, Groups, Part, Schedule
 from .measure.ceilings import Ceilings
 from .published import find_published_speech
-from .rounds import Bench, rows_of, turns_of
+from .rounds import Bench, release, rows_of, turns_of
 from .speech_report import LengthRow, SpeechReport, SpeechRow, describe_findings
 from .speech_training import LengthMeasurement, StepSetup, Trainee, compare_epochs
 
@@ -231,8 +231,7 @@ class SpeechBench(BudgetBench[SpeechReport]):
         return {title: list(turns_of(group)) for title, group in self._lengths.items()}
 
     def _finish_group(self, part: Part, title: str) -> None:
-        for measurement in self._lengths.get(title, ()):
-            measurement.release()
+        release(self._lengths.get(title, ()))
         if part.name == "training":
             self._report(self.describe().rows)
             self.save_now_and_then()

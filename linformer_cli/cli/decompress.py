@@ -111,16 +111,12 @@ def _open_model(asked: DecompressOptions, packed: "PackedFile") -> "tuple[Sessio
     from linformer_cli.codec.coder import Coder, identify_program
 
     packed.require_program(identify_program(session.model), session.checkpoint.name)
-    _require_shape(session, packed.header)
-    return session, Coder(session.model)
-
-
-def _require_shape(session: Session, header: "Header") -> None:
-    """Raise `DataError` unless the model can predict the file's sequences; a forged header may have any size."""
-    own, shape = session.model.config.image, header.contents.tiling.shape
-    longer = shape.width != own.width and header.contents.tiling.is_bytes and session.model.find_bound() is None
-    if shape != (own.model_copy(update={"width": shape.width}) if longer else own):
+    # A forged header may have any size.
+    own, tiling = session.model.config.image, packed.header.contents.tiling
+    longer = tiling.shape.width != own.width and tiling.is_bytes and session.model.find_bound() is None
+    if tiling.shape != (own.model_copy(update={"width": tiling.shape.width}) if longer else own):
         raise DataError("the size of its images is not that of the model")
+    return session, Coder(session.model)
 
 
 def _open_input(file: str) -> BinaryIO:

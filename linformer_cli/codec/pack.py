@@ -90,7 +90,7 @@ def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, b
         stop = min(done + batch, contents.sequences)
         if done + len(piece.values) != stop:
             raise DataError("the images were changed while they were read; start again")
-        lanes = Lanes(contents.lengths(done, stop), _split(stop - done, size))
+        lanes = Lanes(contents.lengths(done, stop), [min(size, stop - start) for start in range(done, stop, size)])
         coded, own = coder.encode(lanes, piece.values, piece.labels)
         nats += float(own.sum())
         for data, (_, rows) in zip(coded, lanes.pair(coded), strict=True):
@@ -116,10 +116,6 @@ def write_packed(file: BinaryIO, header: Header, source: Source, coder: Coder, b
 def encode_values(values: NDArray[np.int64]) -> bytes:
     """Return one byte for each value [N, T]."""
     return values.astype(np.uint8).tobytes()
-
-
-def _split(sequences: int, block: int) -> list[int]:
-    return [min(block, sequences - start) for start in range(0, sequences, block)]
 
 
 def _regroup(pieces: Iterator[Piece], batch: int) -> Iterator[Piece]:

@@ -118,21 +118,17 @@ def describe_picture(file: Path | bytes, name: str, shape: ImageShape) -> Item:
     with _opened(file, name, shape) as picture:
         colours = np.zeros((0, 4), np.uint8)
         if picture.mode == "P":
-            colours = _list_colours(picture)
+            bands = picture.getpalette() or []
+            strip = Image.frombytes("P", (len(bands) // 3, 1), bytes(range(len(bands) // 3)))
+            strip.putpalette(bands)
+            strip.info = picture.info
+            colours = np.asarray(strip.convert("RGBA"))[0]
         elif picture.mode == "RGBA" and shape.palette:
             pixels = np.asarray(picture)
             hidden = pixels[pixels[..., 3] == 0][:1]
             colours = hidden[hidden.any(axis=1)]
         palette = "" if np.array_equal(colours, shape.colours) else colours.tobytes().hex()
         return Item(name, picture.height, picture.width, (PALETTE_BANDS | BANDS)[picture.mode], palette)
-
-
-def _list_colours(picture: Image.Image) -> Pixels:
-    bands = picture.getpalette() or []
-    strip = Image.frombytes("P", (len(bands) // 3, 1), bytes(range(len(bands) // 3)))
-    strip.putpalette(bands)
-    strip.info = picture.info
-    return np.asarray(strip.convert("RGBA"))[0]
 
 
 def read_picture(file: Path | bytes, name: str, shape: ImageShape) -> Pixels:

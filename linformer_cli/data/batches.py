@@ -13,8 +13,7 @@ class Batches:
     """An endless stream of epochs over `count` images, each a permutation drawn from (seed, epoch).
 
     The image at a place in the stream, its shift, its flip and whether its class is hidden depend only on `seed`,
-    `count` and the place. A trainer that stores how many images it has seen therefore resumes with the same images, at
-    any batch size.
+    `count` and the place. A trainer that stores how many images it has seen can resume at any batch size.
     """
 
     def __init__(self, count: int, seed: int) -> None:

@@ -48,8 +48,7 @@ def parse_part(option: str, text: str, shape: ImageShape) -> NDArray[np.bool_]:
     """Return the pixels bool [H, W] of a part. It is at one side, or a box in pixels of the model's images.
 
     Sides are `top:0.5` (fraction), `top:14rows`, `top:392px` or `top:50%`. An integer without a unit means rows, or
-    columns of the left and right. `px` counts pixels row by row, for the top and the bottom. Raises `UsageError` for
-    any other text.
+    columns of the left and right. `px` counts pixels row by row, for top and bottom. Raises `UsageError` for others.
     """
     side, _, amount = text.strip().lower().partition(":")
     part = np.zeros((shape.height, shape.width), bool)

@@ -61,8 +61,7 @@ def load_torchvision_set(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Load training or test images [N, H, W, C] and labels [N] of the set `name`, a key of `CLASS_NAMES`.
 
-    `root`, which `origin` set, has torchvision's layout; missing files are downloaded. Raises `DataError` if that
-    fails.
+    `root`, which `origin` set, has torchvision's layout. Missing files are downloaded; else `DataError`.
     """
     build = getattr(import_torchvision_datasets(), CLASS_NAMES[name])
     try:

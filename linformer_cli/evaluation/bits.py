@@ -23,8 +23,7 @@ from linformer_cli.units import Words, format_bits
 class Bits:
     """Bits/dim of a model over `images` images of `values_per_image` values.
 
-    The code of Katharopoulos 2020 does not score the first value. Standard errors are over images, None for a single
-    one.
+    The code of Katharopoulos 2020 does not score the first value. Standard errors are over images (one: None).
     """
 
     bits_per_dim: float

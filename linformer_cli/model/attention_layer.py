@@ -21,8 +21,7 @@ from .linear_layers import Linear
 class ShortConvolution(nn.Module):
     """y_t = sum over n < width of w_n * x_{t - width + 1 + n}, with weights w [width, columns] and width >= 2.
 
-    Every column has its own weights. The last weight belongs to position t, and inputs before the first position are 0.
-    Before training, y_t is x_t.
+    Every column has its own weights. Inputs before the first position are 0. Before training, y_t is x_t.
     """
 
     def __init__(self, width: int, columns: int) -> None:
@@ -136,8 +135,7 @@ class AttentionLayer(nn.Module):
         widths = [self.heads * width for width in self.widths]
         parts = list(_Split.apply(projected, widths))
         if projected.is_cuda and projected.shape[-1] % _ALIGNED:
-            # torch's fused softmax loads 16 bytes at once. It does not check that every image starts at a multiple of
-            # 16 bytes.
+            # torch's fused softmax loads 16 bytes at once, without a check that every image starts at a multiple.
             parts = [part.contiguous() for part in parts]
         if self.convolution is not None:
             convolved, recent = self.convolution(projected[..., : self.convolution.columns], recent)

@@ -21,8 +21,7 @@ class Rounded(NamedTuple):
     copy: Tensor
 
 
-# What blocks pass on. Only norms after a sum in bfloat16 training on the CPU make copies. Only fused steps leave a
-# norm to the next block.
+# What blocks pass on. Only norms after a sum in bfloat16 training on the CPU make copies. Only fused steps leave norms.
 Vectors = Tensor | Rounded | Unnormed
 
 

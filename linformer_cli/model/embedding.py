@@ -228,8 +228,7 @@ class PixelEmbedding(nn.Module):
             x = x + self.surroundings(around)
         if self.tables is not None:
             x = x + self.tables(together, count_from(first, count, tokens.device) % self.grid.channels)
-        # These are copies, because a view would keep all tokens in memory as long as the state lives, or share memory
-        # with the caller.
+        # Copies, because views would keep all tokens in memory as long as the state lives, or share the caller's.
         recent = torch.cat([state.recent, tokens.to(torch.int16)], dim=1)[:, tokens.shape[1] :].clone()
         label = state.label
         if self.classes is not None:

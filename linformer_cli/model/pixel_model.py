@@ -97,8 +97,7 @@ class PixelModel(nn.Module):
     def attend(self, tokens: Tensor, state: PixelState | None = None) -> tuple[Tensor, PixelState]:
         """Head parameters [B, T, P] at tokens int64 [B, T] that follow the tokens in `state`, and the new state.
 
-        The result is differentiable, and `state` (None: the start) is not modified. Without gradients, a device is
-        waited for once.
+        The result is differentiable, and `state` (None: the start) is not modified. Without gradients, it waits once.
         """
         if torch.is_grad_enabled() or self.device.type in HOSTS or not may_check(self.device):
             return self._attend(tokens, state)

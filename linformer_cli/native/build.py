@@ -23,8 +23,7 @@ OPTIONS = (
     *("-std=c++17", "-Wall", "-Wextra", "-O3", "-g0", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-exceptions"),
 )
-# A fused multiply-add rounds once; a separate product and sum round twice. The engine promises the same bits on every
-# machine, so it fuses only where its C++ says so.
+# A fused multiply-add rounds once, not twice. The engine promises bits, so it fuses only where its C++ says so.
 EXACT, FUSED = "-ffp-contract=off", "-ffp-contract=fast"
 # The C++ files of every library. Those that take longest to compile are first, so that all cores are busy.
 SOURCES = {

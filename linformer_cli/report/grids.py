@@ -69,8 +69,8 @@ def render_completion(
 
     If the original is a framed `picture`, that comes first. `original` is [H, W, C], `completions` is [N, H, W, C].
     `kept` [H, W, 1 or C] are the values that the model saw; the others are a checkerboard in each channel.
-    `render_grid` explains `scale`. Raises `DataError` if the arrays do not fit together, and `UsageError` for a number
-    out of range.
+    `render_grid` explains `scale`. Raises `DataError` for arrays that do not fit, and `UsageError` for a number out of
+    range.
     """
     require_images(completions)
     count, height, width, _ = completions.shape

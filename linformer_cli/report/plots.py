@@ -53,8 +53,7 @@ _STYLE: dict[Any, Any] = {
 class Curve:
     """Points (x, y), with an optional band from `low` to `high`, or a bar for a single point.
 
-    `colour` is the index of the hue and `dash` that of the dashes. `ringed` are indices of points with a ring around
-    them.
+    `colour` is the index of the hue and `dash` that of the dashes. `ringed` are indices of points with a ring.
     """
 
     label: str

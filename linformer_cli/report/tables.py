@@ -42,8 +42,7 @@ class Column:
     `key` is the key of a mapping or the field or property of a dataclass; `published.source` is a field of a field. It
     is also the CSV header (`published_source`), so it should name the unit (`state_bytes`). `title` and `unit` form the
     heading in tables. `format` is a format specification of numbers or a function; CSV and JSON keep every digit.
-    `names` marks a column that identifies the record, which each part of a table that is too wide repeats (default: the
-    first).
+    `names` marks a column that identifies the record, which every part of a wide table repeats (default: the first).
     """
 
     key: str
@@ -307,8 +306,7 @@ Plots = Mapping[str, Callable[[PlotFormat], bytes]]
 class Output:
     """What is shown of a report. CSV has only the first table. Plots without points are missing.
 
-    `findings` follow the tables, `remarks` go to stderr, `stopped` is said after Ctrl-C, and `failure` is the command's
-    error.
+    `findings` follow the tables, `remarks` go to stderr, `stopped` is said after Ctrl-C, `failure` is an error.
     """
 
     tables: Sequence[RecordTable]

@@ -106,8 +106,7 @@ def guide(log_probabilities: Tensor, weight: float) -> Tensor:
 def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Tensor:
     """Log probabilities [..., levels] after `filters`, renormalised; dropped values are -inf.
 
-    With guidance, the first dimension given is twice as long; see `guide`. Of equally likely values, the smaller are
-    kept.
+    With guidance, the first dimension given is twice as long; see `guide`. Of equals, smaller values are kept.
     """
     if log_probabilities.device.type != "mps":  # MPS has no float64, so a tiny temperature or top-p becomes 0
         log_probabilities = log_probabilities.double()

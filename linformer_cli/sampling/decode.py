@@ -63,8 +63,7 @@ class Sampler:
         """Draw the images `indices` as one batch.
 
         `labels[i]` is the class of image i, by default none if the class is optional, or else all classes in turn.
-        `Engine.draw_values` explains `before_step`. Raises `LintxError` for NaN and infinity, and what `check_guidance`
-        raises.
+        `Engine.draw_values` explains `before_step`. Raises `LintxError` for NaN or infinity, or as `check_guidance`.
         """
         check_guidance(self.model, self.filters.guidance, labels is not None)
         began = time.perf_counter()

@@ -124,8 +124,7 @@ def draw_images(
 ) -> Drawn:
     """Draw the images that are not in the folder, and return what all processes of `team` did. Ctrl-C keeps images.
 
-    The processes take images in turn, so a stopped job leaves the first ones complete. With a `folder`, memory does not
-    grow.
+    Processes take images in turn, so a stopped job leaves the first ones. With a `folder`, memory does not grow.
     """
     drawn, labels = Drawn(), numbers if numbers.have_class else None
     own = numbers.all[team.rank :: team.count]

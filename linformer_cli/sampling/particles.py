@@ -22,8 +22,7 @@ DAMAGED = "the model's prediction is not a finite number: its weights are damage
 class KeptImage:
     """An image with given values: all values int64 [T], and how well they were kept.
 
-    `bits` estimates those of all given values together. `effective` is the last effective sample size, `fewest` the
-    smallest.
+    `bits` estimates those of all given values together. `effective` is the last effective size, `fewest` the least.
     """
 
     values: Tensor

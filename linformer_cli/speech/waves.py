@@ -118,8 +118,7 @@ _LEAST_DEVIATION = 1e-3  # a band that never changes is not scaled up
 def log_mel(samples: Tensor, rate: int) -> Tensor:
     """Return the logarithm of the power in 40 bands, [T, 40], for samples [N] at `rate` per second.
 
-    A Hann window of 25 ms starts every 10 ms. The bands are triangles, equally wide in mel, from 20 Hz to half the
-    rate.
+    A Hann window of 25 ms starts every 10 ms. Bands are triangles, equally wide in mel, from 20 Hz to rate / 2.
     """
     window, hop = round(WINDOW_SECONDS * rate), round(HOP_SECONDS * rate)
     size = 2 ** (math.ceil(math.log2(window)) + 1)  # zero-padded, so that the lowest bands contain several bins

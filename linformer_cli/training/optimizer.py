@@ -21,8 +21,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     the head's, whose rows belong to values rather than hidden units. The joint projection to queries, keys and values
     is one matrix. Muon's steps are scaled to the size of AdamW's (Liu 2025, arXiv 2502.16982), so both use one learning
     rate and one weight decay. Muon's momentum is 0.95; `beta1` and `beta2` are for AdamW. With Muon, a mixture head
-    learns at `MIXTURE_SHARE` of the rate: a mean is in units of half the range of values, so steps that suit logits
-    would be too large.
+    learns at `MIXTURE_SHARE` of the rate: a mean is in units of half the range of values, unlike logits.
 
     torch's Muon orthogonalises in bfloat16, which amplifies rounding differences, as between one process and two.
     """

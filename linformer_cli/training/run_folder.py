@@ -153,7 +153,11 @@ class RunFolder:
 
     def refuse_if_taken(self) -> None:
         """Raise `UsageError` if the folder exists and is not empty."""
-        if self.path.exists() and (not self.path.is_dir() or any(map(_is_something, self.path.iterdir()))):
+        if not self.path.exists():
+            return
+        names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else [""]
+        # Killed processes leave locks and temporary files behind.
+        if any(name != _LOCK and not fnmatch.fnmatch(name, TEMPORARY_FILES) for name in names):
             raise UsageError(
                 f"'{self.path}' exists already; resume it with --resume '{self.path}', or choose another --out"
             )
@@ -187,11 +191,6 @@ def _identify(file: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _is_something(path: Path) -> bool:
-    """Whether `path` is neither a lock nor a temporary file that a killed process left behind."""
-    return path.name != _LOCK and not fnmatch.fnmatch(path.name, TEMPORARY_FILES)
 
 
 def _link_folder(checkpoint: Path, target: Path) -> None:

@@ -83,8 +83,7 @@ def attend_exponential(
 
     W is `columns` [K, C], in the accumulator type of q, k [B, H, T, K] and v [B, H, T, V]. c is the maximum of the
     exponents of all keys and of the c in `before`, which has s with z as its last column [B, H, C, V + 1], and c. s and
-    z are divided by exp(c). Differentiable once, in all inputs but W and c. Features are never in memory: each block of
-    positions computes its own.
+    z are divided by exp(c). Differentiable once, in all inputs but W and c. Features are never in memory.
     """
     dtype = accumulator_dtype(q.dtype)
     require_fit(q, k, v, None, narrow=True)

@@ -22,8 +22,8 @@ def sum_causally(
     """y [B, H, T, V], times `scale`, and the last s [B, H, C, V] for q, k [B, H, T, C], v [B, H, T, V].
 
     log d is [B or 1, H, T, 1 or C] (None: no decay), and `carried` is s before these positions (None: 0). q, k and v
-    have one type of `CPU_TYPES` in registry.py, and the others its accumulator type. Differentiable once, in all
-    inputs. Raises what `require_fit` raises.
+    have one type of `CPU_TYPES` in registry.py, the others its accumulator type. Differentiable once, in all inputs.
+    Raises what `require_fit` raises.
     """
     decay = None if log_decay is None else log_decay.expand(q.shape[0], -1, -1, -1)
     require_fit(q, k, v, carried, *(() if decay is None else (decay,)), narrow=True)
@@ -60,8 +60,7 @@ def solve(
     """x [B, H, T, K] with (h_t + Lambda) x_t near `right`, without gradients. h_t is the decayed sum of written keys^T.
 
     `right`, `keys` and `written` are [B, H, T, K], `log_decay` is [B, H, T], `carried` is h before these positions
-    (None: 0), and `penalty` is the diagonal of Lambda [H, K]. All tensors are float32, or all float64. Raises
-    what `require_fit` raises.
+    (None: 0), and `penalty` is the diagonal of Lambda [H, K]. All are float32 or float64. Raises as `require_fit`.
     """
     log_decay = log_decay.unsqueeze(-1)
     require_fit(right, keys, written, carried, log_decay, penalty.unsqueeze(1).expand_as(right))

@@ -2,8 +2,7 @@
 
 A step of linear attention computes feature map, update, output and normaliser in one pass over a `FoldedState`. A step
 of softmax attention reads its cache once (online softmax). `step_sums` is one template for all running sums and delta
-rules, and `project` is a product with the norms, the activation and the residual around it. These two have not run on a
-GPU.
+rules, and `project` is a product with the norms, the activation and the residual around it. Neither has run on a GPU.
 """
 
 import torch
@@ -16,8 +15,7 @@ from .cpu_calls import with_dense_rows
 from .registry import SumsStep, Unnormed
 from .triton_linear import phi
 
-# The number of elements of a block of keys. A batch of one image has few programs, so each of them must have many loads
-# in flight.
+# Elements of a block of keys: with a batch of one image, each of few programs must have many loads in flight.
 BLOCK_ELEMENTS, WARPS = 16_384, 8
 
 

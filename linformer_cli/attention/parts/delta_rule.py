@@ -58,9 +58,8 @@ def delta_sums(q: Tensor, updates: Updates, carried: Tensor | None, chunk: int) 
 
     `carried` is s before these positions (None: 0). `chunk` must be a power of two if a_t has one number per row.
 
-    Let S be the state before a chunk, and c_t the sum of log a from the start of the chunk up to t, for each row. Let
-    w(x_t, j) = sum over rows n of x_tn k_jn e^(c_tn - c_jn). The u_t of the chunk solve one unit lower triangular
-    system,
+    Let S be the state before a chunk, and c_t the sum of log a in the chunk up to t. Let w(x_t, j) = sum over rows n of
+    x_tn k_jn e^(c_tn - c_jn). The u_t of the chunk solve one unit lower triangular system,
 
         u_t + beta_t sum over j < t of w(d_t, j) u_j = beta_t v_t - beta_t (d_t * e^(c_t))^T S
 

@@ -1,7 +1,6 @@
 """Feature maps phi of linear attention, which map x [B, H, T, K] or [B, H, K] to phi(x) [..., C].
 
-The kernel of a map is phi(q) . phi(k), which is never negative. No map adds an epsilon, because the division handles a
-denominator of 0.
+The kernel of a map is phi(q) . phi(k), which is never negative. None adds an epsilon: the division handles 0.
 """
 
 import math

@@ -17,8 +17,7 @@ from linformer_cli.attention.base import fork_into
 from linformer_cli.attention.kernels.registry import FOLDED_STEP, kernel_for
 
 # The number of steps per write of s. A larger value writes s less often but reads more pending pairs per step. For
-# heads of width 32 and pairs in bfloat16, 8 moves the fewest bytes: 0.64 times as many as a step that reads and writes
-# s.
+# heads of width 32 and pairs in bfloat16, 8 moves the fewest bytes: 0.64 times those of reading and writing s.
 FOLD = 8
 
 

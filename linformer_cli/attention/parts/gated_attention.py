@@ -96,8 +96,7 @@ class GatedAttention(Attention[Options, State]):
     def start_scores(self, rows: int, columns: int, first: int | Tensor, like: Tensor, causal: bool = True) -> Tensor:
         """The bias [rows, columns] of distance |d|, d = first + row - column; if `causal`, minus infinity for d < 0.
 
-        Rows are windows of one descending sequence of distances, because the gradient of table look-ups is a slow
-        scatter.
+        Rows are windows of one descending sequence of distances, as the gradient of table look-ups is slow.
         """
         distances = torch.arange(rows - 1, -columns, -1, device=like.device) + first
         bias = like.new_zeros(len(distances)) if self.bias is None else self.bias.to(like.dtype)[distances.abs()]

@@ -2,8 +2,7 @@
 
 Position t belongs to bucket b at time t' > t if b is the highest bit in which t and t' differ. Bit b of t' therefore
 stands for a bucket of 2^b positions, and the buckets of lower bits hold later positions. Level 0 is the position
-itself, and level b + 1 is bucket b. A new position is merged with the buckets of the trailing 1 bits, like a carry in a
-binary addition.
+itself, and level b + 1 is bucket b. A new position is merged with the buckets of the trailing 1 bits, like a carry.
 """
 
 from typing import NamedTuple
@@ -38,8 +37,7 @@ class _Chunks(NamedTuple):
     """What N chunks of R positions contribute, before the weights of the levels are applied; all [B, H, N, R, ..].
 
     For the state S before a chunk, the output at t is the sum of pairs[t, j] v_j plus queries[t] S, and the state after
-    it is move S + keys^T v, with `move` [B, H, N, K or 1, K or 1] (None: 1). `pairs` have no meaning above the
-    diagonal.
+    it is move S + keys^T v, with `move` [B, H, N, K or 1, K or 1] (None: 1). Only j <= t counts.
     """
 
     pairs: Tensor
@@ -62,8 +60,7 @@ def read_levels(x: LevelInputs, s: Tensor, position: int, chunk: int) -> tuple[T
     """Weighted sums [B, H, T, V] and the buckets [B, H, G, K, V] after T positions; an empty bucket is 0.
 
     `s` holds the buckets of the first `position` positions, and G is at least `count_buckets` after T more. They are
-    cut into aligned pieces whose lengths are powers of two, up to `chunk`; all pieces of that length are processed at
-    once.
+    cut into aligned pieces of powers of two, up to `chunk`; all of that length are processed at once.
     """
     length, levels = x.q.shape[2], s.shape[2] + 1
     missing = levels - x.scales.shape[-1]

@@ -48,8 +48,7 @@ class FadingOptions(AttentionOptions):
 
         These are not a buffer, which a cast to bfloat16 would round; nor does every device have float64.
         """
-        # A given length bounds the default of the other length, so that the two stay in order. With a single decay,
-        # there is only one length.
+        # A given length bounds the default of the other. With a single decay, there is only one length.
         if count == 1 and self.shortest_memory and not self.longest_memory:
             return [self.shortest_memory]
         longest = self.longest_memory or max(shape.positions, self.shortest_memory or 0)

@@ -42,8 +42,7 @@ def draw_directions(
 
 def seeded_normal(seed: int, layer: int, step: int) -> Callable[[int, int, int], Tensor]:
     """A source of normal numbers (float64, on the CPU) that depend only on (seed, layer, step), not on the machine."""
-    # numpy guarantees the same raw words for all versions, but not the same normal numbers. The upper 53 of a word's 64
-    # bits fit the significand of a float64.
+    # numpy guarantees raw words for all versions, but not normal numbers. A float64 has 53 bits.
     words = np.random.Philox(key=np.array([seed, layer], dtype=np.uint64), counter=[0, 0, 0, step])
 
     def normal(blocks: int, rows: int, columns: int) -> Tensor:

@@ -6,8 +6,7 @@ from torch.nn import functional
 
 from linformer_cli.attention.kernels.registry import SCALED_OUTPUTS, kernel_for
 
-# The floors are added to the squared lengths of queries and keys, and to the mean squares of outputs. Vectors of zeros
-# then stay zero and have finite gradients.
+# Added to squared lengths of queries and keys, and mean squares of outputs: zeros stay zero, with finite gradients.
 KEY_FLOOR = 1e-6
 OUTPUT_FLOOR = 1e-5
 # This is far below the square of any useful sum. It keeps the output 0 where the sum is 0.

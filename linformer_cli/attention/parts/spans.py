@@ -1,7 +1,6 @@
 """Softmax attention to a pattern of positions that is stated once, as spans, for all forms of a mechanism.
 
-`attend` and `attend_all` turn the spans into lists of keys that queries share, `step` gathers their rows of the cache,
-and the engine gets them as a table.
+The parallel forms turn them into lists of keys, `step` gathers rows of the cache, and the engine gets a table.
 """
 
 from abc import abstractmethod

@@ -10,8 +10,7 @@ With decay, each position multiplies the sum before it by a decay:
 
     s_t = d_t s_{t-1} + phi(k_t) v_t^T,    y_t = phi(q_t) s_t,    0 <= d_t <= 1
 
-The decay d_t can be a gate, or a factor that rescales the sum to a new running maximum. It is one number, or one number
-per feature.
+d_t, a gate or a factor that rescales to a new running maximum, is one number, or one number per feature.
 """
 
 from collections.abc import Callable
@@ -152,8 +151,7 @@ def decayed_causal_sums(
 def sum_logs(logs: Tensor, dim: int) -> Tensor:
     """Running sums of `logs` from the start of a chunk, in float64 where the device has it.
 
-    After almost closed gates, these sums are large, and their differences, which are used, small. `cumsum` with a
-    `dtype` would sum the gradient in float32.
+    Large sums, after almost closed gates, have small differences. `cumsum` with a `dtype` sums gradients in float32.
     """
     return (logs if logs.device.type == "mps" else logs.double()).cumsum(dim=dim)
 
@@ -195,8 +193,7 @@ def featurewise_decayed_causal_sums(
 ) -> tuple[Tensor, Tensor]:
     """As `decayed_causal_sums`, but with one decay per feature, log d [B, H, T, C]; `chunk` is a power of two.
 
-    Features differ in weight, so that weights belong to the product of query and key. No exponential exceeds 1; see
-    `pairwise_products`.
+    Weights are part of the product of query and key. No exponential exceeds 1; see `pairwise_products`.
     """
     if sum_causally := kernel_for(CAUSAL_SUMS, v):
         return sum_causally(phi_q, phi_k, v, log_decay, carried)
@@ -229,8 +226,7 @@ def pairwise_products(q: Tensor, k: Tensor, log_decay: Tensor) -> Tensor:
 
     w_tj is the product of d over positions j + 1 to t, and R a power of two. In pieces of 2, 4, .. R positions, queries
     of the second half are multiplied by keys of the first half. For these pairs, w_tj = w_tm w_mj, where m is the last
-    position of the first half. Neither factor exceeds 1 or underflows unless the product does. The backward pass
-    recomputes the factors.
+    position of the first half. Neither factor exceeds 1 or underflows unless the product does. Factors are not saved.
     """
     return _PairwiseProducts.apply(q, k, log_decay)
 

@@ -4,10 +4,9 @@ The graph is recorded from the model's own step. Everything that the step change
 position and the random numbers, so the host does not wait inside an image. Single numbers of a state decide what a step
 does, such as how much of a cache it reads. The host knows them, and there is one graph for each set of these numbers:
 one for all positions with running sums and with rows whose numbers are on the device, one for every `_ROOM` positions
-where a step reads a cache whole, and `period` graphs with chunks. A mechanism from outside that counts positions on the
-host has one for each. With Triton, the
-state of `linear` is a `FoldedState`, and each layer has one fused kernel that writes the sums only every few steps.
-`softmax` has one kernel per layer, too.
+where a step reads a cache whole, and `period` graphs with chunks. A mechanism from outside that counts on the host has
+one for each. With Triton, the state of `linear` is a `FoldedState`, and each layer has one fused kernel that writes the
+sums only every few steps. `softmax` has one kernel per layer, too.
 """
 
 import logging
@@ -278,8 +277,7 @@ class FusedCudaEngine(CudaEngine):
 class Graphs:
     """Pieces of work that always read and write the same tensors. On a CUDA device, later runs replay a graph.
 
-    The first run of a piece is an ordinary run. It compiles and loads everything, because neither must happen while a
-    graph is recorded.
+    The first run of a piece is an ordinary run. It compiles and loads what must not be loaded while recording.
     """
 
     def __init__(self, device: torch.device) -> None:

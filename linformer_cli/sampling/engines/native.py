@@ -34,8 +34,7 @@ class NativeEngine(Engine):
 
     With `look_ahead`, a pass draws several values of a single image. Given the random numbers, every value is a
     function of the values before it, so a pass can compute several values from guesses and keep those up to the first
-    wrong one: 'predictive sampling' (Wiggers 2020, arXiv 2002.09928) without learned forecasts. The image does not
-    change.
+    wrong one: 'predictive sampling' (Wiggers 2020, arXiv 2002.09928) without learned forecasts.
     """
 
     name = "native"
