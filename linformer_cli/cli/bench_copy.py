@@ -27,7 +27,7 @@ class LearningOptions:
 
     seed: options.Seed = 0
     device: options.Device = "auto"
-    plot: Path | None = option(None, "Write the curves to a .png or .svg file.")
+    plot: Path | None = option(None, "Plot the curves (.png or .svg).")
     style: options.Style = "table"
     json: options.Json = False
 

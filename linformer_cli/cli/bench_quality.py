@@ -204,7 +204,7 @@ def approximation(
     positions: int = option(128, "Sequence length T.", min=2, max=LARGEST_SIZE),
     head_width: int = option(32, "Width K of a head.", min=2, max=LARGEST_SIZE),
     seed: options.Seed = 0,
-    plot: Path | None = option(None, "Also plot medians and quartiles to a .png or .svg file."),
+    plot: Path | None = option(None, "Also plot medians and quartiles (.png or .svg)."),
     error: Literal["output", "bounded-output", "kernel", "small-kernel"] = option(
         "output", "The error that the table and the plot show."
     ),

@@ -46,7 +46,7 @@ class SpeechOptions:
     )
     plot: Path | None = option(
         None,
-        "Write the curves to a .png or .svg file; with --transcribe, the spectrogram with the "
+        "Plot the curves (.png or .svg); with --transcribe, the spectrogram with the "
         "symbols (default: FILE.png in --out).",
     )
     device: options.Device = "auto"

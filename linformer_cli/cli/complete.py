@@ -60,7 +60,7 @@ class CompleteOptions:
         min=1,
         max=_MOST_PARTICLES,
     )
-    class_name: str | None = option(None, "The class of the images, for a model with classes.", "--class")
+    class_name: str | None = option(None, "Class of all pictures, for a model with classes.", "--class")
     count: int = option(3, "Completions of each image.", "-n", "--count", min=1, max=_MOST_COMPLETIONS)
     out: Path = option(Path("completed.png"), "PNG file for the result.", "-o", "--out")
     files: Path | None = option(None, "Also write each completion in its true size, as a numbered PNG in this folder.")

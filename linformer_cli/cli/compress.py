@@ -45,7 +45,7 @@ class CompressOptions:
     data_dir: options.DataDir = None
     limit: options.Limit = None
     tile: bool = option(False, "Cut pictures of any size into tiles of the model's size.", "--tile")
-    class_name: str | None = option(None, "The class of all pictures, for a model that needs a class.", "--class")
+    class_name: str | None = option(None, "Class of all pictures, for a model that needs one.", "--class")
     length: int | None = option(
         None, "Bytes in a window, for a model that needs no positions. Default: as in training.", min=2, max=65_536
     )

@@ -23,8 +23,8 @@ from linformer_cli.presets import DEFAULT_PRESET, PRESETS, preset_defaults
 from .options import LARGEST_COUNT, Plugins, parse_duration, parse_numbers, parse_pairs, parse_sizes
 
 _OPTION = "option"  # the key under which a field of a dataclass keeps its option
-# What the help shows as the value of settings that are read from a text.
-_METAVARS = {"image_size": "HEIGHTxWIDTH", "ground": "COLOUR", "range": "LO,HI", "channels": "N"}
+# What the help shows as the value of settings that are texts.
+_METAVARS = {"image_size": "HEIGHTxWIDTH", "ground": "COLOUR", "range": "LO,HI", "channels": "N", "device": "DEVICE"}
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _find_group(annotation: Any) -> Fields | None:
 def _build_parameter(name: str, group: Fields) -> inspect.Parameter:
     kind, metadata = unwrap(field := group.config.model_fields[name])
     annotation: Any = kind
-    option: dict[str, Any] = {"rich_help_panel": group.panel}
+    option: dict[str, Any] = {"rich_help_panel": group.panel, "metavar": _METAVARS.get(name)}
     option["help"] = group.help or f"{field.description}{describe_default(name, field)}"
     if typing.get_origin(kind) is dict:
         annotation, option["metavar"] = list[str], "KEY=VALUE"
@@ -137,8 +137,7 @@ def _build_parameter(name: str, group: Fields) -> inspect.Parameter:
     elif kind in (int, float):
         option |= {"parser": _build_parser(kind, metadata), "metavar": "N" if kind is int else "X"}
     elif any(isinstance(mark, BeforeValidator) for mark in metadata):
-        annotation, option["metavar"] = str, _METAVARS[name]
-        option["parser"] = _build_parser(kind, metadata)
+        annotation, option["parser"] = str, _build_parser(kind, metadata)
     annotated = Annotated[annotation | None, typer.Option(_flag(name, field), **option)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotated)
 

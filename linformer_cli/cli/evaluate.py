@@ -52,7 +52,7 @@ class EvaluateOptions:
         False, "Give the class of each image to a model trained with --hide-class.", "--given-class"
     )
     by_position: bool = option(False, "Also show bits/dim of the positions 0, 1, 2-3, 4-7, ...", "--by-position")
-    plot: Path | None = option(None, "Also plot bits/dim against the position to a .png or .svg file.", metavar="FILE")
+    plot: Path | None = option(None, "Also plot bits/dim against the position (.png or .svg).", metavar="FILE")
     per_image: Path | None = option(None, "Also write the bits/dim of each image to a CSV file.", metavar="FILE")
     quiet: options.Quiet = False
     json: options.Json = False

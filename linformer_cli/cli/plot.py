@@ -27,7 +27,7 @@ def plot(
     runs: list[Path] = argument("RUN", "Run folders."),
     out: Path | None = option(
         None,
-        "Write the curves to a .png or .svg file. Default: plot.png, unless --samples or --json is given.",
+        "Plot the curves (.png or .svg). Default: plot.png, unless --samples or --json is given.",
         "--out",
         "-o",
         metavar="FILE",

@@ -31,7 +31,7 @@ class ScoreOptions:
         f"32: {_PHOTOGRAPHS}; '{_NONE}': no second model.",
         metavar="CHECKPOINT",
     )
-    class_name: str | None = option(None, "The class of the pictures, for a model that needs a class.", "--class")
+    class_name: str | None = option(None, "Class of all pictures, for a model that needs one.", "--class")
     out: Path | None = option(
         None, "Also draw the oddest and the most ordinary pictures with their bits in each pixel.", "-o", "--out"
     )
