@@ -53,7 +53,10 @@ def main() -> None:
     kernels = [(getattr(triton_linear, name), SUMS, {"num_warps": 4, "num_stages": 1}) for name in sums]
     kernels += [(triton_steps._step_folded_kernel, {**WIDTHS, "FOLD": fold}, {"num_warps": 1}) for fold in (1, 8)]
     rows = triton_steps.BLOCK_ELEMENTS // WIDTHS["C"]
-    kernels.append((triton_steps._step_cache_kernel, {**WIDTHS, "ROWS": rows}, {"num_warps": triton_steps.WARPS}))
+    for parts in (1, 4):
+        cache = {**WIDTHS, "ROWS": rows, "PARTS": parts}
+        kernels.append((triton_steps._step_cache_kernel, cache, {"num_warps": triton_steps.WARPS}))
+    kernels.append((triton_steps._join_parts_kernel, {"V": 32, "PARTS": 4}, {"num_warps": 1}))
     for form in (_RAW, _GIVEN):
         kernels.append((triton_steps._step_sums_kernel, {"FEATURES": 32, "CHANNELS": 64, **form}, {"num_warps": 2}))
     for form in (_BEFORE, _AFTER):

@@ -16,13 +16,15 @@ FLOAT32, BFLOAT16 = 1e-5, 1e-2
 POSITIONS = 11
 
 
-@pytest.fixture(autouse=True, params=["torch", "triton"])
+@pytest.fixture(autouse=True, params=["torch", "triton", "parts"])
 def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs every test in both forms."""
-    if request.param == "triton":
+    """Runs every test in plain torch and in Triton, where a cache is one part, or four."""
+    if request.param != "torch":
         triton_steps = pytest.importorskip("linformer_cli.attention.kernels.triton_steps", reason=NO_TRITON)
-        monkeypatch.setattr(triton_steps, "BLOCK_ELEMENTS", 64)  # several blocks per cache
-    monkeypatch.setattr(registry, "has_triton", lambda device: request.param == "triton")
+        monkeypatch.setattr(triton_steps, "BLOCK_ELEMENTS", 32)  # several blocks per cache
+        monkeypatch.setattr(triton_steps, "LEAST_ROWS", 2)
+    monkeypatch.setattr(registry, "has_triton", lambda device: request.param != "torch")
+    monkeypatch.setattr(registry, "_fuses_steps", request.param == "parts")
 
 
 def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -382,6 +382,27 @@ def test_fused_steps_in_bfloat16_match_the_model(build_tiny_model, with_triton, 
         assert_agree(engine.step(token).float(), plain.step(token).float(), BFLOAT16)
 
 
+@loop_over(("batch", "parts"), [(1, 8), (3, 2), (9, 1)])
+@loop_over("known", [0, 1, 7, 40])
+def test_small_batches_of_softmax_divide_the_positions_of_an_image(
+    build_tiny_model, with_triton, monkeypatch, known, batch, parts
+) -> None:
+    with_triton()
+    triton_steps, seen = registry._triton("triton_steps"), set()
+    monkeypatch.setattr(triton_steps, "PROGRAMS", 16)
+    monkeypatch.setattr(triton_steps, "LEAST_ROWS", 8)  # of 64
+    step_cache = triton_steps.step_cache
+    monkeypatch.setattr(triton_steps, "step_cache", lambda *x, parts: seen.add(parts) or step_cache(*x, parts=parts))
+    model = build_tiny_model(**SOFTMAX, head_width=16, heads=2, layers=1)
+    tokens = draw_tokens(model, batch)
+    with torch.no_grad():
+        state = model.attend(tokens[:, :known])[1] if known else model.init_state(batch)
+    engine, plain = FusedCudaEngine(model, batch, fork_state(state)), ReferenceEngine(model, batch, state)
+    for token in tokens[:, known : known + 2].unbind(dim=1):
+        assert_agree(engine.step(token), plain.step(token), FLOAT32)
+    assert seen == {parts}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["gla", "linear", "softmax", "retention", "deltanet", "gdn2"])
 def test_a_fused_layer_has_five_kernels(build_tiny_model, with_triton, monkeypatch, attention) -> None:

@@ -115,7 +115,7 @@ FOLDED_STEP: Operation[Callable[[Tensor, Tensor, Tensor, tuple[Tensor, ...], str
     load_triton=lambda: _triton("triton_steps").step_folded
 )
 CACHE_STEP: Operation[Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]], Tensor]] = Operation(
-    load_triton=lambda: _triton("triton_steps").step_cache
+    load_triton=lambda: getattr(_triton("triton_steps"), "step_divided_cache" if _fuses_steps else "step_cache")
 )
 STEP_SUMS: Operation[Callable[[Tensor, Tensor, Tensor, Tensor, SumsStep], Tensor]] = Operation(
     load_triton=lambda: _triton("triton_steps").step_sums,

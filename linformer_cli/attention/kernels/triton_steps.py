@@ -17,6 +17,8 @@ from .triton_linear import phi
 
 # Elements of a block of keys: with a batch of one image, each of few programs must have many loads in flight.
 BLOCK_ELEMENTS, WARPS = 16_384, 8
+# `step_divided_cache` divides a cache into at most so many programs, with room for at least so many rows each.
+PROGRAMS, LEAST_ROWS = 256, 128
 
 
 @triton.jit
@@ -98,9 +100,13 @@ def step_folded(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: tuple[Tensor, ...]
 @triton.jit
 def _step_cache_kernel(
     q, q_image, q_head, k, k_image, k_head, v, v_image, v_head, keys, values, steps, y, H, T, scale,
-    C: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
+    C: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Step one head of one image. `steps` counts the positions before it; the cache has room for T positions."""
+    """Step one head of one image. `steps` counts the positions before it; the cache has room for T positions.
+
+    With several `PARTS`, this program reads one of them, and y [B, H, PARTS, V + 2] is its total, weight and highest
+    score.
+    """
     place = tl.program_id(0).to(tl.int64)
     image, head = place // H, place % H
     slot = tl.load(steps)
@@ -113,9 +119,17 @@ def _step_cache_kernel(
     # The sums so far are relative to the exponential of the highest score. They start with the new position.
     highest = tl.sum(query * key, axis=0)
     weight, total = 1.0, value
-    for start in range(0, slot, ROWS):
+    begin, end, part = 0, slot, tl.program_id(1)
+    if PARTS > 1:
+        share = tl.cdiv(slot, PARTS)
+        begin, end = part * share, tl.minimum((part + 1) * share, slot)
+        # Only the first part counts the new position, which all of them write to the same place.
+        own = part == 0
+        highest, weight = tl.where(own, highest, float("-inf")), tl.where(own, 1.0, 0.0)
+        total = tl.where(own, value, 0.0)
+    for start in range(begin, end, ROWS):
         rows = start + tl.arange(0, ROWS)
-        earlier = rows < slot
+        earlier = rows < end
         places = (first + rows)[:, None]
         old_keys = tl.load(keys + places * C + features[None, :], mask=earlier[:, None], other=0.0).to(tl.float32)
         old_values = tl.load(values + places * V + channels[None, :], mask=earlier[:, None], other=0.0).to(tl.float32)
@@ -125,30 +139,62 @@ def _step_cache_kernel(
         weight = weight * kept + tl.sum(weights, axis=0)
         total = total * kept + tl.sum(weights[:, None] * old_values, axis=0)
         highest = raised
+    if PARTS > 1:
+        found = y + (place * PARTS + part) * (V + 2)
+        tl.store(found + channels, total)
+        tl.store(found + V, weight)
+        tl.store(found + V + 1, highest)
+    else:
+        tl.store(y + place * V + channels, (total / weight).to(y.dtype.element_ty))
+
+
+@triton.jit
+def _join_parts_kernel(parts, y, V: tl.constexpr, PARTS: tl.constexpr):
+    """The output of one head of one image from the `parts` that `_step_cache_kernel` wrote."""
+    place, channels = tl.program_id(0).to(tl.int64), tl.arange(0, V)
+    found = parts + (place * PARTS + tl.arange(0, PARTS)) * (V + 2)
+    highest = tl.load(found + V + 1)  # that of the first part is finite
+    kept = tl.exp(highest - tl.max(highest, axis=0))
+    total = tl.sum(kept[:, None] * tl.load(found[:, None] + channels[None, :]), axis=0)
+    weight = tl.sum(kept * tl.load(found + V), axis=0)
     tl.store(y + place * V + channels, (total / weight).to(y.dtype.element_ty))
 
 
-def step_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """The output [B, H, V] of softmax attention; writes k_t and v_t to the tensors of a `FixedCache`."""
+def step_divided_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """`step_cache`, with the positions of an image divided among several programs if there are few heads and images."""
+    batch, heads, room, _ = cache[0].shape
+    most = max(1, min(PROGRAMS // (batch * heads), room // LEAST_ROWS))
+    return step_cache(q_t, k_t, v_t, cache, parts=1 << most.bit_length() - 1)
+
+
+def step_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: tuple[Tensor, Tensor, Tensor], parts: int = 1) -> Tensor:
+    """The output [B, H, V] of softmax attention; writes k_t and v_t to the tensors of a `FixedCache`.
+
+    `parts`, a power of two, is the number of programs for each head of each image.
+    """
     q_t, k_t, v_t = map(with_dense_rows, (q_t, k_t, v_t))
     keys, values, _ = cache
     batch, heads, capacity, key_width = keys.shape
     value_width = values.shape[3]
     y = v_t.new_empty(batch, heads, value_width)
     inputs = [part for x in (q_t, k_t, v_t) for part in (x, *x.stride()[:2])]
+    found = y if parts == 1 else keys.new_empty(batch, heads, parts, value_width + 2, dtype=torch.float32)
     with torch.cuda.device_of(q_t):
-        _step_cache_kernel[(batch * heads,)](
+        _step_cache_kernel[(batch * heads, parts)](
             *inputs,
             *cache,
-            y,
+            found,
             heads,
             capacity,
             key_width**-0.5,
             C=key_width,
             V=value_width,
             ROWS=BLOCK_ELEMENTS // max(key_width, value_width),
+            PARTS=parts,
             num_warps=WARPS,
         )
+        if parts > 1:
+            _join_parts_kernel[(batch * heads,)](found, y, V=value_width, PARTS=parts, num_warps=1)
     return y
 
 
