@@ -130,7 +130,7 @@ def replace_folder(writing: Path, folder: Path) -> None:
 
 
 class Frame(Config):
-    """Where the drawings of a data set are, and their grey levels.
+    """The place and the grey levels of the drawings of a data set.
 
     ground: brightness of the background, 0 or 255
     ink: typical difference of the ink from the ground, above 0 and at most 255

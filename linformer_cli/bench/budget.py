@@ -123,7 +123,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetReport(Report):
-    """All that was measured. `reduced` lists what is smaller than in the paper or was left out for lack of time."""
+    """Everything measured. `reduced` lists what is smaller than in the paper or was left out for lack of time."""
 
     budget_seconds: float
     elapsed_seconds: float

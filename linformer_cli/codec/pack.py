@@ -39,7 +39,7 @@ _BYTES_PER_VALUE = 28  # a value is held as int64 twice, as int32, and once more
 
 @dataclass(frozen=True)
 class Packed:
-    """What was written, with the model's own `nats`, and the SHA-256 of all values."""
+    """A written file, with the model's own `nats`, and the SHA-256 of all values."""
 
     sequences: int
     values: int

@@ -21,7 +21,7 @@ from .sources import restore_colours
 
 @dataclass
 class Outcome:
-    """How many items were written whole, and the names of those that were lost wholly or in part."""
+    """The number of items written whole, and the names of those lost wholly or in part."""
 
     written: int = 0
     lost: list[str] = field(default_factory=list)

@@ -27,7 +27,7 @@ TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int16, torch.int32,
 
 @dataclass(frozen=True)
 class Images:
-    """What a program draws. `mixtures` is 0 for a head with one logit per level. `bounds` limit the log scales."""
+    """The images of a program. `mixtures` is 0 for a head with one logit per level. `bounds` limit the log scales."""
 
     channels: int
     height: int

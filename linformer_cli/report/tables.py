@@ -304,7 +304,7 @@ Plots = Mapping[str, Callable[[PlotFormat], bytes]]
 
 @dataclass(frozen=True)
 class Output:
-    """What is shown of a report. CSV has only the first table. Plots without points are missing.
+    """The visible parts of a report. CSV has only the first table. Plots without points are missing.
 
     `findings` follow the tables, `remarks` go to stderr, `stopped` is said after Ctrl-C, `failure` is an error.
     """
@@ -320,7 +320,7 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Report(ABC):
-    """What was found. In JSON, the keys are the field names."""
+    """A result to show. In JSON, the keys are the field names."""
 
     environment: Mapping[str, Any] = field(default_factory=describe_environment)
 

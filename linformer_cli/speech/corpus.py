@@ -50,7 +50,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Corpus:
-    """All recordings, at `rate` samples per second. If `joined`, they are words to be joined to strings."""
+    """Recordings at `rate` samples per second. If `joined`, they are words to be joined to strings."""
 
     title: str
     rate: int

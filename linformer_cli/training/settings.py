@@ -137,7 +137,7 @@ def _check_teacher(teacher: Checkpoint, config: ModelConfig) -> None:
 
 @dataclass(frozen=True)
 class Pictures:
-    """What the settings for a folder of pictures depend on: their shape, and their number of classes."""
+    """The shape and the number of classes of a folder of pictures, on which its settings depend."""
 
     shape: ImageShape
     classes: int

@@ -40,7 +40,7 @@ class PassFailed(LintxError):
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """How much a piece of work raised the peak of memory (None: cannot be counted), and its seconds."""
+    """The rise of the peak of memory by a piece of work (None: cannot be counted), and its seconds."""
 
     bytes: int | None
     seconds: float
