@@ -227,12 +227,6 @@ def test_weights_must_be_exactly_those_of_the_config(mine, raises_one_line, chan
         load_model(mine)
 
 
-def test_a_changed_config_does_not_fit_the_weights(mine, raises_one_line) -> None:
-    edit_config(mine, lambda document: document["model"].update(layers=3))
-    with raises_one_line(CheckpointError, "missing tensors", "blocks.2."):
-        load_model(mine)
-
-
 @pytest.mark.parametrize("name", [WEIGHTS, TRAINING])
 def test_a_missing_file_is_named(mine, raises_one_line, name) -> None:
     (mine / name).unlink()
@@ -327,19 +321,13 @@ def test_one_of_several_processes_that_save_a_new_checkpoint_at_once_succeeds(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == [str(number) for number in range(10)]
 
 
-def test_a_truncated_config_is_refused_wherever_it_ends(mine, raises_one_line) -> None:
+def test_a_config_that_is_truncated_or_has_other_contents_is_refused(mine, raises_one_line) -> None:
     whole = (mine / CONFIG).read_bytes().rstrip()
-    for kept in (0, 1, len(whole) // 2, len(whole) - 1):
-        (mine / CONFIG).write_bytes(whole[:kept])
+    truncated = [whole[:kept] for kept in (0, 1, len(whole) // 2, len(whole) - 1)]
+    for wrong in (*truncated, b"[]", b"3", b"null", b"{}", b'{"format": 1}', b"\xff"):
+        (mine / CONFIG).write_bytes(wrong)
         with raises_one_line(CheckpointError, CONFIG, "damaged"):
             read_checkpoint(mine)
-
-
-@pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"format": 1}', "\xff"])
-def test_a_config_with_other_contents_is_refused(mine, raises_one_line, text) -> None:
-    (mine / CONFIG).write_bytes(text.encode("latin-1"))
-    with raises_one_line(CheckpointError, CONFIG, "damaged"):
-        read_checkpoint(mine)
 
 
 @pytest.mark.parametrize(
@@ -444,13 +432,10 @@ def test_the_working_folder_can_be_named_by_a_dot(shipped, tiny_checkpoint, monk
     assert find_checkpoint("..").resolve() == run / "best"
 
 
-def test_an_existing_path_wins_over_a_shipped_name(shipped, tiny_checkpoint) -> None:
-    run = make_run(Path("glyphs-large"), tiny_checkpoint, "last")
-    assert find_checkpoint("glyphs-large") == run / "last"
-
-
-def test_the_default_is_the_shipped_model_even_if_a_folder_has_its_name(shipped, tiny_checkpoint) -> None:
-    make_run(Path(DEFAULT_CHECKPOINT), tiny_checkpoint, "last")
+def test_an_existing_path_wins_over_a_shipped_name_but_not_over_the_default(shipped, tiny_checkpoint) -> None:
+    for name in ("glyphs-large", DEFAULT_CHECKPOINT):
+        run = make_run(Path(name), tiny_checkpoint, "last")
+        assert find_checkpoint(name) == run / "last"
     assert find_checkpoint(None) == shipped / DEFAULT_CHECKPOINT
 
 
@@ -629,13 +614,6 @@ def test_a_save_stopped_between_its_renames_is_found_and_repaired(
     save_checkpoint(run / "last", build_tiny_model(seed=1), tiny_info)
     assert {path.name for path in run.iterdir()} == {"config.toml", "last"}
     assert equal_weights(load_model(run), build_tiny_model(seed=1))
-
-
-def test_files_of_an_aborted_save_are_not_mistaken_for_a_checkpoint(tmp_path, tiny_checkpoint) -> None:
-    run = make_run(tmp_path / "run", tiny_checkpoint)
-    shutil.copytree(tiny_checkpoint, killed_write(run))
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        find_checkpoint(run)
 
 
 def test_an_unwritable_path_is_named(tmp_path, build_tiny_model, tiny_info, raises_one_line) -> None:

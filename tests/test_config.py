@@ -29,7 +29,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
 # Unknown keys
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("path", "table", "nearest"),
     [
         ("modell", "run", "model"),
@@ -37,6 +37,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("model.image.hight", "run.model.image", "height"),
         ("data.image_sizes", "run.data", "image_size"),
         ("train.learning_rat", "run.train", "learning_rate"),
+        ("init_from.chekpoint", "run.init_from", "checkpoint"),
     ],
 )
 def test_an_unknown_key_is_refused_with_a_suggestion_at_every_level(raises_one_line, path, table, nearest) -> None:
@@ -45,13 +46,9 @@ def test_an_unknown_key_is_refused_with_a_suggestion_at_every_level(raises_one_l
         parse_config(RunConfig, changed(path, 1), "run")
 
 
-@pytest.mark.parametrize("table", [{"init_from": {"chekpoint": "a"}}, {"distill_from": [{"chekpoint": "a"}]}])
-def test_an_unknown_key_of_an_optional_table_is_refused_with_a_suggestion(raises_one_line, table) -> None:
-    with raises_one_line(UsageError, "'chekpoint'", "did you mean 'checkpoint'?"):
-        parse_config(RunConfig, {**RUN, **table}, "run")
-
-
 def test_an_unknown_key_without_a_similar_one_lists_the_known_keys(raises_one_line) -> None:
+    with raises_one_line(UsageError, "'chekpoint'", "did you mean 'checkpoint'?"):
+        parse_config(RunConfig, {**RUN, "distill_from": [{"chekpoint": "a"}]}, "run")
     with raises_one_line(
         UsageError, "'zzz'", "known: channels, colours, data_dir, fit, ground, image_size, labels, length"
     ):
@@ -139,18 +136,44 @@ def test_a_missing_key_is_named_and_the_other_keys_are_not(raises_one_line) -> N
     assert "layers" not in str(error.value)
 
 
-def test_the_paper_embedding_needs_a_width_divisible_by_4(raises_one_line) -> None:
-    with raises_one_line(UsageError, "model: ", "divisible by 4", "found 34"):
-        parse_config(NetworkConfig, {"embedding": "paper", "width": 34}, "model")
-    assert NetworkConfig(embedding="paper", width=36).width == 36
+@loop_over(
+    "wrong, right, said",
+    [
+        (
+            {"model": {"embedding": "paper", "width": 34, "image": IMAGE}},
+            {"model": {"embedding": "grid", "width": 34, "image": IMAGE}},
+            "run: model: embedding 'paper' needs a width divisible by 4, found 34",
+        ),
+        (
+            {"model": {"feed_forward_kind": "boom", "width": 48, "feed_forward": 100, "image": IMAGE}},
+            {"model": {"feed_forward_kind": "boom", "width": 48, "feed_forward": 96, "image": IMAGE}},
+            "'boom' needs a feed_forward that is a multiple of width (48), found 100",
+        ),
+        (
+            {"model": {"context": "residual", "image": IMAGE}},
+            {"model": {"context": "residual", "image": {**IMAGE, "channels": 3}}},
+            "context 'residual' needs images with three or four channels",
+        ),
+        (
+            {"train": {"steps": 1, "shift": 7}, "model": {"image": {"height": 9, "width": 7}}},
+            {"train": {"steps": 1, "shift": 6}, "model": {"image": {"height": 9, "width": 7}}},
+            "run: train.shift must be less than an image's shorter side (7 pixels), found 7",
+        ),
+        (
+            {"data": {"name": "bytes:book.txt"}, "train": {"steps": 1, "flip": True}},
+            {"data": {"name": "cifar10"}, "train": {"steps": 1, "flip": True}},
+            "run: train.flip mirrors images, and the data are bytes; drop it",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_each_other_are_refused(raises_one_line, wrong, right, said) -> None:
+    with raises_one_line(UsageError, said):
+        parse_config(RunConfig, RUN | wrong, "run")
+    parse_config(RunConfig, RUN | right, "run")
 
 
-def test_blocks_step_over_pixels_of_colour_images_only(raises_one_line) -> None:
-    image = {"height": 4, "width": 5}
-    with raises_one_line(UsageError, "context 'residual' needs images with three or four channels"):
-        parse_config(ModelConfig, {"context": "residual", "image": image}, "model")
-    colour = {**image, "channels": 3}
-    config = parse_config(ModelConfig, {"context": "residual", "image": colour}, "model")
+def test_blocks_may_step_over_the_pixels_of_colour_images() -> None:
+    config = ModelConfig(context="residual", image=ImageShape(height=4, width=5, channels=3))
     assert (config.image.positions, config.block_image.positions) == (60, 20)
 
 
@@ -172,33 +195,7 @@ def test_a_palette_has_one_colour_for_each_value(raises_one_line) -> None:
         parse_config(ModelConfig, {"head": "mixture", "image": image}, "model")
 
 
-def test_boom_needs_whole_chunks_of_the_width(raises_one_line) -> None:
-    with raises_one_line(UsageError, "'boom' needs a feed_forward that is a multiple of width (48), found 100"):
-        parse_config(NetworkConfig, {"feed_forward_kind": "boom", "width": 48, "feed_forward": 100}, "model")
-    assert NetworkConfig(feed_forward_kind="boom", width=48, feed_forward=96).feed_forward == 96
-    assert NetworkConfig(embedding="grid", width=34).width == 34
-
-
-def test_a_shift_must_be_smaller_than_the_image(raises_one_line) -> None:
-    tables = {"model": {"image": {"height": 9, "width": 7}}, "train": {"steps": 1, "shift": 7}}
-    with raises_one_line(
-        UsageError, "run: ", "train.shift must be less than an image's shorter side (7 pixels)", "found 7"
-    ):
-        parse_config(RunConfig, tables, "run")
-    tables["train"]["shift"] = 6
-    assert parse_config(RunConfig, tables, "run").train.shift == 6
-
-
-def test_bytes_are_never_flipped(raises_one_line) -> None:
-    data = {"name": "bytes:book.txt"}
-    tables: dict[str, Any] = {"model": {"image": IMAGE}, "data": data, "train": {"steps": 1, "flip": True}}
-    with raises_one_line(UsageError, "run: ", "train.flip mirrors images, and the data are bytes; drop it"):
-        parse_config(RunConfig, tables, "run")
-    data["name"] = "cifar10"
-    assert parse_config(RunConfig, tables, "run").train.flip
-
-
-@pytest.mark.parametrize(
+@loop_over(
     "given",
     [{"steps": 5}, {"epochs": 0.5}, {"max_time": 60.0}, {"steps": 5, "max_time": 60.0}, {"epochs": 1.0, "max_time": 9}],
 )
@@ -206,14 +203,7 @@ def test_a_length_may_have_a_time_limit(given: dict[str, float]) -> None:
     assert TrainConfig(**given).model_dump(exclude_none=True).items() >= given.items()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"steps": 5, "epochs": 1.0},
-        {"steps": 5, "epochs": 1.0, "max_time": 60.0},
-    ],
-)
+@loop_over("given", [{}, {"steps": 5, "epochs": 1.0}, {"steps": 5, "epochs": 1.0, "max_time": 60.0}])
 def test_no_length_and_two_numbers_of_steps_are_refused(raises_one_line, given: dict[str, float]) -> None:
     found = ", ".join(f"'{key}'" for key in given) or "none"
     with raises_one_line(UsageError, "train", "set the length by steps or epochs, by max_time, or by both", found):

@@ -7,6 +7,7 @@ import re
 import signal
 
 import pytest
+from loops import loop_over
 from machine import FASTEST_ENGINE
 from PIL import Image
 
@@ -16,30 +17,6 @@ from linformer_cli.sampling.decode import WholeImages
 from linformer_cli.system.device import Choice
 
 pytestmark = pytest.mark.usefixtures("without_comparison")
-
-
-@pytest.mark.slow
-def test_bench_sample_extrapolates_only_re_runs(lintx, run_folder):
-    base = ["bench", "sample", "--checkpoint", run_folder]
-    document = lintx(*base, "--batch", "1,2", "--repeats", 2, "--json").document
-    engines = [(row["attention"], row["engine"], row["batch"]) for row in document["rows"]]
-    assert engines == [
-        (*kind, batch)
-        for batch in (1, 2)
-        for kind in (("linear", FASTEST_ENGINE), ("softmax", FASTEST_ENGINE), ("softmax", "rerun"))
-    ]
-    for row in document["rows"]:
-        assert (row["extrapolated"] is not None) == (row["engine"] == "rerun")
-        assert (row["images_per_second"] is None) == (row["engine"] == "rerun")
-        assert row["peak_memory_bytes"] > 0 and row["bits_per_dim"] is None
-        # Untrained models, here softmax, do not look ahead.
-        ahead = (row["attention"], row["engine"], row["batch"]) == ("linear", "native", 1)
-        assert row["look_ahead"] == ahead
-        assert (row["product_share"] is None) == (row["look_ahead"] or row["precision"] == "int8")
-    assert document["ceilings"]["copy"]["gigabytes_per_second"] > 0
-    assert document["environment"]["versions"]["torch"]
-    markdown = lintx(*base, "--batch", "1", "--repeats", 1, "--format", "md").stdout
-    assert markdown.startswith("| attention")
 
 
 @pytest.mark.smoke
@@ -384,39 +361,27 @@ def test_bench_approximation_has_no_rows_without_a_finished_draw(lintx, monkeypa
 HUGE = 10**20
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "command",
     [
-        ["bench", "sample", "--repeats", HUGE],
+        *(
+            [*words.split(), f"--{option}", HUGE]
+            for words, options in {
+                "bench sample": "repeats",
+                "bench sample --preset tiny": "image-size",
+                "bench train": "repeats batch",
+                "bench attention": "positions batch heads head-width repeats",
+                "bench copy": "updates length width every seed",
+                "bench approximation": "features draws positions head-width seed",
+                "compare": "images evaluate-images batch repeats seed",
+                "plot run --samples grids.png": "grids",
+            }.items()
+            for option in options.split()
+        ),
         ["bench", "sample", "--batch", f"1,{HUGE}"],
         ["bench", "sample", "--limit", f"{HUGE}d"],
-        ["bench", "sample", "--preset", "tiny", "--image-size", HUGE],
-        ["bench", "train", "--repeats", HUGE],
-        ["bench", "train", "--batch", HUGE],
-        ["bench", "attention", "--positions", HUGE],
-        ["bench", "attention", "--batch", HUGE],
-        ["bench", "attention", "--heads", HUGE],
-        ["bench", "attention", "--head-width", HUGE],
-        ["bench", "attention", "--repeats", HUGE],
-        ["bench", "copy", "--updates", HUGE],
-        ["bench", "copy", "--length", HUGE],
-        ["bench", "copy", "--width", HUGE],
-        ["bench", "copy", "--every", HUGE],
-        ["bench", "copy", "--seed", HUGE],
-        ["bench", "approximation", "--features", HUGE],
-        ["bench", "approximation", "--draws", HUGE],
-        ["bench", "approximation", "--positions", HUGE],
-        ["bench", "approximation", "--head-width", HUGE],
-        ["bench", "approximation", "--seed", HUGE],
         ["bench", "paper", "--budget", f"{HUGE}d"],
-        ["compare", "--images", HUGE],
-        ["compare", "--evaluate-images", HUGE],
-        ["compare", "--batch", HUGE],
-        ["compare", "--repeats", HUGE],
-        ["compare", "--seed", HUGE],
-        ["plot", "run", "--samples", "grids.png", "--grids", HUGE],
     ],
-    ids=lambda command: " ".join(command[:-1]),
 )
 def test_absurdly_large_numbers_are_refused_in_one_line(lintx, command):
     outcome = lintx(*command)

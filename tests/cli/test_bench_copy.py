@@ -6,7 +6,6 @@ import os
 import signal
 
 import pytest
-from PIL import Image
 
 from linformer_cli.bench.copy import CopyRun
 from linformer_cli.errors import TrainingError
@@ -17,8 +16,8 @@ TITLE = "copy task, length 12, width 16 (reduced from length 128, width 256)"
 
 
 @pytest.mark.smoke
-def test_json_has_every_point_and_says_that_the_task_is_reduced(lintx, tmp_path):
-    plot = tmp_path / "deep" / "copy.png"
+def test_json_and_plot_have_every_point_and_say_that_the_task_is_reduced(lintx, tmp_path):
+    plot = tmp_path / "deep" / "copy.svg"
     outcome = lintx(*TINY, "--updates", 5, "--plot", plot, "--json")
     assert outcome.code == 0, outcome.stderr
     document = outcome.document
@@ -31,8 +30,9 @@ def test_json_has_every_point_and_says_that_the_task_is_reduced(lintx, tmp_path)
     assert (settings["updates"], settings["length"], settings["batch"], settings["reduced"]) == (5, 12, 64, True)
     assert document["ended"] == "finished" and document["environment"]["versions"]["torch"]
     assert document["plot"] == str(plot)
-    with Image.open(plot) as picture:
-        assert picture.format == "PNG"
+    text = plot.read_text()
+    for words in (TITLE, "updates", "loss (nats per predicted symbol)", "softmax", "few"):
+        assert f"<!-- {words} -->" in text
     assert "update 2: softmax " in outcome.stderr
 
 
@@ -44,10 +44,7 @@ def test_every_table_says_that_the_task_is_reduced(lintx, monkeypatch, style):
     if style == "csv":
         rows = list(csv.DictReader(outcome.stdout.splitlines()))
         assert [(row["name"], row["update"]) for row in rows] == [
-            ("softmax", "2"),
-            ("softmax", "4"),
-            ("few", "2"),
-            ("few", "4"),
+            (name, update) for name in ("softmax", "few") for update in "24"
         ]
         assert {row["task"] for row in rows} == {TITLE} and {row["reduced"] for row in rows} == {"true"}
     else:
@@ -65,14 +62,6 @@ def test_the_exit_code_is_1_if_every_model_fails(lintx, monkeypatch):
     assert outcome.code == 1
     assert "every model failed; the table says why" in outcome.stderr
     assert json.loads(outcome.stdout)["ended"] == "failed"
-
-
-def test_the_plot_says_that_the_task_is_reduced(lintx, tmp_path):
-    plot = tmp_path / "copy.svg"
-    assert lintx(*TINY, "--updates", 4, "--plot", plot).code == 0
-    text = plot.read_text()
-    for words in (TITLE, "updates", "loss (nats per predicted symbol)", "softmax", "few"):
-        assert f"<!-- {words} -->" in text
 
 
 def test_recall_shows_accuracy_beside_the_state(lintx):
@@ -107,18 +96,3 @@ def test_a_budget_may_end_before_the_first_point(lintx, tmp_path):
     outcome = lintx(*TINY, "--budget", "0.001s", "--plot", plot)
     assert outcome.code == 0 and "0 of 10,000 updates: the budget was spent" in outcome.stderr
     assert TITLE in outcome.stdout and not plot.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["--plot", "copy.pdf"], ".png or .svg"),
-        (["--attention", "linaer"], "did you mean 'linear'?"),
-        (["--budget", "soon"], "is not a time"),
-        (["--length", "4"], "at least 8"),
-        (["--width", "30"], "a multiple of 8"),
-    ],
-)
-def test_mistakes_give_a_one_line_error(lintx, arguments, part):
-    outcome = lintx("bench", "copy", *arguments)
-    assert outcome.code == 2 and part in outcome.stderr and outcome.stdout == ""

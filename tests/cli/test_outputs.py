@@ -127,11 +127,3 @@ def test_runs_that_match_no_row_are_reported_before_any_work(lintx, run_folder, 
     outcome = lintx("bench", "sample", "--preset", "tiny", "--runs", run_folder, "--bits-plot", plot, *QUICK)
     assert outcome.code == 2 and "no run in --runs has a model that would be timed" in outcome.stderr
     assert not plot.exists()
-
-
-@pytest.mark.parametrize("command", [["sample"], ["sample", "--preset", "tiny"], ["train"]])
-def test_a_misspelt_mechanism_is_reported_before_any_work(lintx, command) -> None:
-    outcome = lintx("bench", *command, "--attention", "sofmax")
-    assert outcome.code == 2
-    (line,) = outcome.stderr.splitlines()
-    assert "unknown attention 'sofmax'" in line and "softmax" in line

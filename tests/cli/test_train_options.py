@@ -67,13 +67,6 @@ def test_a_resumed_run_keeps_its_precision(lintx, tmp_path, monkeypatch):
     assert found() == ("fp32", "auto")
 
 
-def test_a_shift_larger_than_the_image_is_refused(lintx, tmp_path):
-    outcome = lintx("train", *SMALL, "--shift", 10, "--out", tmp_path / "run")
-    assert outcome.code == 2
-    assert "train.shift must be less than an image's shorter side (10 pixels), found 10" in outcome.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 # Classes
 
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from linformer_cli.config import DataConfig
-from linformer_cli.data import SPLITS
+from linformer_cli.data import SPLITS, folders
 from linformer_cli.data.folders import FolderImages, load_folder
 from linformer_cli.data.images import load_for_training, load_images
 from linformer_cli.errors import DataError, UsageError
@@ -122,9 +122,7 @@ def test_an_empty_split_names_a_broken_picture(tmp_path: Path, cache: Path) -> N
     pytest.fail("one of ten pictures is for validation")
 
 
-def test_an_unreadable_folder_is_skipped_and_reported(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_folder_is_skipped_and_reported(tmp_path: Path, cache: Path, monkeypatch) -> None:
     scandir = os.scandir
 
     def scan(place: Path):
@@ -143,9 +141,9 @@ def test_an_unreadable_folder_is_skipped_and_reported(
 
 @pytest.mark.parametrize("own", [False, True])
 def test_the_first_held_out_images_cover_all_classes(tmp_path: Path, cache: Path, own: bool) -> None:
-    folders = ("train/", "test/") if own else ("",)
+    parts = ("train/", "test/") if own else ("",)
     for number, name in enumerate("abcd"):
-        for folder in folders:
+        for folder in parts:
             write_pictures(tmp_path / "pictures" / f"{folder}{name}", 60, seed=number)
     for split in ("validation", "test"):
         labels = load(tmp_path / "pictures", split, 4, 1, cache).labels
@@ -154,11 +152,7 @@ def test_the_first_held_out_images_cover_all_classes(tmp_path: Path, cache: Path
     assert labels is not None and labels.tolist() == sorted(labels)
 
 
-def test_the_cache_of_an_earlier_version_is_rebuilt(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from linformer_cli.data import folders
-
+def test_the_cache_of_an_earlier_version_is_rebuilt(tmp_path: Path, cache: Path, monkeypatch) -> None:
     write_pictures(tmp_path / "pictures", 10)
     monkeypatch.setattr(folders, "CACHE_VERSION", 1)
     load(tmp_path / "pictures", "train", 8, 3, cache)
@@ -235,30 +229,22 @@ def test_folders_may_be_very_deep(tmp_path: Path, cache: Path) -> None:
         os.mkdir(deep)
     write_pictures(Path(deep), 6, seed=1)
     try:
-        assert sum(len(load(tmp_path / "pictures", split, 8, 3, cache).images) for split in SPLITS) == 12
+        parts = load_folder(tmp_path / "pictures", SPLITS, DataConfig(image_size=(8, 8)), None, cache)
+        assert sum(len(part.images) for part in parts) == 12
     finally:
         subprocess.run(["rm", "-rf", str(tmp_path / "pictures")], check=True)  # too deep for pytest to remove
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not allow such names")
-def test_file_names_need_not_be_utf8(tmp_path: Path, cache: Path) -> None:
-    write_pictures(tmp_path / "pictures", 12)
-    os.rename(tmp_path / "pictures" / "000.png", os.fsencode(tmp_path / "pictures") + b"/\xff.png")
-    assert sum(len(load(tmp_path / "pictures", split, 8, None, cache).images) for split in SPLITS) == 12
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not allow such names")
-def test_folder_names_need_not_be_utf8(tmp_path: Path, cache: Path) -> None:
-    write_pictures(tmp_path / "pictures", 12)
+def test_names_need_not_be_utf8(tmp_path: Path, cache: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/f\xfcr"))
-    os.rename(tmp_path / "pictures", folder)
-    assert len(load(folder, "train", 8, None, cache).images) == 10
+    write_pictures(folder, 12)
+    os.rename(folder / "000.png", os.fsencode(folder) + b"/\xff.png")
+    assert sum(len(load(folder, split, 8, None, cache).images) for split in SPLITS) == 12
 
 
 def test_a_folder_may_change_while_its_images_are_in_use(tmp_path: Path, cache: Path, monkeypatch) -> None:
     """The old cache cannot be deleted here, as on a network file system while its files are mapped."""
-    from linformer_cli.data import folders
-
     write_pictures(tmp_path / "pictures", 10)
     before = load(tmp_path / "pictures", "train", 8, None, cache).images
     known, removed = before.tolist(), []
@@ -286,11 +272,7 @@ def test_two_processes_may_prepare_the_same_folder(tmp_path: Path, cache: Path, 
     assert len(load(tmp_path / "pictures", "train", 8, None, cache).images) == 10
 
 
-def test_images_are_decoded_again_only_if_the_folder_changes(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from linformer_cli.data import folders
-
+def test_images_are_decoded_again_only_if_the_folder_changes(tmp_path: Path, cache: Path, monkeypatch) -> None:
     decoded: list[Path] = []
     read_frames = folders.read_frames
 
@@ -313,8 +295,6 @@ def test_images_are_decoded_again_only_if_the_folder_changes(
 def test_a_full_disk_gives_a_one_line_error_and_leaves_no_files(
     tmp_path: Path, cache: Path, monkeypatch, raises_one_line
 ) -> None:
-    from linformer_cli.data import folders
-
     class FullDisk(io.BytesIO):
         def write(self, _data: object) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

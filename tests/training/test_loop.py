@@ -41,6 +41,7 @@ def test_events_happen_at_their_steps(configure, tmp_path) -> None:
     assert watcher.steps("save") == [3, 6, 9, 12, 14]
     at_the_end = [name for name, step in watcher.events if step == STEPS]
     assert at_the_end[1:] == ["sample", "save"]
+    assert ("best", 0) not in watcher.events  # an untrained model is not validated
 
 
 def test_a_finished_run_evaluates_samples_and_saves_once(configure, tmp_path) -> None:
@@ -197,12 +198,6 @@ def test_the_best_checkpoint_has_the_best_evaluation(configure, tmp_path, monkey
     assert [row["validation_bits_per_dim"] for row in rows] == ["5.0", "4.0", "4.0", "4.5"]
 
 
-def test_a_save_names_the_number_of_validation_images_used(configure, tmp_path) -> None:
-    trainer = begin(configure(steps=2, evaluate_images=512, sample_every=0), tmp_path / "run")
-    train(trainer)
-    assert read_checkpoint(trainer.folder.last).info.training.validation_images == VALIDATION_IMAGES
-
-
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 def test_the_saved_weights_are_the_evaluated_weights(configure, tmp_path, ema) -> None:
     trainer = begin(configure(ema=ema), tmp_path / "run")
@@ -213,7 +208,7 @@ def test_the_saved_weights_are_the_evaluated_weights(configure, tmp_path, ema) -
 
 
 def test_a_save_has_no_validation_of_earlier_weights(configure, tmp_path) -> None:
-    trainer = begin(configure(keep_last=2), tmp_path / "run")
+    trainer = begin(configure(keep_last=2, evaluate_images=512), tmp_path / "run")
     with pytest.raises(Interrupted):
         train(trainer, Watcher().at("save", 6))
     assert (trainer.progress.step, trainer.progress.evaluated_at) == (7, 5)
@@ -351,10 +346,6 @@ def test_a_run_stopped_before_its_first_validation_is_validated_when_resumed(con
     resumed = begin(config, tmp_path)
     resumed.resume()
     assert train(resumed).events[0] == ("best", 0)
-
-
-def test_an_untrained_model_is_not_validated(configure, tmp_path) -> None:
-    assert ("best", 0) not in train(begin(configure(), tmp_path)).events
 
 
 # Random features

@@ -212,12 +212,6 @@ def test_a_missing_or_unreadable_file_gives_a_one_line_error(tmp_path: Path, rai
         build(tmp_path / "binary.toml")
 
 
-def test_unknown_keys_are_also_refused_in_python(raises_one_line) -> None:
-    for table, key in (("model", "layer"), ("train", "step"), ("data", "nam")):
-        with raises_one_line(UsageError, table, f"'{key}'", "did you mean"):
-            build(**{table: {key: 1}})
-
-
 def test_merging_does_not_change_presets_or_options(write) -> None:
     before = PRESETS["tiny"].model_dump()
     flags: dict[str, Any] = {"attention_options": {"chunk": 8}}
