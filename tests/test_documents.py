@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from loops import loop_over
 
 from linformer_cli.documents import DEEPEST, LARGEST_DOCUMENT, parse_json, read_bytes, read_json, read_toml
 
@@ -23,18 +24,11 @@ DEEP_TOML = {
 }
 
 
-@pytest.mark.parametrize("text", DEEP_JSON.values(), ids=DEEP_JSON)
-def test_deep_json_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "file").write_text(text)
+@loop_over("read, kind", [*((read_json, kind) for kind in DEEP_JSON), *((read_toml, kind) for kind in DEEP_TOML)])
+def test_deep_documents_are_refused(tmp_path: Path, read, kind: str) -> None:
+    (tmp_path / "file").write_text((DEEP_JSON if read is read_json else DEEP_TOML)[kind])
     with pytest.raises(ValueError, match="nested more than 32 levels deep"):
-        read_json(tmp_path / "file")
-
-
-@pytest.mark.parametrize("text", DEEP_TOML.values(), ids=DEEP_TOML)
-def test_deep_toml_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "file").write_text(text)
-    with pytest.raises(ValueError, match="nested more than 32 levels deep"):
-        read_toml(tmp_path / "file")
+        read(tmp_path / "file")
 
 
 def test_documents_may_have_some_depth(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_file_with_the_longest_possible_name_is_written(tmp_path):
     assert path.read_bytes() == b"data"
 
 
-@pytest.mark.parametrize(
+interrupted = pytest.mark.parametrize(
     "fault, expected, message",
     [
         (OSError(errno.ENOSPC, "No space left on device"), LintxError, "no space left on device; free some space"),
@@ -67,6 +67,9 @@ def test_a_file_with_the_longest_possible_name_is_written(tmp_path):
     ],
     ids=["full", "ctrl-c"],
 )
+
+
+@interrupted
 @pytest.mark.parametrize("before", [None, b"old"])
 def test_an_interrupted_write_leaves_no_partial_file(tmp_path, monkeypatch, fault, expected, message, before):
     path = tmp_path / "a.bin"
@@ -90,14 +93,7 @@ def test_a_folder_is_written_whole(tmp_path):
     assert [path.name for path in folder.parent.iterdir()] == ["folder"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "expected", "message"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), LintxError, "site: no space left on device; free some"),
-        (KeyboardInterrupt(), KeyboardInterrupt, None),
-    ],
-    ids=["full", "ctrl-c"],
-)
+@interrupted
 def test_an_interrupted_write_leaves_no_partial_folder(tmp_path, monkeypatch, fault, expected, message):
     asked = []
 

@@ -46,21 +46,6 @@ def test_nan_stays_nan(feature_map: str, dtype: torch.dtype) -> None:
         assert bool(state.s[0, 1].isnan().any()) == (place == 1)
 
 
-# Lengths are near multiples of 4 (a group) and 32 (a block); widths are near multiples of 8 (a vector).
-def test_inputs_may_have_any_strides() -> None:
-    """Inputs are views of a projection, one head broadcast to all heads, and tensors with a strided last dimension."""
-    attention = build(8, 8)
-    dense = [draw(2, 3, 40, 8, seed=seed).detach() for seed in range(3)]
-    projected = torch.cat([part.transpose(1, 2).flatten(2) for part in dense], dim=-1)
-    views = [part.unflatten(-1, (3, 8)).transpose(1, 2) for part in projected.split(24, dim=-1)]
-    spread = [torch.stack([part, part + 1], dim=-1)[..., 0] for part in dense]
-    expected, _ = attention.attend(*dense)
-    for inputs in (views, spread):
-        assert torch.equal(attention.attend(*inputs)[0], expected)
-    shared = [part[:, :1].expand(2, 3, 40, 8) for part in dense]
-    assert torch.equal(attention.attend(*shared)[0], attention.attend(*(part.contiguous() for part in shared))[0])
-
-
 @loop_over("feature_map", COMPILED_MAPS)
 def test_bfloat16_inputs_have_float32_sums(instruction_set, feature_map: str) -> None:
     attention = build(32, 32, feature_map)

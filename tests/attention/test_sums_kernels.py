@@ -161,6 +161,8 @@ def test_inputs_and_gradients_may_have_any_strides(form: str) -> None:
     ):
         for ours, theirs in zip(differentiate(form, [change(x) for x in inputs]), expected, strict=True):
             assert torch.equal(ours, theirs)
+    shared = [x[:, :1].expand_as(x) for x in inputs]
+    assert all(map(torch.equal, FORMS[form](*shared), FORMS[form](*(x.contiguous() for x in shared))))
     inputs = [x.requires_grad_() for x in inputs]
     y, *_ = FORMS[form](*inputs)
     for spread in (torch.rand(8, 40, 4, 2).double().permute(3, 2, 1, 0), torch.ones(()).double().expand_as(y)):

@@ -15,7 +15,7 @@ from linformer_cli.attention.base import measure_state_bytes, state_tensors
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.config import ImageShape, ModelConfig
-from linformer_cli.model.blocks import AttentionLayer, Block, FeedForward
+from linformer_cli.model.blocks import AttentionLayer, Block
 from linformer_cli.model.dropout import Rounded, Vectors
 from linformer_cli.model.lstm import LstmState
 from linformer_cli.model.mixers import build_blocks, list_mixers
@@ -154,12 +154,6 @@ def test_extra_scalars_and_shared_keys_are_projected_as_declared(build_config, m
     assert_agree(y_t, y[:, 3], FLOAT64)
 
 
-def test_by_default_keys_are_separate_and_there_are_no_extra_scalars(build_config: BuildConfig) -> None:
-    layer = build_attention_layer(build_config("softmax", heads=3, width=16, head_width=6))
-    assert layer.input.out_features == 3 * 3 * 6
-    assert layer.output.in_features == 3 * 6
-
-
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_dropout_acts_on_both_branches_and_only_in_training(build_config: BuildConfig, norm: str) -> None:
     x = draw(2, 15, 16)
@@ -177,12 +171,6 @@ def test_dropout_acts_on_both_branches_and_only_in_training(build_config: BuildC
         assert (first - second).abs().max() > 1e-3
         silent.load_state_dict(kept)
     assert_the_residual_stream_is_kept(block, x)
-
-
-def test_feed_forward_acts_on_each_position_separately(build_config: BuildConfig) -> None:
-    torch.manual_seed(1)
-    feed_forward, x = FeedForward(build_config()).double(), draw(2, 15, 16)
-    assert_agree(feed_forward(x)[:, 4], feed_forward(x[:, 4]), FLOAT64)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu"])

@@ -278,10 +278,7 @@ def test_an_untrained_model_needs_eight_bits_per_value(preset: str, channels: in
     assert bits_per_dim == pytest.approx(8.0, abs=0.1)
 
 
-@pytest.mark.parametrize(
-    "attention",
-    first_fast(["linear", "softmax", "gau", "flash", "lstm"]),
-)
+@pytest.mark.parametrize("attention", first_fast(["linear", "softmax", "gau", "flash", "lstm"]))
 def test_a_model_can_overfit_eight_images(attention: str) -> None:
     """Each image is a cross at a random place with random brightness."""
     generator = torch.Generator().manual_seed(0)

@@ -60,11 +60,6 @@ def test_a_grid_of_one_image_at_scale_1_equals_the_image(channels, mode):
     np.testing.assert_array_equal(np.asarray(grid).reshape(5, 7, channels), images[0])
 
 
-def test_a_grid_enlarges_images_without_blurring():
-    images = random_images(1, 3, 4, 3)
-    np.testing.assert_array_equal(np.asarray(render_grid(images, scale=3)), images[0].repeat(3, 0).repeat(3, 1))
-
-
 def test_a_grid_shows_transparent_pixels_as_a_light_checkerboard():
     images = random_images(1, 5, 7, 4)
     images[0, 0, :, 3], images[0, 1, :, 3] = 0, 255
@@ -108,16 +103,10 @@ def test_a_grid_has_no_empty_columns():
     assert render_grid(flat_images(1, 2), columns=9, scale=1).size == (2 + GAP, 1)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"columns": 0}, "columns must be at least 1, found 0"),
-        ({"scale": -1}, "scale must be at least 1, found -1"),
-    ],
-)
-def test_a_grid_refuses_impossible_numbers(options, message):
-    with pytest.raises(UsageError, match=f"^{message}$"):
-        render_grid(flat_images(1), **options)
+@pytest.mark.parametrize("name, wrong", [("columns", 0), ("scale", -1)])
+def test_a_grid_refuses_impossible_numbers(name, wrong):
+    with pytest.raises(UsageError, match=f"^{name} must be at least 1, found {wrong}$"):
+        render_grid(flat_images(1), **{name: wrong})
 
 
 @pytest.mark.parametrize(
@@ -183,12 +172,6 @@ def test_the_hidden_part_is_a_checkerboard_of_fixed_cells():
     shown = completion_cells(render_completion(given, first(given, 0), given[None], scale=1), 1, 64)[0]
     rows, columns = np.indices(shown.shape) // CELL
     np.testing.assert_array_equal(shown, np.array(HIDDEN_TONES)[(rows + columns) % 2])
-
-
-def test_nothing_is_hidden_if_all_values_are_known():
-    given = random_images(4, 64, 3)
-    shown = completion_cells(render_completion(given, first(given, given.size), given[None], scale=1), 1, 64)[0]
-    np.testing.assert_array_equal(shown, given)
 
 
 def test_captions_of_small_images_do_not_overlap():

@@ -140,15 +140,11 @@ def test_colours_are_dark_enough_and_differ_from_each_other() -> None:
         assert sum(abs(a - b) for a, b in zip(ImageColor.getrgb(one), ImageColor.getrgb(other), strict=True)) > 60
 
 
-@pytest.mark.parametrize(("name", "kind"), [("a.png", "png"), ("b.SVG", "svg")])
-def test_the_file_name_gives_the_format(name, kind) -> None:
-    assert parse_plot_format(Path(name)) == kind
-
-
-@pytest.mark.parametrize("name", ["a.pdf", "png", "a.png.gz"])
-def test_other_formats_give_a_one_line_error(name, raises_one_line) -> None:
-    with raises_one_line(UsageError, name, ".png or .svg"):
-        parse_plot_format(Path(name))
+def test_the_file_name_gives_the_format(raises_one_line) -> None:
+    assert [parse_plot_format(Path(name)) for name in ("a.png", "b.SVG")] == ["png", "svg"]
+    for name in ("a.pdf", "png", "a.png.gz"):
+        with raises_one_line(UsageError, name, ".png or .svg"):
+            parse_plot_format(Path(name))
 
 
 def test_importing_the_plots_does_not_import_matplotlib() -> None:

@@ -125,16 +125,9 @@ def test_awkward_values_can_be_read_back_from_csv():
     assert rows == [list(record), ['a,"b"\nc', "[1,2]", repr(1 / 3), "nan", "a"]]
 
 
-def test_json_contains_whole_records():
-    assert json.loads(to_json(RECORDS)) == [dict(record) for record in RECORDS]
-
-
-@pytest.mark.parametrize(
-    "style, expected",
-    [("md", "| K (s) |\n| ----- |\n"), ("csv", "k\n")],
-)
-def test_without_records_only_the_heading_is_left(style, expected):
-    assert render_records([], [Column("k", "K", unit="s")], style) == expected
+def test_without_records_only_the_heading_is_left():
+    for style, expected in (("md", "| K (s) |\n| ----- |\n"), ("csv", "k\n")):
+        assert render_records([], [Column("k", "K", unit="s")], style) == expected
 
 
 def test_columns_may_have_no_format_and_may_mix_words_with_numbers():

@@ -42,6 +42,7 @@ def test_images_do_not_depend_on_the_batch(model) -> None:
     assert torch.equal(alone, together)
     assert torch.equal(threes, together)
     assert len(torch.unique(together, dim=0)) == 5
+    assert torch.equal(sample_values(model, range(3, 5), seed=5).values, together[3:])
 
 
 def test_filtered_images_do_not_depend_on_the_batch(model) -> None:
@@ -49,12 +50,6 @@ def test_filtered_images_do_not_depend_on_the_batch(model) -> None:
     alone, together = (collect(model, 4, batch, seed=5, filters=filters) for batch in (1, 4))
     assert torch.equal(alone, together)
     assert not torch.equal(together, collect(model, 4, 4, seed=5))
-
-
-def test_image_i_is_always_the_same(model) -> None:
-    together = sample_values(model, range(6), seed=5).values
-    assert torch.equal(sample_values(model, range(4, 6), seed=5).values, together[4:])
-    assert torch.equal(collect(model, 3, 2, seed=5), together[:3])
 
 
 def test_different_seeds_give_different_images(model) -> None:

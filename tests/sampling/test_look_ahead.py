@@ -124,14 +124,6 @@ def test_single_images_match_those_drawn_in_a_batch(build_tiny_model) -> None:
     assert torch.equal(alone, together)
 
 
-def test_filters_apply_to_every_value(build_tiny_model) -> None:
-    model, filters = build_tiny_model(), Filters(top_k=1)
-    ahead, plain = (
-        sample_values(model, [0], filters=filters, engine=engine).values for engine in ("native", "reference")
-    )
-    assert torch.equal(ahead, plain)
-
-
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 def test_filtered_images_match_those_drawn_in_a_batch(build_tiny_model, head) -> None:
     model, filters = build_tiny_model(head=head), Filters(0.3, 9, 0.95)
