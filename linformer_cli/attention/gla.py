@@ -100,7 +100,7 @@ class GlaAttention(SumAttention[GlaOptions, GlaState]):
     def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: GlaState, gates_t: Gates) -> tuple[Tensor, GlaState]:
         s = state.s
         if step := kernel_for(STEP_SUMS, s, v_t):
-            start = constant(self.gate_start, s.device, s.dtype)
+            start = constant(self.gate_start, s.device, accumulator_dtype(s.dtype))
             bias = start.unsqueeze(-1) if self.options.gate == "scalar" else start
             form = SumsStep(gates_t["decay"], bias, gate=gates_t.get("output"), decay_form="gate", epsilon=SUM_FLOOR)
             form = form._replace(scale=self.score_scale, power=1 / self.options.temperature)

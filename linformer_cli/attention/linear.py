@@ -111,8 +111,8 @@ class LinearAttention(SumAttention[LinearOptions, LinearState]):
         if isinstance(state, FoldedState):
             return step_folded(q_t, k_t, v_t, state, self.options.feature_map), state
         s, z = state
-        phi_q, phi_k = self.feature_map(q_t.to(s.dtype)), self.feature_map(k_t.to(s.dtype))
-        numerator = update_and_read(s, phi_q, phi_k, v_t.to(s.dtype))
+        phi_q, phi_k = self.feature_map(q_t.to(z.dtype)), self.feature_map(k_t.to(z.dtype))
+        numerator = update_and_read(s, phi_q, phi_k, v_t.to(z.dtype))
         z.add_(phi_k)
         return divide_by_weight(numerator, (phi_q * z).sum(dim=-1)), state
 

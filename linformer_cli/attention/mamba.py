@@ -149,14 +149,14 @@ class MambaAttention(SumAttention[MambaOptions, MambaState]):
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MambaState, gates_t: Gates
     ) -> tuple[Tensor, MambaState]:
-        s, angle, newest = state
-        steps = self._steps(as_sequence(gates_t), s.dtype)
+        (s, angle, newest), dtype = state, accumulator_dtype(state.s.dtype)
+        steps = self._steps(as_sequence(gates_t), dtype)
         if angle is not None and steps.turns is not None:
             angle.add_(steps.turns.squeeze(2))
             angle = angle.sub_(angle.round()).unsqueeze(2)
-        q, k = (self._prepare(x.to(s.dtype).unsqueeze(2), n, angle).squeeze(2) for n, x in enumerate((q_t, k_t)))
-        v, size, decay = v_t.to(s.dtype), steps.size, steps.log_decay.exp()
-        y_t, key, value = self.skip.to(s.dtype).unsqueeze(-1) * v, size * k, v
+        q, k = (self._prepare(x.to(dtype).unsqueeze(2), n, angle).squeeze(2) for n, x in enumerate((q_t, k_t)))
+        v, size, decay = v_t.to(dtype), steps.size, steps.log_decay.exp()
+        y_t, key, value = self.skip.to(dtype).unsqueeze(-1) * v, size * k, v
         if newest is not None and steps.share is not None:
             weight = steps.share * size
             y_t = y_t + weight * (q * k).sum(dim=-1, keepdim=True) * v

@@ -95,13 +95,13 @@ class MesaAttention(SumAttention[MesaOptions, MesaState]):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MesaState, gates_t: Gates
     ) -> tuple[Tensor, MesaState]:
         s, h = state
-        beta, log_alpha = (gate.unsqueeze(-1) for gate in self._gates(gates_t, s.dtype))
-        q, k = _directions(q_t.to(s.dtype)), _directions(k_t.to(s.dtype))
+        beta, log_alpha = (gate.unsqueeze(-1) for gate in self._gates(gates_t, h.dtype))
+        q, k = _directions(q_t.to(h.dtype)), _directions(k_t.to(h.dtype))
         written, alpha = beta * k, log_alpha.exp()
         h.mul_(alpha.unsqueeze(-1)).addcmul_(written.unsqueeze(-1), k.unsqueeze(-2))
-        penalty = self._penalty(s.dtype)
+        penalty = self._penalty(h.dtype)
         solution = _conjugate_gradients(lambda x: (x.unsqueeze(-2) @ h).squeeze(-2) + penalty * x, q, self.iterations)
-        return update_and_read(s, solution, written, v_t.to(s.dtype), alpha), state
+        return update_and_read(s, solution, written, v_t.to(h.dtype), alpha), state
 
     def emit(self, inputs: MixInputs) -> None:
         (_, K, V), builder = inputs.sizes, inputs.builder

@@ -96,12 +96,12 @@ class MlstmAttention(SumAttention[MlstmOptions, MlstmState]):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MlstmState, gates_t: Gates
     ) -> tuple[Tensor, MlstmState]:
         s, m = state
-        log_input, log_forget = self._log_gates(gates_t, s.dtype)
+        log_input, log_forget = self._log_gates(gates_t, m.dtype)
         faded = log_forget + m
         m.copy_(torch.maximum(faded, log_input.clamp(min=0)))
-        key = k_t.to(s.dtype) * ((log_input - m).exp() * self.score_scale).unsqueeze(-1)
-        values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
-        sums = update_and_read(s, q_t.to(s.dtype), key, values, (faded - m).exp().unsqueeze(-1))
+        key = k_t.to(m.dtype) * ((log_input - m).exp() * self.score_scale).unsqueeze(-1)
+        values = functional.pad(v_t.to(m.dtype), (0, 1), value=1.0)
+        sums = update_and_read(s, q_t.to(m.dtype), key, values, (faded - m).exp().unsqueeze(-1))
         return self._normalise(_divide(sums, m)), state
 
     def emit(self, inputs: MixInputs) -> None:

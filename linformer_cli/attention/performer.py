@@ -208,8 +208,8 @@ class PerformerAttention(SumAttention[PerformerOptions, PerformerState]):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: PerformerState, gates_t: Gates
     ) -> tuple[Tensor, PerformerState]:
         s, c, n = state
-        q_t, k_t = q_t.to(s.dtype), k_t.to(s.dtype)
-        values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
+        q_t, k_t, v_t = (x.to(accumulator_dtype(s.dtype)) for x in (q_t, k_t, v_t))
+        values = functional.pad(v_t, (0, 1), value=1.0)
         if c is None:
             phi_q, phi_k = self._map.relu(torch.stack([q_t, k_t]))
             sums = update_and_read(s, phi_q, phi_k, values)

@@ -129,18 +129,18 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RetentionState, gates_t: Gates
     ) -> tuple[Tensor, RetentionState]:
         s, position = state
-        gate = gates_t.get("output")
+        gate, dtype = gates_t.get("output"), accumulator_dtype(s.dtype)
         if not self.plane and (step := kernel_for(STEP_SUMS, s, v_t)):
-            decay = constant(self.log_decay, s.device, s.dtype).unsqueeze(-1)
+            decay = constant(self.log_decay, s.device, dtype).unsqueeze(-1)
             form = SumsStep(decay, gate=gate, scale=self.score_scale, epsilon=SUM_FLOOR, decay_form="log")
             return step(s, q_t, k_t, v_t, form), RetentionState(s, position + 1)
         column = torch.full((), int(position) % self.shape.row, device=s.device)
-        query, key = q_t.to(s.dtype) * self.score_scale, k_t.to(s.dtype)
+        query, key = q_t.to(dtype) * self.score_scale, k_t.to(dtype)
         if self.plane:
-            factors = self._wave_factors(column, s.dtype)
+            factors = self._wave_factors(column, dtype)
             query, key = multiply_features(query, factors), multiply_features(key, factors)
-        decay = self._log_decays(column, s.dtype).exp().unsqueeze(-1)
-        sums = update_and_read(s, query, key, v_t.to(s.dtype), decay)
+        decay = self._log_decays(column, dtype).exp().unsqueeze(-1)
+        sums = update_and_read(s, query, key, v_t.to(dtype), decay)
         return scale_outputs(sums, gate), RetentionState(s, position + 1)
 
     def emit(self, inputs: MixInputs) -> None:

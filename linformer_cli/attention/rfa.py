@@ -105,8 +105,8 @@ class RfaAttention(SumAttention[RfaOptions, RfaState]):
 
     def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RfaState, gates_t: Gates) -> tuple[Tensor, RfaState]:
         s, n = state
-        phi_q, phi_k = self._features(torch.stack([q_t, k_t]).to(s.dtype), self.sigma)
-        values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
+        phi_q, phi_k = self._features(torch.stack([q_t, k_t]).to(n.dtype), self.sigma)
+        values = functional.pad(v_t.to(n.dtype), (0, 1), value=1.0)
         kept = None
         if self.options.gate:
             gate = gates_t["forget"].clamp(max=_LARGEST_LOGIT)

@@ -25,7 +25,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.library import reference_only
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import ReferenceEngine, choose_engine, cuda
-from linformer_cli.sampling.engines.cuda import CudaEngine, FusedCudaEngine, Graphs
+from linformer_cli.sampling.engines.cuda import CudaEngine, FusedCudaEngine, Graphs, HalfSumsEngine
 from linformer_cli.sampling.engines.native import NativeEngine
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
@@ -375,6 +375,30 @@ def test_fused_steps_match_the_model(build_tiny_model, with_triton, attention, o
     engine, plain = FusedCudaEngine(model, 2), ReferenceEngine(model, 2)
     for token in draw_tokens(model, 2)[:, :2].unbind(dim=1):
         assert_agree(engine.step(token), plain.step(token), FLOAT32)
+
+
+# `softmax` has no sums, and `rwkv7` updates and rounds its own twice a position.
+SUMS = [case for case in FUSED if case[0] not in ("softmax", "rwkv7")]
+
+
+@pytest.mark.parametrize(("attention", "options"), first_fast(SUMS, count=1))
+def test_sums_in_bfloat16_are_updated_in_float32_and_rounded(build_tiny_model, with_triton, attention, options) -> None:
+    with_triton()
+    model = build_tiny_model(attention=attention, attention_options=options, head_width=16, layers=1)
+    whole, half = FusedCudaEngine(model, 2), HalfSumsEngine(model, 2)
+    tokens, changed = draw_tokens(model, 2), False
+    folds = isinstance(half.states[0], FoldedState)
+    for token in tokens[:, : 9 if folds else 3].unbind(dim=1):
+        assert torch.equal(half.step(token), whole.step(token))
+        for ours, theirs in zip(half.tensors(), whole.tensors(), strict=True):
+            if ours.dtype == theirs.dtype:
+                assert torch.equal(ours, theirs)
+            else:
+                # Triton's interpreter cuts numbers where a GPU rounds.
+                assert ours.dtype == torch.bfloat16 and ((ours - theirs).abs() <= theirs.abs() / 128).all()
+                changed |= not torch.equal(ours.float(), theirs)
+                theirs.copy_(ours)
+    assert changed and half.state_bytes < whole.state_bytes
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ CACHE_STEP: Operation[Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Te
 )
 STEP_SUMS: Operation[Callable[[Tensor, Tensor, Tensor, Tensor, SumsStep], Tensor]] = Operation(
     load_triton=lambda: _triton("triton_steps").step_sums,
-    fits=lambda s, *inputs: s.dtype == torch.float32 and s.shape[2] * s.shape[3] <= _MOST_SUMS,
+    fits=lambda s, *inputs: s.dtype in TRITON_TYPES and s.shape[2] * s.shape[3] <= _MOST_SUMS,
     tried=False,
 )
 PROJECTION: Operation[Callable[[Unnormed, nn.Linear, str, Unnormed | None], Tensor]] = Operation(

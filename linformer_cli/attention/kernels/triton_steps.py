@@ -43,7 +43,7 @@ def _step_folded_kernel(
     value = _load_row(v, image, head, v_image, v_head, V)
     key = phi(raw_key, MAP)
     s_places = place * C * V + features[:, None] * V + channels[None, :]
-    sums = tl.load(s + s_places)
+    sums = tl.load(s + s_places).to(tl.float32)
     weights = tl.load(z + place * C + features) + key
     numerator = tl.sum(query[:, None] * sums, axis=0) + tl.sum(query * key, axis=0) * value
     first = place * (FOLD - 1)
@@ -67,7 +67,7 @@ def _step_folded_kernel(
             old_key = phi(tl.load(keys + (first + row) * C + features).to(tl.float32), MAP)
             old_value = tl.load(values + (first + row) * V + channels).to(tl.float32)
             sums += old_key[:, None] * old_value[None, :]
-        tl.store(s + s_places, sums)
+        tl.store(s + s_places, sums.to(s.dtype.element_ty))
     else:
         tl.store(keys + (first + slot) * C + features, raw_key.to(keys.dtype.element_ty))
         tl.store(values + (first + slot) * V + channels, value.to(values.dtype.element_ty))

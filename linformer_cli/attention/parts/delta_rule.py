@@ -161,7 +161,7 @@ class DeltaAttention(SumAttention[Options, DeltaState]):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: DeltaState, gates_t: Gates
     ) -> tuple[Tensor, DeltaState]:
         s = state.s
-        q, k, v = (x.to(s.dtype).unsqueeze(2) for x in (q_t, k_t, v_t))
+        q, k, v = (x.to(accumulator_dtype(s.dtype)).unsqueeze(2) for x in (q_t, k_t, v_t))
         x = self.prepare(q, k, v, as_sequence(gates_t))
         for n in range(self.updates_per_position):
             updates = Updates._make(None if part is None else part[:, :, n : n + 1] for part in x.updates)

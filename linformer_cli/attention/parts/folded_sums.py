@@ -22,7 +22,7 @@ FOLD = 8
 
 
 class FoldedState(NamedTuple):
-    """s float32 [B, H, C, V] without the pending pairs, z float32 [B, H, C] with them, and fold - 1 pairs.
+    """s float32 or bfloat16 [B, H, C, V] without the pending pairs, z float32 [B, H, C] with them, and fold - 1 pairs.
 
     The next step writes pair number `steps` mod fold; earlier pairs are pending. The caller adds 1 to `steps` (0-d
     int64) after each step, once for all states that share it. It may start at any number, since missing pairs are 0.

@@ -17,8 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.base import Shared, fork_into, map_states, select_images, state_tensors
-from linformer_cli.attention.kernels.registry import fuse_steps
+from linformer_cli.attention.base import (
+    Attention,
+    Shared,
+    SumAttention,
+    fork_into,
+    map_states,
+    select_images,
+    state_tensors,
+)
+from linformer_cli.attention.kernels.registry import STEP_SUMS, fuse_steps
 from linformer_cli.attention.parts.caches import FixedCache
 from linformer_cli.attention.parts.folded_sums import FoldedState, refill
 from linformer_cli.attention.tensors import host_number
@@ -221,14 +229,14 @@ class CudaEngine(Engine):
         def fix(block: Block, layer: Any) -> Any:
             if isinstance(layer, LayerState):
                 return layer._replace(inner=fix(block, layer.inner))
-            return (
-                block.inner.fix_state(layer, self._unit, self._room, self.model.dtype)
-                if isinstance(block, InnerBlock)
-                else layer
-            )
+            return self.fix_layer(block.inner, layer) if isinstance(block, InnerBlock) else layer
 
         layers = tuple(fix(*pair) for pair in zip(self.model.typed_blocks, state.layers, strict=True))
         return state._replace(embedding=state.embedding._replace(place=self._place), layers=layers)
+
+    def fix_layer(self, mixer: Attention, state: Any) -> Any:
+        """Return the state of a mechanism in the form in which its steps update it in place."""
+        return mixer.fix_state(state, self._unit, self._room, self.model.dtype)
 
     def _keep(self, state: PixelState) -> list[int]:
         """Copy what is new in `state`, of the same images, to the engine's own state. Return its numbers."""
@@ -267,11 +275,25 @@ class FusedCudaEngine(CudaEngine):
 
     @classmethod
     def doubt(cls, model: PixelModel, forks: bool) -> str | None:
-        return "its kernels have not run on a GPU yet; --engine cuda-fused uses them"
+        return f"its kernels have not run on a GPU yet; --engine {cls.name} uses them"
 
     def take_step(self) -> None:
         with fuse_steps():
             super().take_step()
+
+
+class HalfSumsEngine(FusedCudaEngine):
+    """`FusedCudaEngine` that stores running sums and the states of delta rules in bfloat16.
+
+    An update reads them into float32 and stores them rounded. Sums too large for the kernel stay in float32.
+    """
+
+    name = "cuda-fused:state=bf16"
+
+    def fix_layer(self, mixer: Attention, state: Any) -> Any:
+        state = super().fix_layer(mixer, state)
+        fits = isinstance(mixer, SumAttention) and STEP_SUMS.fits(state.s)
+        return state._replace(s=state.s.bfloat16()) if fits else state
 
 
 class Graphs:
