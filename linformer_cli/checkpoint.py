@@ -168,9 +168,7 @@ def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype
     missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
     for fault, names in (("missing", missing), ("unknown", unknown)):
         if names:
-            raise CheckpointError(
-                f"'{file}' does not fit its config: {len(names)} {fault} tensors, {sorted(names)[0]} first"
-            )
+            raise CheckpointError(f"'{file}' does not fit its config: {len(names)} {fault} tensors, {min(names)} first")
     for key, tensor in tensors.items():
         if tensor.shape != expected[key].shape:
             shapes = f"{list(tensor.shape)}, its config needs {list(expected[key].shape)}"

@@ -186,9 +186,7 @@ class ModelConfig(NetworkConfig):
     def check(self) -> None:
         super().check()
         if self.steps_over_pixels and self.image.channels == 1:
-            raise ValueError(
-                "context 'residual' needs images with three or four channels; with one, values are pixels: use 'wide'"
-            )
+            raise ValueError("context 'residual' needs three or four channels; with one, values are pixels: use 'wide'")
         if self.image.palette and self.head == "mixture":
             raise ValueError("head 'mixture' needs values with an order, and a palette has none; use 'categorical'")
 
@@ -264,9 +262,7 @@ class DataConfig(Config):
         "Pixels, or the side of a square. For folders (default: the size of most pictures, if at most 64) and glyphs "
         "(8 to 512; default: 28).",
     )
-    fit: Fit | None = setting(
-        None, "How to fit pictures of another size. Pixel art is cropped and padded without resizing. Default: crop."
-    )
+    fit: Fit | None = setting(None, "How to fit pictures of another size (default: crop). Pixel art is never resized.")
     ground: Annotated[Colour, BeforeValidator(_parse_colour)] | None = setting(
         None, "Colour behind transparent parts and padded pictures, such as white or #204060."
     )
@@ -299,9 +295,7 @@ class TrainConfig(Config):
     """
 
     steps: Count | None = setting(None, "Optimizer steps.")
-    epochs: Positive | None = setting(
-        None, f"Passes over the images; {DEFAULT_EPOCHS:g} unless another length is given."
-    )
+    epochs: Positive | None = setting(None, f"Passes over the images; {DEFAULT_EPOCHS:g} without another length.")
     max_time: Seconds | None = setting(None, "Training time, such as 10m or 1h30m, also as a limit of steps or epochs.")
     batch: Images = setting(16, "Images in a batch.")
     accumulation: Images = setting(1, "Batches whose gradients are summed for one step.")
@@ -329,9 +323,7 @@ class TrainConfig(Config):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = setting(0, "Seed of initial weights, image order and dropout.")
     device: str = setting("auto", "auto, cpu, cuda, cuda:INDEX or mps.")
     precision: Literal["auto", "fp32", "bf16"] = setting("auto", "auto is the faster of fp32 and bf16.")
-    graph: bool = setting(
-        False, "On a CUDA device, replay forward and backward pass as a CUDA graph. Checked on CPUs only."
-    )
+    graph: bool = setting(False, "On a CUDA device, replay forward and backward pass as a graph. Checked on CPUs only.")
     log_every: Count = setting(20, "Steps between rows of metrics.csv.")
     evaluate_every: Count = setting(500, "Steps between validations.")
     evaluate_images: Count = setting(512, "Number of validation images.")

@@ -18,7 +18,7 @@ class FixedCeilings(Ceilings):
         self.asked.append((rows, precision))
         flops = sum(2 * rows * inputs * outputs for inputs, outputs in shapes)
         speed = {"fp32": 100.0, "bf16": 200.0}[precision]
-        found = ProductCeiling(len(shapes), rows, precision, speed, (1.0, 1.0), flops, (1.0,))
+        found = ProductCeiling(len(shapes), rows, precision, speed, flops, (1.0,))
         return self._found.setdefault((flops, precision), found)
 
     @property

@@ -10,7 +10,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Generic, NamedTuple, cast, get_args
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeAlias, cast, get_args
 
 import torch
 from pydantic import Field
@@ -70,6 +70,8 @@ Chunk = Annotated[int, Field(gt=0, le=65_536, description="positions per chunk o
 # Code that knows neither the mechanism nor its state uses a bare `Attention`.
 Options = TypeVar("Options", bound=AttentionOptions, default=Any)
 State = TypeVar("State", default=Any)
+# Outputs, and the state after their positions.
+Out: TypeAlias = tuple[Tensor, State]
 
 
 class Attention(nn.Module, ABC, Generic[Options, State]):
@@ -151,7 +153,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None = None, extra: Tensor | None = None
-    ) -> tuple[Tensor, State]:
+    ) -> Out[State]:
         """Outputs [B, H, T, V] of T >= 1 positions that follow `state` (None: no positions), and the new state.
 
         The result is differentiable, also with respect to `state`, which is not modified. A NaN or infinity in the
@@ -176,16 +178,14 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
             order = torch.cat(places).argsort()
             return map_states(lambda *x: torch.cat(x)[order], *parts)
 
-    def _attend_once(
-        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, extra: Tensor | None
-    ) -> tuple[Tensor, State]:
+    def _attend_once(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, extra: Tensor | None) -> Out[State]:
         """`_attend`, with outputs of the type of v."""
         y, after = self._attend(q, k, v, state, self.name_gates(extra, q.dtype))
         return y.to(v.dtype), after
 
     def _attend_cut(
         self, finite: int, q: Tensor, k: Tensor, v: Tensor, state: State | None, extra: Tensor | None
-    ) -> tuple[Tensor, State]:
+    ) -> Out[State]:
         """`attend` in two blocks: the first `finite` positions, and the rest, which starts with a NaN or infinity."""
         if finite == q.shape[2]:
             return self._attend_once(q, k, v, state, extra)
@@ -213,7 +213,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         return dict(zip(self.gates, parts, strict=True))
 
     @abstractmethod
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, gates: Gates) -> tuple[Tensor, State]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, gates: Gates) -> Out[State]:
         """The mechanism's own part of `attend`, which handles NaN, infinity and autocast. All `gates` are given.
 
         Outputs of `_attend`, `_attend_all` and `_step` may have any type: the caller converts them to that of v.
@@ -253,9 +253,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         """The state before the first position; a GROWING state allocates room for `capacity` positions."""
 
     @torch.no_grad()
-    def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: State, extra_t: Tensor | None = None
-    ) -> tuple[Tensor, State]:
+    def step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: State, extra_t: Tensor | None = None) -> Out[State]:
         """The output [B, H, V] of one position and the new state, without gradients; may update `state` in place."""
         # Autocast is disabled only if it is on, because disabling it takes a noticeable part of a step's time.
         if torch.is_autocast_enabled(q_t.device.type):
@@ -265,7 +263,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         return y_t.to(v_t.dtype), state
 
     @abstractmethod
-    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: State, gates_t: Gates) -> tuple[Tensor, State]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: State, gates_t: Gates) -> Out[State]:
         """The mechanism's own part of `step`."""
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .base import AttentionShape, Gates, Memory, MixInputs, setting
+from .base import AttentionShape, Gates, Memory, MixInputs, Out, setting
 from .parts.caches import add_cache
 from .parts.gated_attention import GatedAttention, GatedOptions
 from .tensors import accumulator_dtype, host_number
@@ -59,9 +59,7 @@ class FlashAttention(GatedAttention[FlashOptions, FlashState]):
         # Linear products are always divided by C, and with scale 'width' also by sqrt(K).
         self.linear_scale = self.score_scale * self.weight_scale
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: FlashState | None, gates: Gates
-    ) -> tuple[Tensor, FlashState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: FlashState | None, gates: Gates) -> Out[FlashState]:
         dtype, chunk = accumulator_dtype(q.dtype), self.options.chunk
         z, values = k.squeeze(1), v.squeeze(1)
         if state is None:
@@ -122,9 +120,7 @@ class FlashAttention(GatedAttention[FlashOptions, FlashState]):
         s = torch.zeros(batch, 1, *widths, device=device, dtype=accumulator_dtype(dtype))
         return FlashState(z, v, s, host_number())
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FlashState, gates_t: Gates
-    ) -> tuple[Tensor, FlashState]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FlashState, gates_t: Gates) -> Out[FlashState]:
         z, v, s, position = state
         place = int(position) % self.options.chunk
         z[:, :, place], v[:, :, place] = k_t, v_t

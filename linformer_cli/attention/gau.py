@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.errors import UsageError
-from .base import AttentionShape, Gates, MixInputs, setting
+from .base import AttentionShape, Gates, MixInputs, Out, setting
 from .parts.caches import CachedAttention, FixedCache, KeyValueCache, add_cache, extend_cache
 from .parts.gated_attention import GatedAttention, GatedOptions
 from .tensors import accumulator_dtype
@@ -16,9 +16,7 @@ ROWS_AT_ONCE = 200  # of queries in the parallel form; smaller blocks compute fe
 
 
 class GauOptions(GatedOptions):
-    activation: Literal["relu2", "laplace"] = setting(
-        "relu2", "weight of a score x: relu(x)^2, or a bounded Laplace function"
-    )
+    activation: Literal["relu2", "laplace"] = setting("relu2", "weight of a score x: relu(x)^2, or bounded Laplace")
 
 
 class GauAttention(GatedAttention[GauOptions, KeyValueCache], CachedAttention[GauOptions]):
@@ -49,9 +47,7 @@ class GauAttention(GatedAttention[GauOptions, KeyValueCache], CachedAttention[Ga
         # mu = sqrt(1/2) and sigma sqrt(2) = sqrt(1 / (2 pi)).
         return 0.5 + 0.5 * torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi))
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates) -> Out[KeyValueCache]:
         dtype, length = accumulator_dtype(q.dtype), q.shape[2]
         # Keys are first rounded to the type of the cache, so that cutting the sequence does not change rounding.
         held = k.dtype if state is None else state.keys.dtype

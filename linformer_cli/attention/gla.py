@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .base import AttentionShape, Gates, MixInputs, SumAttention, setting
+from .base import AttentionShape, Gates, MixInputs, Out, SumAttention, setting
 from .kernels.registry import CAUSAL_SUMS, STEP_SUMS, SumsStep, kernel_for
 from .parts.chunks import PowerOfTwoChunk
 from .parts.memory_lengths import FadingOptions
@@ -17,9 +17,7 @@ from .tensors import accumulator_dtype, constant
 
 
 class GlaOptions(FadingOptions):
-    gate: Literal["vector", "scalar"] = setting(
-        "vector", "'vector': one gate per dimension of a key; 'scalar': one gate per head"
-    )
+    gate: Literal["vector", "scalar"] = setting("vector", "'vector': a gate per key dimension; 'scalar': one per head")
     temperature: float = setting(16.0, "tau; a larger value makes the fastest possible decay slower", ge=1, le=1000)
     chunk: PowerOfTwoChunk = 64
 
@@ -70,7 +68,7 @@ class GlaAttention(SumAttention[GlaOptions, GlaState]):
             start = start.view(-1, *[1] * (x.dim() - 2))
         return functional.logsigmoid(x.to(dtype) + start) / self.options.temperature
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: GlaState | None, gates: Gates) -> tuple[Tensor, GlaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: GlaState | None, gates: Gates) -> Out[GlaState]:
         log_decay = self._log_decay(gates["decay"], accumulator_dtype(q.dtype))
         sums, s = self._sum(q, k, v, log_decay, None if state is None else state.s)
         return scale_outputs(sums, gates.get("output")), GlaState(s)
@@ -97,7 +95,7 @@ class GlaAttention(SumAttention[GlaOptions, GlaState]):
         widths = self.shape.heads, self.shape.key_width, self.shape.value_width
         return GlaState(torch.zeros(batch, *widths, device=device, dtype=accumulator_dtype(dtype)))
 
-    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: GlaState, gates_t: Gates) -> tuple[Tensor, GlaState]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: GlaState, gates_t: Gates) -> Out[GlaState]:
         s = state.s
         if step := kernel_for(STEP_SUMS, s, v_t):
             start = constant(self.gate_start, s.device, accumulator_dtype(s.dtype))

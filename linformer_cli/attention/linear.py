@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.native.constants import STEP_MAPS
-from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, SumAttention, setting
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, Out, SumAttention, setting
 from .kernels.registry import FOLDED_STEP, LINEAR_ATTENTION, LINEAR_ATTENTION_ALL, find_kernel, kernel_for
 from .parts.feature_maps import FEATURE_MAPS, Learned
 from .parts.folded_sums import FoldedState, build_folded_state, step_folded
@@ -27,7 +27,7 @@ from .tensors import accumulator_dtype, fill_padding
 
 class LinearOptions(AttentionOptions):
     feature_map: Literal["elu", "relu", "poly2", "taylor2", "learned"] = setting(
-        "elu", "phi, the feature map of queries and keys"
+        "elu", "phi, the map of queries and keys"
     )
     features: int | None = setting(None, "C, width of the 'learned' feature map (default: the width of a key)", gt=0)
     chunk: Chunk = 64
@@ -67,9 +67,7 @@ class LinearAttention(SumAttention[LinearOptions, LinearState]):
         fused = find_kernel(LINEAR_ATTENTION, device, dtype, widths, self.options.feature_map)
         return fused is not None or super().is_compiled(device, dtype)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: LinearState | None, gates: Gates
-    ) -> tuple[Tensor, LinearState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: LinearState | None, gates: Gates) -> Out[LinearState]:
         dtype = accumulator_dtype(q.dtype)
         s, z = (None, None) if state is None else state
         # A single kernel computes the feature map, the sums and the division.
@@ -98,9 +96,7 @@ class LinearAttention(SumAttention[LinearOptions, LinearState]):
         s = torch.zeros(batch, heads, width, self.shape.value_width, device=device, dtype=dtype)
         return LinearState(s, torch.zeros(batch, heads, width, device=device, dtype=dtype))
 
-    def fix_state(
-        self, state: LinearState, place: Tensor, room: Tensor, dtype: torch.dtype
-    ) -> LinearState | FoldedState:
+    def fix_state(self, state: LinearState, place: Tensor, room: Tensor, dtype: torch.dtype) -> Any:
         s, z = (part.contiguous() for part in state)
         widths = self.shape.key_width, self.shape.value_width
         if find_kernel(FOLDED_STEP, s.device, dtype, widths, self.options.feature_map):

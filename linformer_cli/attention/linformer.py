@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.errors import UsageError
-from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, setting
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, Out, setting
 from .parts.caches import FixedCache, KeyValueCache, add_cache, attend_masked, fit_rows, init_cache, make_room
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 from .tensors import accumulator_dtype, find_padding, host_number
@@ -17,9 +17,7 @@ _DEFAULT_RANK = 4
 
 class LinformerOptions(AttentionOptions):
     block: int | None = setting(None, "number of positions that are projected together (default: one image row)", gt=0)
-    rank: int = setting(
-        _DEFAULT_RANK, "number of rows that a block is projected to (default: 4, at most `block`)", gt=0
-    )
+    rank: int = setting(_DEFAULT_RANK, "number of rows to project a block to (default: 4, at most `block`)", gt=0)
     share: Literal["none", "heads", "heads_keys_values"] = setting(
         "none",
         "'none': each head has its own projections; 'heads': all heads share them; "
@@ -75,9 +73,7 @@ class LinformerAttention(Attention[LinformerOptions, KeyValueCache]):
         """E and F."""
         return self.key_projection, self.key_projection if self.value_projection is None else self.value_projection
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates) -> Out[KeyValueCache]:
         dtype, length = accumulator_dtype(v.dtype), q.shape[2]
         start = 0 if state is None else int(state.position)
         finished, inside = divmod(start, self.block)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.native.program import NO_BUFFER, MixInputs
-from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, setting
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, Out, setting
 from .parts.chunks import PowerOfTwoChunk
 from .parts.feature_maps import Elu
 from .parts.level_sums import LevelInputs, count_buckets, read_levels, step_levels
@@ -22,9 +22,7 @@ _LEAST_LOGIT = -64.0
 
 
 class LogLinearOptions(AttentionOptions):
-    over: Literal["linear", "mamba2", "deltanet"] = setting(
-        "mamba2", "the mechanism whose state is divided into levels"
-    )
+    over: Literal["linear", "mamba2", "deltanet"] = setting("mamba2", "the mechanism whose state has levels")
     chunk: PowerOfTwoChunk = 64
 
 
@@ -103,7 +101,7 @@ class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: LogLinearState | None, gates: Gates
-    ) -> tuple[Tensor, LogLinearState]:
+    ) -> Out[LogLinearState]:
         length = v.shape[2]
         if state is None:
             state = self.init_state(len(v), 0, v.device, v.dtype)
@@ -120,7 +118,7 @@ class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
 
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LogLinearState, gates_t: Gates
-    ) -> tuple[Tensor, LogLinearState]:
+    ) -> Out[LogLinearState]:
         s, position = state
         inputs, fixed = self._inputs(q_t, k_t, v_t, gates_t, s.dtype), isinstance(state, _FixedState)
         sums, s = step_levels(inputs, s, position if fixed else int(position))

@@ -18,9 +18,7 @@ SCORES_AT_ONCE = 2**18  # per head and image in the parallel form, except for on
 
 class LogsparseOptions(AttentionOptions):
     window: int = setting(1, "number of nearest positions that a query sees, itself included", gt=0, le=4_096)
-    restart: int | None = setting(
-        None, "repeat the pattern at every multiple of this distance (default: no repetition)", gt=0
-    )
+    restart: int | None = setting(None, "repeat the pattern at every multiple of this distance (default: never)", gt=0)
 
 
 class _Grid(NamedTuple):

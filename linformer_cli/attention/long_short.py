@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, setting
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, Out, setting
 from .parts.caches import CacheLayout, add_cache, attend_masked, emit_rows, fit_rows, init_cache, make_room
 from .parts.key_sets import Lists, join, weigh, weigh_lists
 from .parts.near_and_rows import Pattern, attend_near_and_rows
@@ -23,9 +23,7 @@ _QUERY_BLOCK = 32
 class LongShortOptions(AttentionOptions):
     chunk: int = setting(16, "number of positions that are compressed together", gt=0)
     rank: int = setting(1, "number of rows that a chunk is compressed to", gt=0)
-    window: int | None = setting(
-        None, "number of recent positions that a query sees uncompressed (default: two image rows)", gt=0
-    )
+    window: int | None = setting(None, "number of positions that a query sees uncompressed (default: two rows)", gt=0)
 
 
 class LongShortState(NamedTuple):
@@ -96,7 +94,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: LongShortState | None, gates: Gates
-    ) -> tuple[Tensor, LongShortState]:
+    ) -> Out[LongShortState]:
         dtype, length = accumulator_dtype(v.dtype), q.shape[2]
         if state is None:
             state = self.init_state(len(q), 0, q.device, v.dtype)
@@ -199,7 +197,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
 
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongShortState, gates_t: Gates
-    ) -> tuple[Tensor, LongShortState]:
+    ) -> Out[LongShortState]:
         if isinstance(state, _FixedState):
             return self._step_fixed(q_t, k_t, v_t, state, gates_t["scores"]), state
         keys, values, largest, sums, position = state

@@ -9,7 +9,7 @@ from torch import Tensor
 from linformer_cli.config import LARGEST_IMAGE
 from linformer_cli.errors import UsageError
 from linformer_cli.units import parse_count
-from .base import AttentionOptions, AttentionShape, Gates, Memory, setting
+from .base import AttentionOptions, AttentionShape, Gates, Memory, Out, setting
 from .parts.caches import CacheLayout, FixedCache, KeyValueCache, init_cache
 from .parts.spans import FEWEST_QUERIES, Pattern, Span, SpanAttention
 
@@ -96,9 +96,7 @@ class LongformerAttention(SpanAttention[LongformerOptions]):
     def locate(self, position: Tensor) -> Tensor:
         return self.layout.locate(position)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates) -> Out[KeyValueCache]:
         if state is None:
             state = self.init_state(len(q), 0, q.device, k.dtype)
         count, start, stop = self.options.globals, int(state.position), int(state.position) + q.shape[2]
@@ -109,9 +107,7 @@ class LongformerAttention(SpanAttention[LongformerOptions]):
 
         y = self.attend_spans(q, keys, values, start, locate)
         # The last positions, each in its row of the ring.
-        keys, values = (
-            torch.cat([x[:, :, :count], x[:, :, -self.ring :].roll(stop, dims=2)], dim=2) for x in (keys, values)
-        )
+        keys, values = (torch.cat([x[:, :, :count], x[:, :, -self.ring :].roll(stop, 2)], 2) for x in (keys, values))
         return y, KeyValueCache(keys, values, state.position + q.shape[2])
 
     def _unroll(self, rows: Tensor, new: Tensor, start: int) -> Tensor:

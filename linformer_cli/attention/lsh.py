@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.nn import functional
 
-from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, setting
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, Out, setting
 from .parts.bucket_chunks import EMPTY, attend_in_buckets, sort_by_bucket
 from .parts.caches import FixedCache, KeyValueCache, add_cache, extend_cache, fit_rows, init_cache, push_in_place
 from .parts.key_sets import join, weigh
@@ -29,9 +29,7 @@ def _even(buckets: int) -> int:
 
 class LshOptions(AttentionOptions):
     rounds: int = setting(4, "number of hashes; a query sees keys that share its bucket in any of them", gt=0, le=64)
-    buckets: Annotated[
-        int, Field(gt=1, le=4096, description="number of hash values; must be even"), AfterValidator(_even)
-    ] = 32
+    buckets: Annotated[int, Field(gt=1, le=4096, description="number of hashes; even"), AfterValidator(_even)] = 32
     window: int = setting(16, "number of preceding positions in the same bucket that a query sees", gt=0, le=4096)
     average: bool = setting(False, "average the rounds in the bidirectional form, with equal weights")
 
@@ -79,7 +77,7 @@ class LshAttention(Attention[LshOptions, LshState]):
         rotations = torch.randn(shape.heads, shape.key_width, options.rounds, options.buckets // 2)
         self.register_buffer("rotations", rotations)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: LshState | None, gates: Gates) -> tuple[Tensor, LshState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: LshState | None, gates: Gates) -> Out[LshState]:
         q = shrink_huge(q, (-1,))
         cache = extend_cache(None if state is None else state.cache, q, v)
         length = int(cache.position)

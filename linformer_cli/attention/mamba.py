@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.native.program import NO_BUFFER, MixInputs
-from .base import AttentionOptions, AttentionShape, Chunk, Gates, SumAttention, as_sequence, setting
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, Out, SumAttention, as_sequence, setting
 from .parts.memory_lengths import inverse_softplus, log_memories
 from .parts.scaling import shrink_huge
 from .parts.sums import decayed_causal_sums, sum_logs, update_and_read
@@ -22,9 +22,7 @@ class MambaOptions(AttentionOptions):
     trapezoidal: bool = setting(True, "add each input in two parts: at its own position and at the next one")
     rotation: bool = setting(True, "rotate queries and keys by angles that add up from position to position")
     normalise: bool = setting(True, "divide queries and keys by their root mean square, then add a learned bias")
-    rate: Literal["input", "head"] = setting(
-        "input", "A, the rate of decay: computed from the input, or learned for each head"
-    )
+    rate: Literal["input", "head"] = setting("input", "A, the rate of decay: from the input, or learned for each head")
     chunk: Chunk = 64
 
 
@@ -115,9 +113,7 @@ class MambaAttention(SumAttention[MambaOptions, MambaState]):
             x = functional.rms_norm(shrink_huge(x, (-1,)), x.shape[-1:], eps=_EPSILON) * gain + bias
         return x if angle is None else _rotate(x, angle)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: MambaState | None, gates: Gates
-    ) -> tuple[Tensor, MambaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: MambaState | None, gates: Gates) -> Out[MambaState]:
         dtype = accumulator_dtype(q.dtype)
         s, start, newest = (None, None, None) if state is None else state
         steps, angle = self._steps(gates, dtype), None
@@ -146,9 +142,7 @@ class MambaAttention(SumAttention[MambaOptions, MambaState]):
         newest = Newest(*(s.new_zeros(batch, heads, width) for width in (K, V, 1)))
         return MambaState(s, angle, newest if self.options.trapezoidal else None)
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MambaState, gates_t: Gates
-    ) -> tuple[Tensor, MambaState]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MambaState, gates_t: Gates) -> Out[MambaState]:
         (s, angle, newest), dtype = state, accumulator_dtype(state.s.dtype)
         steps = self._steps(as_sequence(gates_t), dtype)
         if angle is not None and steps.turns is not None:

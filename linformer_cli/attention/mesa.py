@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, SumAttention, map_states, setting
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, Out, SumAttention, map_states, setting
 from .kernels.registry import MESA_SOLVER, kernel_for
 from .parts.memory_lengths import log_memories, of_heads
 from .parts.scaling import directions, shrink_huge
@@ -70,9 +70,7 @@ class MesaAttention(SumAttention[MesaOptions, MesaState]):
         """The diagonal of Lambda [H, K]."""
         return functional.softplus(self.ridge.to(dtype)) + _LEAST_RIDGE
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: MesaState | None, gates: Gates
-    ) -> tuple[Tensor, MesaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: MesaState | None, gates: Gates) -> Out[MesaState]:
         dtype = accumulator_dtype(q.dtype)
         s, h = (None, None) if state is None else state
         beta, log_alpha = self._gates(gates, dtype)
@@ -91,9 +89,7 @@ class MesaAttention(SumAttention[MesaOptions, MesaState]):
         s, h = (torch.zeros(batch, heads, K, n, device=device, dtype=accumulator_dtype(dtype)) for n in (V, K))
         return MesaState(s, h)
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MesaState, gates_t: Gates
-    ) -> tuple[Tensor, MesaState]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MesaState, gates_t: Gates) -> Out[MesaState]:
         s, h = state
         beta, log_alpha = (gate.unsqueeze(-1) for gate in self._gates(gates_t, h.dtype))
         q, k = _directions(q_t.to(h.dtype)), _directions(k_t.to(h.dtype))

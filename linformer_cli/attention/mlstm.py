@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, SumAttention, setting
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, Out, SumAttention, setting
 from .parts.memory_lengths import log_memories, of_heads
 from .parts.scaling import OUTPUT_FLOOR
 from .parts.sums import decayed_causal_sums, sum_logs, update_and_read
@@ -72,9 +72,7 @@ class MlstmAttention(SumAttention[MlstmOptions, MlstmState]):
     def _normalise(self, h: Tensor) -> Tensor:
         return functional.rms_norm(h, h.shape[-1:], eps=OUTPUT_FLOOR) if self.options.normalise else h
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: MlstmState | None, gates: Gates
-    ) -> tuple[Tensor, MlstmState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: MlstmState | None, gates: Gates) -> Out[MlstmState]:
         dtype = accumulator_dtype(q.dtype)
         s, before = (None, q.new_zeros(q.shape[:2], dtype=dtype)) if state is None else state
         log_input, log_forget = self._log_gates(gates, dtype)
@@ -92,9 +90,7 @@ class MlstmAttention(SumAttention[MlstmOptions, MlstmState]):
         s = torch.zeros(sizes, device=device, dtype=accumulator_dtype(dtype))
         return MlstmState(s, s.new_zeros(sizes[:2]))
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MlstmState, gates_t: Gates
-    ) -> tuple[Tensor, MlstmState]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: MlstmState, gates_t: Gates) -> Out[MlstmState]:
         s, m = state
         log_input, log_forget = self._log_gates(gates_t, m.dtype)
         faded = log_forget + m

@@ -8,7 +8,7 @@ from pydantic import field_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, Shared, setting
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, Out, Shared, setting
 from .parts.chunks import PowerOfTwoChunk
 from .parts.running_averages import NOTHING, read_running_averages
 from .tensors import accumulator_dtype, fill_padding, find_padding, host_number
@@ -151,9 +151,7 @@ class NystromAttention(Attention[NystromOptions, NystromState]):
         self.convolution = CausalConvolution(shape.heads, options.kernel) if options.kernel else None
         self.scale = shape.key_width**-0.5
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: NystromState | None, gates: Gates
-    ) -> tuple[Tensor, NystromState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: NystromState | None, gates: Gates) -> Out[NystromState]:
         dtype = accumulator_dtype(q.dtype)
         queries, keys = self._scaled_landmarks(dtype)
         inverse = self.invert_landmarks(keys)
@@ -175,12 +173,10 @@ class NystromAttention(Attention[NystromOptions, NystromState]):
         queries, keys = means @ q, means @ k
         # A sequence shorter than `landmarks` has fewer segments. The rows and columns of missing landmarks are 0.
         missing = find_padding(ends, count)[:, None, None]
-        to_landmarks, a = (
-            (x @ keys.transpose(-1, -2)).masked_fill(missing, -math.inf).softmax(dim=-1) for x in (q, queries)
-        )
+        shares, a = ((x @ keys.transpose(-1, -2)).masked_fill(missing, -math.inf).softmax(dim=-1) for x in (q, queries))
         inverse = self.invert(a.masked_fill(missing.transpose(-1, -2), 0))
         scores = fill_padding(k @ queries.transpose(-1, -2), lengths, -math.inf)
-        y = to_landmarks @ inverse @ (scores.softmax(dim=2).transpose(-1, -2) @ wide)
+        y = shares @ inverse @ (scores.softmax(dim=2).transpose(-1, -2) @ wide)
         if self.convolution is not None:
             later = self.options.kernel - 1 - self.options.kernel // 2
             local, _ = self.convolution.attend(functional.pad(v, (0, 0, 0, later)), None, dtype)
@@ -224,9 +220,7 @@ class NystromAttention(Attention[NystromOptions, NystromState]):
             recent = self.convolution.init_recent(batch, self.shape.value_width, device, dtype)
         return NystromState(averages, log_weights, Shared(inverse), recent)
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: NystromState, gates_t: Gates
-    ) -> tuple[Tensor, NystromState]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: NystromState, gates_t: Gates) -> Out[NystromState]:
         averages, log_weights, inverse, recent = state
         dtype = averages.dtype
         # Each head needs one matrix product for all images: [H, B, K] times [H, K, m].

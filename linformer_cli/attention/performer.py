@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.native.constants import STEP_MAPS
-from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, SumAttention, setting
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, Out, SumAttention, setting
 from .kernels.registry import EXPONENTIAL_ATTENTION, kernel_for
 from .parts.random_features import (
     RELU_OFFSET,
@@ -31,9 +31,7 @@ from .tensors import accumulator_dtype, fill_padding
 class PerformerOptions(AttentionOptions):
     feature_map: FeatureMapName = setting("positive", "phi, the random feature map of queries and keys")
     features: int | None = setting(None, "m, number of features (default: K ln K, rounded up to a multiple of 8)", gt=0)
-    orthogonal: bool = setting(
-        True, "use random directions that are orthogonal in blocks of K, rather than independent"
-    )
+    orthogonal: bool = setting(True, "use random directions that are orthogonal in blocks of K, not independent")
     redraw_every: int = setting(0, "training steps between redraws of the directions; 0 never redraws", ge=0)
     chunk: Chunk = 64
 
@@ -120,7 +118,7 @@ class PerformerAttention(SumAttention[PerformerOptions, PerformerState]):
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState | None, gates: Gates
-    ) -> tuple[Tensor, PerformerState]:
+    ) -> Out[PerformerState]:
         if self.options.feature_map in ("positive", "hyperbolic"):
             return self._attend_exponential(q, k, v, state)
         dtype = accumulator_dtype(q.dtype)
@@ -132,9 +130,7 @@ class PerformerAttention(SumAttention[PerformerOptions, PerformerState]):
         sums, s = causal_sums(phi_q, phi_k, values, None if state is None else state.s, self.options.chunk)
         return divide_by_weight(sums[..., :-1], sums[..., -1]), PerformerState(s)
 
-    def _attend_exponential(
-        self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState | None
-    ) -> tuple[Tensor, PerformerState]:
+    def _attend_exponential(self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState | None) -> Out[PerformerState]:
         """`_attend` for `positive` and `hyperbolic`. Key features are divided by their maximum over all positions.
 
         The scale of the sums cancels in y and needs no gradient. The kernel computes features from queries and keys.
@@ -159,7 +155,7 @@ class PerformerAttention(SumAttention[PerformerOptions, PerformerState]):
 
     def _attend_trigonometric(
         self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None
-    ) -> tuple[Tensor, PerformerState]:
+    ) -> Out[PerformerState]:
         exponent = self._map.half_square(k)
         c = exponent.detach().cummax(dim=-1).values
         before, sums_before, total_before = c[..., :1], None, None
@@ -206,7 +202,7 @@ class PerformerAttention(SumAttention[PerformerOptions, PerformerState]):
 
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: PerformerState, gates_t: Gates
-    ) -> tuple[Tensor, PerformerState]:
+    ) -> Out[PerformerState]:
         s, c, n = state
         q_t, k_t, v_t = (x.to(accumulator_dtype(s.dtype)) for x in (q_t, k_t, v_t))
         values = functional.pad(v_t, (0, 1), value=1.0)

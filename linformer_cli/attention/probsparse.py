@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, setting
+from .base import Attention, AttentionOptions, AttentionShape, Gates, Memory, MixInputs, Out, setting
 from .parts.caches import (
     FixedCache,
     KeyValueCache,
@@ -90,7 +90,7 @@ class ProbsparseAttention(Attention[ProbsparseOptions, ProbsparseState]):
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: ProbsparseState | None, gates: Gates
-    ) -> tuple[Tensor, ProbsparseState]:
+    ) -> Out[ProbsparseState]:
         cache = extend_cache(None if state is None else state.cache, k, v)
         length, dtype = int(cache.position), accumulator_dtype(q.dtype)
         start = length - q.shape[2]

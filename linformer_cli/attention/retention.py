@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .base import AttentionShape, Chunk, Gates, MixInputs, SumAttention, setting
+from .base import AttentionShape, Chunk, Gates, MixInputs, Out, SumAttention, setting
 from .kernels.registry import CAUSAL_SUMS, STEP_SUMS, SumsStep, kernel_for
 from .parts.memory_lengths import FadingOptions
 from .parts.scaling import SUM_FLOOR, scale_outputs
@@ -95,7 +95,7 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: RetentionState | None, gates: Gates
-    ) -> tuple[Tensor, RetentionState]:
+    ) -> Out[RetentionState]:
         s, position = (None, host_number()) if state is None else state
         sums, s = self._sum(q, k, v, s, position)
         return scale_outputs(sums, gates.get("output")), RetentionState(s, position + v.shape[2])
@@ -127,7 +127,7 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
 
     def _step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RetentionState, gates_t: Gates
-    ) -> tuple[Tensor, RetentionState]:
+    ) -> Out[RetentionState]:
         s, position = state
         gate, dtype = gates_t.get("output"), accumulator_dtype(s.dtype)
         if not self.plane and (step := kernel_for(STEP_SUMS, s, v_t)):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, SumAttention, setting
+from .base import AttentionOptions, AttentionShape, Chunk, Gates, MixInputs, Out, SumAttention, setting
 from .parts.random_features import WEIGHT_FLOOR, divide_by_floored_weight, draw_directions, sine_features
 from .parts.sums import causal_sums, decayed_causal_sums, divide_by_weight, read_whole_sums, update_and_read
 from .tensors import accumulator_dtype
@@ -17,9 +17,7 @@ _LARGEST_LOGIT = 64.0
 
 class RfaOptions(AttentionOptions):
     gate: bool = setting(True, "decay the weight of older positions by a gate computed from the input")
-    frequencies: int | None = setting(
-        None, "D, number of random directions; each gives a sine and a cosine (default: 2 K)", gt=0
-    )
+    frequencies: int | None = setting(None, "D, number of directions, each a sine and a cosine (default: 2 K)", gt=0)
     chunk: Chunk = 64
 
 
@@ -68,7 +66,7 @@ class RfaAttention(SumAttention[RfaOptions, RfaState]):
         scaled = functional.normalize(x, dim=-1) * sigma.to(x.dtype)
         return sine_features(scaled @ self.directions.to(x.dtype).transpose(0, 1))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: RfaState | None, gates: Gates) -> tuple[Tensor, RfaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: RfaState | None, gates: Gates) -> Out[RfaState]:
         dtype = accumulator_dtype(q.dtype)
         sigma = self.sigma.unsqueeze(1)
         phi_q, phi_k = self._features(q.to(dtype), sigma), self._features(k.to(dtype), sigma)
@@ -103,7 +101,7 @@ class RfaAttention(SumAttention[RfaOptions, RfaState]):
         s = torch.zeros(batch, heads, 2 * self.frequencies, self.shape.value_width + 1, device=device, dtype=dtype)
         return RfaState(s, s.new_zeros(batch, heads))
 
-    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RfaState, gates_t: Gates) -> tuple[Tensor, RfaState]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RfaState, gates_t: Gates) -> Out[RfaState]:
         s, n = state
         phi_q, phi_k = self._features(torch.stack([q_t, k_t]).to(n.dtype), self.sigma)
         values = functional.pad(v_t.to(n.dtype), (0, 1), value=1.0)

@@ -106,10 +106,8 @@ def list_growth_tables(
         keys = [column.key for column in SCALING_FILE_COLUMNS]
         records = [{**{key: find_value(row, key) for key in keys}, **powers[row.name]} for row in rows]
         return [RecordTable(records, SCALING_FILE_COLUMNS)]
-    return [
-        RecordTable(rows, SCALING_COLUMNS, "Time and memory against T"),
-        RecordTable(exponents, EXPONENT_COLUMNS, "Exponents"),
-    ]
+    growth = RecordTable(rows, SCALING_COLUMNS, "Time and memory against T")
+    return [growth, RecordTable(exponents, EXPONENT_COLUMNS, "Exponents")]
 
 
 def find_words(rows: Sequence[Record]) -> Words:
@@ -157,9 +155,7 @@ def render_quality(rows: Sequence[ModelRow], kind: PlotFormat) -> bytes:
     data = ", ".join(sorted({row.data or "" for row in drawn}))
     after = f" after {seen.pop():,} training {words.items}" if len(seen) == 1 else ""
     title = f"validation {words.bits} on {data}{after}"
-    shown = [
-        Panel(f"batch {batch}", curves, y_scale="linear", ticks_at_points=False) for batch, curves in panels.items()
-    ]
+    shown = [Panel(f"batch {n}", curves, y_scale="linear", ticks_at_points=False) for n, curves in panels.items()]
     return render_plot(shown, f"{words.items} per second", words.bits, kind, title=title)
 
 

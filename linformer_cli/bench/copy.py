@@ -240,8 +240,6 @@ def _render_curves(rows: Sequence[CopyRow], title: str, kind: PlotFormat) -> byt
         ]
         return Panel("", curves, y_label=label, x_scale="linear", y_scale=scale)
 
-    panels = [
-        build_panel("loss", "loss (nats per predicted symbol)", "log"),
-        build_panel("accuracy", "accuracy (share)", "linear"),
-    ]
-    return render_plot(panels, "updates", "", kind, title=title)
+    losses = build_panel("loss", "loss (nats per predicted symbol)", "log")
+    accuracies = build_panel("accuracy", "accuracy (share)", "linear")
+    return render_plot([losses, accuracies], "updates", "", kind, title=title)

@@ -47,9 +47,8 @@ from .rows import SamplingRow, TrainingRow
 from .sample import SamplingSettings
 from .train import GRAPH, TrainingSettings
 
-_TINY = ModelConfig(
-    layers=1, heads=2, width=32, head_width=16, feed_forward=32, image=ImageShape(height=4, width=4, levels=16)
-)
+_IMAGE = ImageShape(height=4, width=4, levels=16)
+_TINY = ModelConfig(layers=1, heads=2, width=32, head_width=16, feed_forward=32, image=_IMAGE)
 
 
 @dataclass(frozen=True)
@@ -197,9 +196,8 @@ class GpuBench:
     def measure_sampling(self) -> None:
         """Time linear attention and softmax, each in the engine for this device and in plain torch."""
         sizes = self._sizes
-        settings = SamplingSettings(
-            sizes.sampling_batches, sizes.repeats, (AUTO, REFERENCE), rerun=False, limit_seconds=sizes.limit_seconds
-        )
+        timed: dict[str, Any] = {"repeats": sizes.repeats, "limit_seconds": sizes.limit_seconds}
+        settings = SamplingSettings(sizes.sampling_batches, engines=(AUTO, REFERENCE), rerun=False, **timed)
         for precision in ("fp32", "bf16"):
             self._sample(build_models(parse_variants(COMPARED), sizes.networks, self._device, precision), settings)
 
@@ -218,9 +216,8 @@ class GpuBench:
     def measure_training(self) -> None:
         sizes = self._sizes
         models = build_models(parse_variants(COMPARED), sizes.networks, self._device, "fp32")
-        settings = TrainingSettings(
-            sizes.training_batches, [(AUTO, "bf16"), (GRAPH, "bf16")], sizes.repeats, limit_seconds=sizes.limit_seconds
-        )
+        engines = [(AUTO, "bf16"), (GRAPH, "bf16")]
+        settings = TrainingSettings(sizes.training_batches, engines, sizes.repeats, sizes.limit_seconds)
         bench = replace(self._bench, report=lambda row: self._info(row.describe()))
         for group in train.prepare(models, settings, bench):
             rows, _ = measure_groups([group], bench)

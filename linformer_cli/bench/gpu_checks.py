@@ -32,9 +32,8 @@ MODEL_TOLERANCE = 1e-3
 COMPARED_IMAGES, OTHER_IMAGES = 32, 0.1
 _CHECKED_VALUES = 1024  # images are checked up to this number of values, since plain torch takes milliseconds a step
 # Steps that differ in more than the mechanism.
-_COLOUR = ModelConfig(
-    layers=1, heads=2, width=32, feed_forward=32, image=ImageShape(height=6, width=8, channels=3, levels=16)
-)
+_IMAGE = ImageShape(height=6, width=8, channels=3, levels=16)
+_COLOUR = ModelConfig(layers=1, heads=2, width=32, feed_forward=32, image=_IMAGE)
 _OTHER_STEPS: dict[str, dict[str, object]] = {
     "residual": {"context": "residual", "head": "mixture"},
     "all parts of a layer": {"short_convolution": 4, "normalise_keys": True, "norm_heads": True, "output_gate": True},
@@ -91,9 +90,8 @@ def check_mechanisms(device: str) -> Iterator[AgreementRow]:
         values = torch.arange(2 * model.config.image.positions, device=device).view(2, -1) * 7 % 16
         tokens = model.shift_values(values)
         stepped = follow(model, tokens)
-        yield build_row(
-            f"{name}: parallel against step", relative_error(stepped, model.attend(tokens)[0]), MODEL_TOLERANCE
-        )
+        error = relative_error(stepped, model.attend(tokens)[0])
+        yield build_row(f"{name}: parallel against step", error, MODEL_TOLERANCE)
         for kind in (FusedCudaEngine, CudaEngine):
             error = _replay_error(kind, model, tokens, stepped)
             yield build_row(f"{name}: {kind.name}, replayed against step", error, MODEL_TOLERANCE)

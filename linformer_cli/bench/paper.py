@@ -69,9 +69,8 @@ def choose_sizes(budget_seconds: float) -> Sizes:
     if minutes >= 5:
         # Many rounds of small batches are more informative than a few rounds of large ones. Softmax's keys and values
         # for 64 CIFAR-10 images take 6 GB, and allocating this memory takes longer than the timed steps.
-        return Sizes(
-            (1, 16, 64), 12, {"mnist-paper": 4, "cifar10-paper": 1}, PASS_POSITIONS // 4, {"cifar10-paper": 16}
-        )
+        training, largest = {"mnist-paper": 4, "cifar10-paper": 1}, {"cifar10-paper": 16}
+        return Sizes((1, 16, 64), 12, training, PASS_POSITIONS // 4, largest)
     return Sizes((1, 16), 4, {"mnist-paper": 2, "cifar10-paper": 1}, PASS_POSITIONS // 8)
 
 
@@ -131,11 +130,8 @@ class PaperBench(BudgetBench[PaperReport]):
         self._variants = parse_variants(METHODS)
         self._models: dict[str, list[BenchModel]] = {}
         # The measurements of each part by the title of their group.
-        self._groups: dict[str, dict[str, Sequence[Measurement[Any, Any]]]] = {
-            "sampling": {},
-            "training": {},
-            "scaling": {},
-        }
+        groups: dict[str, dict[str, Sequence[Measurement[Any, Any]]]] = {"sampling": {}, "training": {}, "scaling": {}}
+        self._groups = groups
         self._copy: CopyReport | None = None
         self._reduced: list[str] = []
         rounds = self._sizes.rounds
@@ -156,9 +152,8 @@ class PaperBench(BudgetBench[PaperReport]):
         self._schedule.run(max(budget / 2, budget - self.elapsed_seconds()))
 
     def describe(self) -> PaperReport:
-        sampling, training, scaling = (
-            [row for group in groups.values() for row in rows_of(group)] for groups in self._groups.values()
-        )
+        parts = self._groups.values()
+        sampling, training, scaling = ([row for group in part.values() for row in rows_of(group)] for part in parts)
         ceilings, networks = self._bench.ceilings.describe(), dict(self._settings.networks)
         names = {sum_flops(timed.model): name for name, models in self._models.items() for timed in models}
         conditions = {
@@ -222,12 +217,9 @@ class PaperBench(BudgetBench[PaperReport]):
     def _prepare_sampling(self, seconds: float) -> Groups:
         """Prepare the sampling rows, smallest batches first. Results for one image therefore come first."""
         sizes, largest = self._sizes, self._sizes.largest_batches
-        self._reduced += [
-            f"sampling {name}: batches of at most {largest[name]}" for name in self._models if name in largest
-        ]
-        wanted = [
-            (name, batch) for batch in sizes.batches for name in self._models if batch <= largest.get(name, batch)
-        ]
+        limited = [name for name in self._models if name in largest]
+        self._reduced += [f"sampling {name}: batches of at most {largest[name]}" for name in limited]
+        wanted = [(name, size) for size in sizes.batches for name in self._models if size <= largest.get(name, size)]
         groups: dict[str, list[SamplingMeasurement]] = {}
         for name, batch in wanted:
             rows = len(self._models[name]) + 1  # softmax has two rows
@@ -254,9 +246,8 @@ class PaperBench(BudgetBench[PaperReport]):
             if batch != (paper := PAPER_TRAINING_BATCH.get(name, batch)):
                 self._reduced.append(f"training {name}: batch {batch}; the paper's is {paper}")
             # There is one repeat in each round.
-            settings = TrainingSettings(
-                [batch], [(AUTO, self._training_precision)], 1, seconds / rows, self._settings.runs
-            )
+            engines = [(AUTO, self._training_precision)]
+            settings = TrainingSettings([batch], engines, 1, seconds / rows, self._settings.runs)
             (groups[name],) = train.prepare(self._models[name], settings, self._bench)
         return self._begin("training", groups)
 

@@ -215,9 +215,8 @@ class AttentionRow(Row):
     def describe(self) -> str:
         seconds, memory = self.seconds_per_sequence, self.memory_bytes_per_sequence
         found = f"left out, {self.left_out}" if seconds is None else format_milliseconds(seconds)
-        return f"{self.name}, T = {self.positions:,}, batch {self.batch}: {found}" + (
-            f", {format_bytes(memory)}" if memory else ""
-        )
+        found += f", {format_bytes(memory)}" if memory else ""
+        return f"{self.name}, T = {self.positions:,}, batch {self.batch}: {found}"
 
 
 def compare_with_softmax(rows: Sequence[AnyRow], networks: Sequence[object]) -> list[AnyRow]:

@@ -95,18 +95,16 @@ def _describe_network(timed: BenchModel) -> dict[str, object]:
     }
 
 
-def prepare(
-    models: Sequence[BenchModel], settings: SamplingSettings, bench: Bench
-) -> list[list["SamplingMeasurement"]]:
+def prepare(models: Sequence[BenchModel], asked: SamplingSettings, bench: Bench) -> list[list["SamplingMeasurement"]]:
     """Return groups of measurements by preset and batch size, whose rounds are interleaved."""
     return [
         [
-            SamplingMeasurement(settings.repeats, bench, settings, timed, batch, engine)
+            SamplingMeasurement(asked.repeats, bench, asked, timed, batch, engine)
             for timed in group
-            for engine in _list_engines(timed, settings)
+            for engine in _list_engines(timed, asked)
         ]
         for group in group_by_preset(models)
-        for batch in settings.batches
+        for batch in asked.batches
     ]
 
 

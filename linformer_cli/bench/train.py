@@ -64,18 +64,16 @@ def run_training_bench(models: Sequence[BenchModel], settings: TrainingSettings,
     return TrainingReport(rows=rows, ended=ended, settings=conditions, ceilings=bench.ceilings.describe())
 
 
-def prepare(
-    models: Sequence[BenchModel], settings: TrainingSettings, bench: Bench
-) -> list[list["TrainingMeasurement"]]:
+def prepare(models: Sequence[BenchModel], asked: TrainingSettings, bench: Bench) -> list[list["TrainingMeasurement"]]:
     """Return groups of measurements by preset and batch size, whose rounds are interleaved."""
     return [
         [
-            TrainingMeasurement(settings.repeats, bench, settings, timed, batch, engine)
+            TrainingMeasurement(asked.repeats, bench, asked, timed, batch, engine)
             for timed in group
-            for engine in settings.engines
+            for engine in asked.engines
         ]
         for group in group_by_preset(models)
-        for batch in settings.batches
+        for batch in asked.batches
     ]
 
 
@@ -94,11 +92,10 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer[PixelTask]]):
 
     def prepare(self) -> Trainer[PixelTask]:
         model = self.timed.model
-        trainer = build_trainer(model.config, self.timed.preset, self.batch, str(model.device), self.engine[1])
-        if self.engine[0] == GRAPH:  # the second step records
-            trainer = build_trainer(
-                model.config, self.timed.preset, self.batch, str(model.device), self.engine[1], True
-            )
+        sizes = model.config, self.timed.preset, self.batch, str(model.device)
+        engine, precision = self.engine
+        trainer = build_trainer(*sizes, precision, engine == GRAPH)
+        if engine == GRAPH:  # the second step records
             self._time_step(trainer)
         seconds, limit = self._time_step(trainer), self.settings.limit_seconds
         if limit is not None and seconds > limit:

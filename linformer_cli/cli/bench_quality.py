@@ -30,9 +30,7 @@ class QualityOptions:
     checkpoint: options.CheckpointArgument = None
     data: str | None = option(None, "Data set with labels. Default: the model's training data set.", metavar="NAME")
     data_dir: options.DataDir = None
-    count: int = option(
-        1000, "Number of samples, divided equally among the model's classes.", "-n", "--count", min=1, max=100_000
-    )
+    count: int = option(1000, "Number of samples, divided among the classes.", "-n", "--count", min=1, max=100_000)
     batch: int = option(64, "Images drawn at once.", min=1)
     guidance: options.Guidance = 1.0
     temperature: options.Temperature = 1.0
@@ -167,9 +165,7 @@ def codec(
     """
     options.require_output("--picture", picture, ".png")
     session = open_session(checkpoint, "cpu", "int8", "native")
-    session.require_images(
-        "bench codec is for models of images; 'lintx compress' compares a model of bytes with others"
-    )
+    session.require_images("bench codec is for models of images; 'lintx compress' compares models of bytes with others")
 
     from linformer_cli.bench.codec import CodecSettings, draw_bits, run_codec_bench
     from linformer_cli.report.grids import encode_png

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from linformer_cli.codec.pack import Packed
     from linformer_cli.codec.sources import Source
 
-Batch = Annotated[
-    int, typer.Option("--batch", min=1, max=2**16, help="Images or windows coded at once; at least one block.")
-]
+Batch = Annotated[int, typer.Option("--batch", min=1, max=2**16, help="Images or windows at once, at least a block.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +248,4 @@ def _show_sizes(result: dict[str, Any], session: Session) -> None:
         + ("" if result["verified"] else "; not verified")
     )
     if result["deflated_blocks"]:
-        info(
-            f"{count_words(result['deflated_blocks'], 'block')} deflated, which is smaller than coding with this model"
-        )
+        info(f"{count_words(result['deflated_blocks'], 'block')} deflated, which is smaller than coding with the model")

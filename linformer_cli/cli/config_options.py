@@ -114,9 +114,8 @@ def _take(name: str, annotation: Any, values: dict[str, Any]) -> Any:
     if (group := _find_group(annotation)) is not None:
         return group.take_given(values)
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        return annotation(
-            **{field.name: _take(field.name, field.type, values) for field in dataclasses.fields(annotation)}
-        )
+        fields = dataclasses.fields(annotation)
+        return annotation(**{field.name: _take(field.name, field.type, values) for field in fields})
     return values.pop(name)
 
 

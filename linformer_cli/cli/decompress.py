@@ -30,9 +30,7 @@ _MOST_NAMED = 10  # the damaged blocks that are named one by one
 @dataclass(frozen=True, kw_only=True)
 class DecompressOptions:
     file: str = argument("FILE", "A file of `lintx compress`; '-' is stdin.")
-    out: str = option(
-        "", "The folder to write to. '-' writes a single file to stdout.", "-o", "--out", metavar="FOLDER"
-    )
+    out: str = option("", "The folder to write to. '-' writes one file to stdout.", "-o", "--out", metavar="FOLDER")
     checkpoint: str | None = option(
         None, "The model that the file was compressed with. Not needed for shipped models.", metavar="CHECKPOINT"
     )

@@ -45,12 +45,8 @@ class EvaluateOptions:
         "Predict step by step with this engine, as in lintx sample, to measure the effect of its precision.",
         metavar="NAME",
     )
-    against: str | None = option(
-        None, "Also show bits/dim minus those of this model, on the same images.", metavar="CHECKPOINT"
-    )
-    given_class: bool = option(
-        False, "Give the class of each image to a model trained with --hide-class.", "--given-class"
-    )
+    against: str | None = option(None, "Also show bits/dim minus those of this model.", metavar="CHECKPOINT")
+    given_class: bool = option(False, "Give images' classes to a model trained with --hide-class.", "--given-class")
     by_position: bool = option(False, "Also show bits/dim of the positions 0, 1, 2-3, 4-7, ...", "--by-position")
     plot: Path | None = option(None, "Also plot bits/dim against the position (.png or .svg).", metavar="FILE")
     per_image: Path | None = option(None, "Also write the bits/dim of each image to a CSV file.", metavar="FILE")
@@ -166,9 +162,8 @@ def _choose_size(asked: EvaluateOptions, session: Session, data: str) -> ImageSh
 def _open_other(asked: EvaluateOptions, wanted: ImageShape) -> _Measured | None:
     if asked.against is None:
         return None
-    session = open_session(
-        asked.against, asked.device, "fp32" if asked.precision in ("int8", "auto") else asked.precision
-    )
+    precision = "fp32" if asked.precision in ("int8", "auto") else asked.precision
+    session = open_session(asked.against, asked.device, precision)
     _require_size(session, wanted)
     return _Measured(session, _count_classes(session, asked.given_class and session.model.config.classes > 0))
 

@@ -91,9 +91,7 @@ SamplingPrecision = Annotated[
 ]
 Quiet = Annotated[bool, _more("--quiet", "-q", help="Print only errors and warnings.", callback=set_quiet)]
 Json = Annotated[bool, _more("--json", help="Print JSON.")]
-ModelData = Annotated[
-    str | None, typer.Option("--data", help="Data set. Default: the model's training data set.", metavar="NAME")
-]
+ModelData = Annotated[str | None, typer.Option("--data", help="Data set. Default: the model's own.", metavar="NAME")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N images.")]
 DataDir = Annotated[
     str | None,
@@ -111,8 +109,7 @@ EvaluatedLength = Annotated[
 ]
 Scale = Annotated[int | None, typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.")]
 _GUIDANCE = (
-    "How closely images follow their class. Other weights than 1 need a model trained with "
-    "--hide-class and twice the time."
+    "How closely images follow their class. Other values than 1 need --hide-class in training, and twice the time."
 )
 Guidance = Annotated[float, typer.Option("--guidance", min=0, max=LARGEST_GUIDANCE, help=_GUIDANCE)]
 ClassGuidance = Annotated[
@@ -127,7 +124,7 @@ ClassGuidance = Annotated[
 Temperature = Annotated[float, _filter("--temperature", help="Divide log probabilities by X. Applied first.")]
 TopK = Annotated[int | None, _filter("--top-k", help="Keep the N likeliest values. Applied second.")]
 TopP = Annotated[
-    float | None, _filter("--top-p", help="Keep the likeliest values that together reach probability X. Applied third.")
+    float | None, _filter("--top-p", help="Keep the likeliest values that reach probability X. Applied third.")
 ]
 
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}

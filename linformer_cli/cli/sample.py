@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from linformer_cli.config import DataConfig
 from linformer_cli.errors import UsageError
@@ -47,9 +47,7 @@ class SampleOptions:
     )
     prompt: str | None = option(None, "Text that a model of bytes continues; '-' is stdin.", metavar="TEXT")
     batch: int = option(64, "Images drawn at once.", min=1)
-    out: str | None = option(
-        None, f"PNG file for the grid; '-' is stdout. Default: {_GRID}.", "-o", "--out", metavar="FILE"
-    )
+    out: str | None = option(None, f"PNG of the grid; '-' is stdout. Default: {_GRID}.", "-o", "--out", metavar="FILE")
     class_name: str | None = option(
         None,
         "Draw -n images of each of these classes, such as 7 or '1,7', or of 'all', one row per "
@@ -64,9 +62,7 @@ class SampleOptions:
     scale: options.Scale = None
     drawing: DrawingOptions
     gif: Path | None = option(None, "Also animate the drawing of the grid.", metavar="FILE")
-    nearest: Path | None = option(
-        None, "Also draw every image above its nearest training image, to find copies.", metavar="FILE"
-    )
+    nearest: Path | None = option(None, "Also draw images above their nearest training images.", metavar="FILE")
     preview: bool = option(True, "Show some images in the terminal.")
     quiet: options.Quiet = False
     json: options.Json = False
@@ -168,9 +164,7 @@ def _choose_numbers(asked: SampleOptions, session: Session) -> "ImageNumbers":
     return numbers
 
 
-def _show_result(
-    asked: SampleOptions, session: Session, work: "Drawn", team: Team, settings: dict[str, object]
-) -> None:
+def _show_result(asked: SampleOptions, session: Session, work: "Drawn", team: Team, settings: dict[str, Any]) -> None:
     rate = work.drawn / work.seconds if work.drawn else 0.0
     took = f"{count_words(work.drawn, 'image')} in {format_duration(work.seconds)}"
     info(f"{took}: {rate:.3g} images/s, state {format_bytes(work.state_bytes)}")
@@ -218,9 +212,7 @@ def _compare(path: Path, images: "NDArray[np.uint8]", session: Session) -> "Copy
     return copying
 
 
-def _write_pictures(
-    asked: SampleOptions, images: "NDArray[np.uint8]", row: int | None, record: dict[str, object]
-) -> None:
+def _write_pictures(asked: SampleOptions, images: "NDArray[np.uint8]", row: int | None, record: dict[str, Any]) -> None:
     from linformer_cli.report.grids import frame_rows, hide_rows, render_grid
 
     write_png(str(asked.out), render_grid(images, row, asked.scale), record)
@@ -250,9 +242,7 @@ def print_text(
         count = max(0, model.config.image.positions - len(prompt))
     stream = Stream(sampler, torch.tensor(list(prompt), dtype=torch.int64), count)
     if count is None and record is not None:
-        raise UsageError(
-            "--json prints the text when it is complete, and this text never ends; limit the bytes with -n"
-        )
+        raise UsageError("--json prints the text when it is complete, and this one never ends; limit the bytes with -n")
     if count is None:
         info("without end; stop with Ctrl-C, or limit the bytes with -n")
     text = SafeText() if sys.stdout.isatty() else None

@@ -32,9 +32,7 @@ class ScoreOptions:
         metavar="CHECKPOINT",
     )
     class_name: str | None = option(None, "Class of all pictures, for a model that needs one.", "--class")
-    out: Path | None = option(
-        None, "Also draw the oddest and the most ordinary pictures with their bits in each pixel.", "-o", "--out"
-    )
+    out: Path | None = option(None, "Also draw the oddest and most ordinary pictures with their bits.", "-o", "--out")
     batch: int = option(64, "Batch size.", min=1)
     device: options.Device = "auto"
     style: options.Style = "table"
@@ -80,10 +78,8 @@ def score(asked: ScoreOptions) -> None:
     labels = None if label is None else np.full(len(images), label)
     nats = session.measure(images, asked.batch, labels).bits_per_image.tolist()
     others = [None] * len(images) if other is None else other.measure(images, asked.batch).bits_per_image.tolist()
-    scores = [
-        Score(str(picture.path), own, against, str(picture.path.parent))
-        for picture, own, against in zip(pictures, nats, others, strict=True)
-    ]
+    found = zip((picture.path for picture in pictures), nats, others, strict=True)
+    scores = [Score(str(path), own, against, str(path.parent)) for path, own, against in found]
     order = sorted(range(len(scores)), key=lambda place: (-scores[place].rank, scores[place].picture))
     scores, images = [scores[place] for place in order], images[order]
     record = {**session.record, "against": None if other is None else other.record}

@@ -67,9 +67,7 @@ class Session:
         """The argument `products` of an engine for this precision."""
         return product_dtype(self.precision)
 
-    def read_pictures(
-        self, files: Sequence[Path], failures: list[dict[str, object]], **how: Any
-    ) -> "Iterator[Picture]":
+    def read_pictures(self, files: Sequence[Path], failures: list[dict[str, Any]], **how: Any) -> "Iterator[Picture]":
         """Read pictures as `load_picture(..., **how)` does. Those of several that fail are added to `failures`."""
         from linformer_cli.data.pictures import load_picture
 

@@ -44,9 +44,7 @@ class TrainOptions:
     )
     out: Path | None = option(None, "Folder of the new run. Default: a dated folder in runs/.", metavar="FOLDER")
     resume: bool = option(False, "Resume a run (default: the newest in runs/).", "--resume")
-    accept_changed_data: bool = option(
-        False, "With --resume: continue although the images have changed.", "--accept-changed-data"
-    )
+    accept_changed_data: bool = option(False, "With --resume: continue with changed images.", "--accept-changed-data")
     init_from: str | None = option(
         None,
         "Start from the weights, network and data set of a run, checkpoint or shipped model.",
@@ -243,9 +241,7 @@ def _build_trainer(
         info("attention uses compiled kernels")
     if settings.distill_from:
         teachers = " and ".join(teacher.checkpoint for teacher in settings.distill_from)
-        info(
-            f"learning from {teachers}: their predictions have a weight of {settings.train.distill_share:g} in the loss"
-        )
+        info(f"learning from {teachers}: their predictions have weight {settings.train.distill_share:g} in the loss")
     if settings.model.optional_class:
         info(
             f"{settings.model.classes} classes, hidden for {settings.train.hide_class:.3g} of the training images: "

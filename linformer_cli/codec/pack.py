@@ -195,10 +195,8 @@ class PackedFile:
         data = {index: self._read_data(index) for index in blocks}
         coded = [index for index in blocks if header.blocks[index].method == CODED and data[index] is not None]
         lengths = {index: header.contents.lengths(*each) for index, each in zip(blocks, rows, strict=True)}
-        lanes = Lanes(
-            np.concatenate([lengths[index] for index in coded] or [np.empty(0, np.int64)]),
-            [len(lengths[index]) for index in coded],
-        )
+        of_lanes = [lengths[index] for index in coded]
+        lanes = Lanes(np.concatenate(of_lanes or [np.empty(0, np.int64)]), [*map(len, of_lanes)])
         decoded = coder.decode(lanes, [data[index] or b"" for index in coded])
         found = {index: decoded[own] for index, own in lanes.pair(coded)}
         return [self._check(index, data[index], found.get(index), len(lengths[index])) for index in blocks]

@@ -36,17 +36,13 @@ def open_array(path: Path) -> NDArray[Any]:
     except DataError:
         raise
     except FileNotFoundError as error:
-        raise DataError(
-            f"{path} does not exist; save the images there with numpy.save, or name another folder"
-        ) from error
+        raise DataError(f"{path} does not exist; save images there with numpy.save, or name another folder") from error
     except OSError as error:
         raise DataError(f"cannot read {path} ({error.strerror or error}); check the file and its rights") from error
     # For damaged files, numpy raises ValueError, EOFError, SyntaxError or UnicodeError.
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise DataError(
-            f"{path} is not a complete .npy file of numbers ({reason}); save it again with numpy.save"
-        ) from error
+        raise DataError(f"{path} is not a complete .npy file of numbers ({reason}); save it with numpy.save") from error
     if not isinstance(array, np.ndarray):  # an .npz archive whose name ends in .npy
         array.close()
         raise DataError(f"{path} is an archive of several arrays; save only the images, with numpy.save")

@@ -56,9 +56,8 @@ def _digest(found: ImageSet) -> SplitDigest:
         for image, label in zip(found.images[places], labels, strict=True):
             images.append(_hash(image.tobytes()))
             classes.append(_hash(f"{images[-1]} {label}".encode()))
-    return SplitDigest(
-        count=len(found), images=_add(images), order=_hash(" ".join(images).encode()), classes=_add(classes)
-    )
+    order = _hash(" ".join(images).encode())
+    return SplitDigest(count=len(found), images=_add(images), order=order, classes=_add(classes))
 
 
 def _hash(data: bytes) -> str:

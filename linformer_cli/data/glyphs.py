@@ -37,9 +37,7 @@ def draw_glyphs(
     A label is the character's index in `CHARACTERS`. Raises `UsageError` if `size` is not from 8 to 512 pixels.
     """
     if not SMALLEST_SIZE <= size <= LARGEST_SIZE:
-        raise UsageError(
-            f"glyphs are {SMALLEST_SIZE} to {LARGEST_SIZE} pixels wide, found {size}; choose a size in this range"
-        )
+        raise UsageError(f"glyphs are {SMALLEST_SIZE} to {LARGEST_SIZE} pixels wide, found {size}")
     stop = COUNTS[split] if stop is None else stop
     # Row i is for image i, whatever `stop` is. numpy guarantees the raw stream of a bit generator across versions.
     words = np.random.Philox(key=_SEEDS[split]).random_raw(stop * _PARAMETERS).reshape(stop, _PARAMETERS)

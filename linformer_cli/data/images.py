@@ -69,9 +69,8 @@ class ImageSet:
     def look(self) -> Look:
         """How pictures become images like these. The frame is that of the first 1,000 images."""
         look = self.measured or Look(self.shape)
-        return dataclasses.replace(
-            look, frame=None if look.shape.palette else measure_frame(self.images[:_BORDER_IMAGES])
-        )
+        frame = None if look.shape.palette else measure_frame(self.images[:_BORDER_IMAGES])
+        return dataclasses.replace(look, frame=frame)
 
     def require_shape(self, wanted: ImageShape) -> None:
         """Raise `UsageError` if the height, width, channels or palette of the images differ from `wanted`."""
@@ -94,9 +93,7 @@ class ImageSet:
             raise DataError(f"'{self.name}' has no labels, and {reader} needs the class of each image")
         lowest, highest = int(self.labels.min()), int(self.labels.max())
         if lowest < 0 or highest >= classes:
-            raise DataError(
-                f"'{self.name}' has labels from {lowest} to {highest}, but {reader} has the classes 0 to {classes - 1}"
-            )
+            raise DataError(f"'{self.name}' has labels {lowest} to {highest}; {reader} has classes 0 to {classes - 1}")
         return self.labels
 
     def border_mean(self) -> float:
@@ -147,9 +144,7 @@ def _load(data: DataConfig, splits: Sequence[Split], look: Look | None) -> list[
     if not own and name not in DATA_SETS:
         raise unknown_name("data set", name, DATA_SETS)
     if own and not folder:
-        raise UsageError(
-            f"--data {name} needs a {'path' if kind == 'bytes' else 'folder'}, as in {kind}:DIR; found none"
-        )
+        raise UsageError(f"--data {name} needs a {'path' if kind == 'bytes' else 'folder'}, as in {kind}:DIR")
     _check_settings(data, kind)
     if holds_bytes(name):
         length = data.length or (DEFAULT_LENGTH if look is None else look.shape.width)

@@ -75,9 +75,7 @@ def load_torchvision_set(
             ) from error
         data = _download(name, build, train, root, origin)
     if fault := _find_changed(name, train, root):
-        raise DataError(
-            f"{fault} ({origin}) is damaged or is not {name}: its SHA-256 is wrong; delete it and run again"
-        )
+        raise DataError(f"{fault} ({origin}) is damaged or is not {name}: its SHA-256 is wrong; delete it and retry")
     return _as_arrays(name, data, root)
 
 

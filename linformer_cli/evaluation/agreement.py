@@ -74,9 +74,8 @@ def measure_agreement(model: PixelModel, images: int = 2, positions: int | None 
     tokens, stepped, state = _step_through(double, images, positions, generator)
     parallel, _ = double.attend(tokens)
     rows = [build_row("parallel against step, float64", relative_error(stepped, parallel), FLOAT64_TOLERANCE)]
-    rows.append(
-        build_row("split invariance, float64", _split_error(double, tokens, parallel, generator), FLOAT64_TOLERANCE)
-    )
+    split = _split_error(double, tokens, parallel, generator)
+    rows.append(build_row("split invariance, float64", split, FLOAT64_TOLERANCE))
     rows.append(build_row("causality, float64", _causality_error(double, tokens, parallel), CAUSALITY_TOLERANCE))
     measured, predicted = measure_state_bytes(state), double.state_bytes(images)
     single = double.float()
@@ -90,9 +89,8 @@ def require_agreement(model: PixelModel, images: int = 2, positions: int | None 
     """Raise `DisagreementError` if the parallel and the step form of a model that is to be timed disagree."""
     agreement = measure_agreement(model, images, positions)
     if not agreement.passed:
-        raise DisagreementError(
-            f"'{model.config.attention}' is not timed: {agreement.describe_failure()}; see lintx check"
-        )
+        why = f"{agreement.describe_failure()}; see lintx check"
+        raise DisagreementError(f"'{model.config.attention}' is not timed: {why}")
 
 
 def _step_through(

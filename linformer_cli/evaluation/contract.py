@@ -67,12 +67,9 @@ def draw(
 ) -> Inputs:
     """Draw random inputs in float64, so that all types start from the same numbers."""
     generator = torch.Generator().manual_seed(seed)
-    shape, extra = mechanism.shape, mechanism.extra_per_head
-    widths = (shape.key_width, shape.key_width, shape.value_width, extra)
-    parts = [
-        torch.randn(batch, shape.heads, length, width, generator=generator, dtype=torch.float64).to(dtype)
-        for width in widths
-    ]
+    (heads, key_width, value_width), extra = mechanism.shape.heads_and_widths, mechanism.extra_per_head
+    sizes = [(batch, heads, length, width) for width in (key_width, key_width, value_width, extra)]
+    parts = [torch.randn(size, generator=generator, dtype=torch.float64).to(dtype) for size in sizes]
     return share(mechanism, Inputs(parts[0], parts[1], parts[2], parts[3] if extra else None))
 
 

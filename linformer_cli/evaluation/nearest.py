@@ -52,10 +52,8 @@ def measure_copying(
     samples: Pixels, train: ImageSet, held_out: ImageSet, shape: ImageShape, check: Check = never_stop
 ) -> tuple[Copying, Nearest]:
     """Compare the distances of samples and of held-out images, uint8 [N, H, W, C], to their nearest training image."""
-    found, others = (
-        find_nearest(paint(images, shape), train.images, shape, check)
-        for images in (samples, held_out.images[:_HELD_OUT])
-    )
+    both = (samples, held_out.images[:_HELD_OUT])
+    found, others = (find_nearest(paint(images, shape), train.images, shape, check) for images in both)
     distances, limit = found.distances, np.quantile(others.distances, 0.05)
     nearer = int((distances < limit).sum())
     medians = float(np.median(distances)), float(distances.min()), float(np.median(others.distances))

@@ -140,9 +140,8 @@ class AttentionLayer(nn.Module):
         if self.convolution is not None:
             convolved, recent = self.convolution(projected[..., : self.convolution.columns], recent)
             parts[:3] = convolved.split(widths[:3], dim=-1)
-        q, k, v, extra = (
-            part.unflatten(-1, (self.heads, -1)) if part.shape[-1] else None for part in (*parts[:3], parts[4])
-        )
+        of_heads = (*parts[:3], parts[4])
+        q, k, v, extra = (x.unflatten(-1, (self.heads, -1)) if x.shape[-1] else None for x in of_heads)
         assert k is not None and v is not None
         if self.normalise_keys:
             q, k = None if q is None else _normalise(q), _normalise(k)

@@ -33,9 +33,8 @@ class ChannelNetwork(nn.Module):
         nn.init.normal_(self.channel.weight, std=0.5)
         self.numbers = nn.Linear(self.sources.shape[1] + self.count, width)
         self.norm = nn.LayerNorm(width)
-        self.feed_forward = FeedForward(
-            config.model_copy(update={"feed_forward": 2 * width, "feed_forward_kind": "dense"})
-        )
+        changes = {"feed_forward": 2 * width, "feed_forward_kind": "dense"}
+        self.feed_forward = FeedForward(config.model_copy(update=changes))
         self.dropout = config.dropout
 
     def forward(

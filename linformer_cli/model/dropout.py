@@ -46,9 +46,8 @@ def add_and_normalise(x: Tensor, branch: Tensor, probability: float, norm: nn.La
     if not (_is_compiled(x, branch) and norm.weight.dtype == torch.float32):
         return norm(add_dropped(x, branch, probability))
     seed = _draw_seed() if probability else 0
-    y, half = _AddAndNormalise.apply(
-        x.contiguous(), branch.contiguous(), norm.weight, norm.bias, norm.eps, seed, probability
-    )
+    parts = x.contiguous(), branch.contiguous(), norm.weight, norm.bias, norm.eps
+    y, half = _AddAndNormalise.apply(*parts, seed, probability)
     return y if half is None else Rounded(y, half)
 
 

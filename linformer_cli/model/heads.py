@@ -130,9 +130,8 @@ def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, 
     # The total is 1 up to rounding. Scaling the targets by the total keeps every value's share. Targets below the total
     # never select a value after the last value of non-zero probability. One call moves and converts the uniforms, since
     # MPS cannot hold them in float64.
-    targets = torch.minimum(
-        uniforms.to(cumulative).unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total))
-    )
+    below = torch.nextafter(total, torch.zeros_like(total))
+    targets = torch.minimum(uniforms.to(cumulative).unsqueeze(-1) * total, below)
     values = (cumulative <= targets).sum(dim=-1, keepdim=True)
     share = probabilities.gather(-1, values)
     place = (targets - (cumulative.gather(-1, values) - share)) / share

@@ -97,8 +97,7 @@ def _differentiate(gradient: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
     before = gradient if y is None else torch.empty_like(gradient)
     sums = torch.zeros(min(_PIECES, rows), width)
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in (gradient, y, before, sums))
-    call = read_structure("model/linear_layers.cpp", "BiasCall")(
-        torch.get_num_threads(), rows, width, len(sums), *pointers
-    )
+    structure = read_structure("model/linear_layers.cpp", "BiasCall")
+    call = structure(torch.get_num_threads(), rows, width, len(sums), *pointers)
     load_function("lintx_bias_gradient", ctypes.c_void_p)(ctypes.byref(call))
     return before, sums.sum(dim=0)

@@ -159,7 +159,5 @@ def parse_variant(entry: str, baselines: bool = False) -> Variant:
     options = parse_options(attention, given).model_dump(exclude_none=True)
     label = label if equals else "-".join([attention, *given.values()])
     if not _LABEL.fullmatch(label):
-        raise UsageError(
-            f"attention '{entry}': '{label}' cannot be a name; begin with NAME=, a name of letters, digits, . _ -"
-        )
+        raise UsageError(f"attention '{entry}': '{label}' cannot be a name; begin with NAME= of letters, digits, . _ -")
     return Variant(label, attention, options)

@@ -61,9 +61,8 @@ class Differences(NamedTuple):
     def predict(self, values: Tensor, channels: Tensor, dtype: torch.dtype) -> Tensor:
         """Predictions [..., n] in [-1, 1] of channels int64 [n]: reference plus difference of the channel before."""
         references = self._double_references(values)
-        earlier = (2 * values[..., : self.own] - references[..., : self.own]).masked_fill(
-            values[..., : self.own] == self.levels, 0
-        )
+        own, references_of_own = values[..., : self.own], references[..., : self.own]
+        earlier = (2 * own - references_of_own).masked_fill(own == self.levels, 0)
         predictions = references + torch.cat([torch.zeros_like(earlier[..., :1]), earlier], dim=-1)
         return self._scale(predictions.gather(-1, channels.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1), dtype)
 

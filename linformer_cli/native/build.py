@@ -159,9 +159,8 @@ class Compiler:
     def run(self, *arguments: str) -> None:
         """Run the compiler. Raises `CompilerError` with the first error that it reports."""
         caches = {f"ZIG_{kind}_CACHE_DIR": str(self.caches) for kind in ("GLOBAL", "LOCAL") if self.caches}
-        outcome = subprocess.run(
-            (*self.command, *arguments), env=os.environ | caches, capture_output=True, text=True, errors="replace"
-        )
+        command, surroundings = (*self.command, *arguments), os.environ | caches
+        outcome = subprocess.run(command, env=surroundings, capture_output=True, text=True, errors="replace")
         if outcome.returncode:
             lines = [line for line in outcome.stderr.splitlines() if "error" in line] or outcome.stderr.splitlines()
             raise CompilerError(f"{Path(self.command[0]).name}: {lines[0] if lines else 'failed'}")
@@ -239,12 +238,10 @@ def _compile(compiler: Compiler, target: Target, instruction_set: InstructionSet
     return str(compiled)
 
 
-def _list_arguments(
-    compiler: Compiler, target: Target, instruction_set: InstructionSet, source: str
-) -> tuple[str, ...]:
-    flags = (*OPTIONS, compiler.sources[source], *compiler.options(target, instruction_set))
+def _list_arguments(compiler: Compiler, target: Target, instruction_set: InstructionSet, file: str) -> tuple[str, ...]:
+    flags = (*OPTIONS, compiler.sources[file], *compiler.options(target, instruction_set))
     digest = f'-DLINTX_DIGEST="{compute_digest(instruction_set)}"'
-    return *flags, digest, "-I", str(PACKAGE / "native"), "-c", str(PACKAGE / source)
+    return *flags, digest, "-I", str(PACKAGE / "native"), "-c", str(PACKAGE / file)
 
 
 def write_compile_commands(file: Path) -> None:

@@ -109,9 +109,8 @@ def bind(operation: str, arguments: dict[str, float]) -> Operation:
     for part in parts.values():
         while part and part[-1] is None:
             part.pop()
-    buffers, integers = (
-        tuple(NO_BUFFER if x is None else int(x) for x in parts[kind]) for kind in ("buffer", "integer")
-    )
+    kinds = (parts["buffer"], parts["integer"])
+    buffers, integers = (tuple(NO_BUFFER if x is None else int(x) for x in kind) for kind in kinds)
     return Operation(operation, buffers, integers, tuple(x or 0.0 for x in parts["real"]))
 
 

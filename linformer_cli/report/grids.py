@@ -100,10 +100,8 @@ def render_captioned_row(pictures: Sequence[Image.Image], captions: Sequence[str
     if not pictures:
         raise DataError("there are no pictures to put in a row")
     font = ImageFont.load_default(CAPTION_FONT_PIXELS)
-    widths = [
-        max(picture.width, math.ceil(font.getlength(caption)) + CAPTION_MARGIN)
-        for picture, caption in zip(pictures, captions, strict=True)
-    ]
+    captioned = [math.ceil(font.getlength(caption)) + CAPTION_MARGIN for caption in captions]
+    widths = [max(picture.width, width) for picture, width in zip(pictures, captioned, strict=True)]
     mode = "L" if all(picture.mode == "L" for picture in pictures) else "RGB"
     size = sum(widths) + gap * (len(widths) - 1), CAPTION_HEIGHT + max(picture.height for picture in pictures)
     row = Image.new(mode, size, _grey(mode, BACKGROUND))

@@ -33,9 +33,7 @@ def render_runs(series: Sequence[RunSeries], kind: PlotFormat, words: Words = IM
         (f"training {words.items} seen", lambda point: point.images),
         (f"time of training ({unit})", lambda point: point.elapsed_seconds / seconds),
     )
-    bits = [
-        Panel("", _build_bits_curves(series, place), x_label, words.bits, x_scale="linear") for x_label, place in places
-    ]
+    bits = [Panel("", _build_bits_curves(series, x), label, words.bits, x_scale="linear") for label, x in places]
     rates = []
     for x_label, place in places:
         curves = [
@@ -86,8 +84,6 @@ def render_strips(runs: Sequence[Path], most: int) -> Image.Image:
         pictures = [grid.convert("L" if grid.mode == "L" else "RGB") for grid in map(read_png, grids.values())]
         smaller = -(-sum(picture.width for picture in pictures) // _WIDEST_STRIP)
         captions = [f"step {step:,}" for step in grids]
-        rows += [
-            render_title(label),
-            render_captioned_row([picture.reduce(smaller) for picture in pictures], captions, _STRIP_GAP),
-        ]
+        small = [picture.reduce(smaller) for picture in pictures]
+        rows += [render_title(label), render_captioned_row(small, captions, _STRIP_GAP)]
     return stack_rows(rows, gap=_STRIP_GAP)

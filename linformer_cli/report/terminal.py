@@ -115,10 +115,8 @@ def _append_colours(text: Text, images: NDArray[np.uint8]) -> None:
             upper = map(tuple, image[top].tolist())
             lower = map(tuple, image[top + 1].tolist()) if top + 1 < height else [None] * image.shape[1]
             for (foreground, background), pixels in groupby(zip(upper, lower, strict=True)):
-                style = Style(
-                    color=Color.from_rgb(*foreground),
-                    bgcolor=None if background is None else Color.from_rgb(*background),
-                )
+                ground = None if background is None else Color.from_rgb(*background)
+                style = Style(color=Color.from_rgb(*foreground), bgcolor=ground)
                 text.append(UPPER_HALF * len(list(pixels)), style)
 
 

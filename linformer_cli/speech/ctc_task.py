@@ -88,9 +88,8 @@ def count_errors(true: Sequence[Sequence[int]], decoded: Sequence[Sequence[int]]
     """Count the fewest edits with jiwer, over all utterances. None of `true` may be empty."""
     jiwer = import_extra("jiwer", "speech")
     found = jiwer.process_words(*([" ".join(map(str, symbols)) for symbols in side] for side in (true, decoded)))
-    return Errors(
-        found.hits + found.substitutions + found.deletions, found.substitutions, found.deletions, found.insertions
-    )
+    symbols = found.hits + found.substitutions + found.deletions
+    return Errors(symbols, found.substitutions, found.deletions, found.insertions)
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,8 @@ class LstmEncoder(Encoder):
         super().__init__(settings, symbols, 2 * settings.lstm_cells)
         cells = settings.lstm_cells
         widths = [BANDS * settings.stack, *(2 * cells for _ in range(settings.lstm_layers - 1))]
-        self.ahead, self.back = (
-            nn.ModuleList(nn.LSTM(width, cells, batch_first=True) for width in widths) for _ in range(2)
-        )
+        pair = (nn.ModuleList(nn.LSTM(width, cells, batch_first=True) for width in widths) for _ in range(2))
+        self.ahead, self.back = pair
         self.dropout = nn.Dropout(settings.dropout)
 
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
@@ -132,6 +131,5 @@ def build_encoder(attention: str, options: Mapping[str, Any], settings: EncoderS
 
 def ctc_loss(log_probabilities: Tensor, positions: Tensor, symbols: Tensor, counts: Tensor) -> Tensor:
     """Return the CTC loss (Graves 2006): nats per true symbol of each utterance, averaged over the batch."""
-    return functional.ctc_loss(
-        log_probabilities.transpose(0, 1), symbols, positions, counts, blank=BLANK, reduction="mean"
-    )
+    logs = log_probabilities.transpose(0, 1)
+    return functional.ctc_loss(logs, symbols, positions, counts, blank=BLANK, reduction="mean")

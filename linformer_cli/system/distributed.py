@@ -182,9 +182,7 @@ def join_team(on_wait: Callable[[str], None] = lambda message: None) -> Iterator
     cards = torch.cuda.is_available() and distributed.is_nccl_available()
     team = Team(process_rank(), _count(), int(os.environ.get("LOCAL_RANK", "0")))
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    waiting = (
-        f"waiting at {place} until all {team.count} processes of the job have started; this is process {team.rank}"
-    )
+    waiting = f"waiting at {place} until all {team.count} processes have started; this is process {team.rank}"
     timer = threading.Timer(_PATIENCE, on_wait, [waiting])
     timer.daemon = True  # so that a signal can end the process
     timer.start()

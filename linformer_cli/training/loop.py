@@ -117,9 +117,7 @@ class Trainer(Learner[AnyTask]):
         images, data = checkpoint.info.data.train_images, self.task.describe(self.progress).data
         changed = ""
         if data.train_images != images:
-            changed = (
-                f"'{folder.path}' was trained on {images:,} images, but '{data.name}' now has {data.train_images:,}"
-            )
+            changed = f"'{folder.path}' was trained on {images:,} images, but '{data.name}' has {data.train_images:,}"
         elif self.team.leads and (digest := self.task.digest_data()) is not None:
             found = folder.compare_data(digest)
             changed = f"'{data.name}' has changed since '{folder.path}' began: {found}" if found else ""
@@ -155,10 +153,9 @@ class Trainer(Learner[AnyTask]):
 
     def _sample_is_due(self, finished: bool, checked: bool) -> bool:
         step, settings = self.progress.step, self.task.settings
-        due = (
-            checked if settings.check_every is not None else settings.sample_every and step % settings.sample_every == 0
-        )
-        return settings.sample_every > 0 and step != self.progress.sampled_at and bool(finished or due)
+        every = settings.sample_every
+        due = checked if settings.check_every is not None else every and step % every == 0
+        return every > 0 and step != self.progress.sampled_at and bool(finished or due)
 
     def _save_is_due(self, ending: bool) -> bool:
         if self.folder is None or self.progress.marks == self._saved:
@@ -263,9 +260,8 @@ class Trainer(Learner[AnyTask]):
         if self.folder is None:
             return
         path = self.folder.samples / f"step-{self.progress.step:07d}"
-        drawn = self.team.from_leader(
-            lambda: self.task.draw(self.evaluated_model, path, self.progress, stop.raise_if_set)
-        )
+        where = path, self.progress, stop.raise_if_set
+        drawn = self.team.from_leader(lambda: self.task.draw(self.evaluated_model, *where))
         self.progress = replace(self.progress, sampled_at=self.progress.step)
         if drawn is not None and self.team.leads:
             for log in self.logs:

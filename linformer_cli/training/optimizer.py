@@ -26,9 +26,8 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     torch's Muon orthogonalises in bfloat16, which amplifies rounding differences, as between one process and two.
     """
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
-    head = {
-        id(parameter) for module in model.modules() if isinstance(module, Head) for parameter in module.parameters()
-    }
+    heads = [module for module in model.modules() if isinstance(module, Head)]
+    head = {id(parameter) for module in heads for parameter in module.parameters()}
     muons = linear - head if config.optimizer == "muon" else set()
     parameters = list(model.parameters())
     rest = [p for p in parameters if id(p) not in muons]
@@ -47,10 +46,8 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     if config.optimizer == "adamw":
         return adamw
     hidden = [p for p in parameters if id(p) in muons]
-    muon = torch.optim.Muon(
-        hidden, lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
-    return JoinedOptimizer(muon, adamw)
+    rates: Any = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    return JoinedOptimizer(torch.optim.Muon(hidden, **rates, adjust_lr_fn="match_rms_adamw"), adamw)
 
 
 class JoinedOptimizer(torch.optim.Optimizer):

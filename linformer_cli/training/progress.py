@@ -42,9 +42,8 @@ class LossTrend:
             # Clip the excess, so that an outlier moves the trend little, but a lasting new level becomes normal.
             excess = max(0.5 * self.mean, 10 * self.deviation)
         weight = 1 / min(self.steps + 1, _TREND_STEPS)
-        return LossTrend(
-            self.steps + 1, self.mean + weight * excess, self.deviation + weight * (abs(excess) - self.deviation), high
-        )
+        mean, deviation = weight * excess, weight * (abs(excess) - self.deviation)
+        return LossTrend(self.steps + 1, self.mean + mean, self.deviation + deviation, high)
 
 
 @dataclass(frozen=True)

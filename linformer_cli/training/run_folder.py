@@ -68,9 +68,7 @@ class RunFolder:
             try:
                 lock.acquire()
             except Timeout:
-                raise LintxError(
-                    f"another process is training in '{self.path}'; stop it or start another run"
-                ) from None
+                raise LintxError(f"another process is training in '{self.path}'; stop it or start a new run") from None
             self._lock_identity = _identify(self.path / _LOCK)
         try:
             yield
@@ -158,9 +156,7 @@ class RunFolder:
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else [""]
         # Killed processes leave locks and temporary files behind.
         if any(name != _LOCK and not fnmatch.fnmatch(name, TEMPORARY_FILES) for name in names):
-            raise UsageError(
-                f"'{self.path}' exists already; resume it with --resume '{self.path}', or choose another --out"
-            )
+            raise UsageError(f"'{self.path}' exists already; give --resume '{self.path}' or another --out")
 
     def write_config(self, config: RunConfig) -> None:
         """Write `config.toml` with every setting, including defaults. Settings that are None are omitted."""

@@ -206,13 +206,11 @@ def merge_settings(
     )
 
 
-def _merge_training(
-    recipe: Mapping[str, Any], from_file: Mapping[str, Any], given: Mapping[str, Any]
-) -> dict[str, Any]:
+def _merge_training(base: Mapping[str, Any], from_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the arguments; later ones win. A given length replaces the file's; the default is `DEFAULT_EPOCHS`."""
     if any(key in given for key in LENGTHS):
         from_file = {key: value for key, value in from_file.items() if key not in LENGTHS}
-    merged = complete_recipe({**recipe, **from_file, **given})
+    merged = complete_recipe({**base, **from_file, **given})
     return merged if any(key in merged for key in LENGTHS) else {**merged, "epochs": DEFAULT_EPOCHS}
 
 

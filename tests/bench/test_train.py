@@ -75,10 +75,10 @@ def test_images_per_second_are_computed_from_the_median_step(models, clock) -> N
 def test_running_out_of_memory_affects_no_other_row(models, clock, monkeypatch) -> None:
     right = train.build_trainer
 
-    def build(model, preset, batch, device, precision) -> Trainer:
+    def build(model, preset, batch, device, precision, graph) -> Trainer:
         if model.attention == "softmax" and batch == 4:
             raise MemoryError
-        return right(model, preset, batch, device, precision)
+        return right(model, preset, batch, device, precision, graph)
 
     monkeypatch.setattr(train, "build_trainer", build)
     rows = bench(models, [2, 4], 1).rows

@@ -50,7 +50,7 @@ def test_details_of_one_mechanism_include_its_formula_and_options(lintx, run_fol
     assert document["options"]["feature_map"] == {
         "default": "elu",
         "values": "elu, relu, poly2, taylor2, learned",
-        "description": "phi, the feature map of queries and keys",
+        "description": "phi, the map of queries and keys",
     }
     assert document["options"]["features"]["values"] == "int"
     assert "no options" in lintx("attentions", "softmax").stdout

@@ -187,7 +187,7 @@ def test_eval_adds_the_bits_of_the_class(conditional_run, lintx, tmp_path):
     # Other labels give different bits. Invalid or missing labels give an error.
     for labels, code, said in (
         (np.full(30, 2), 0, ""),
-        (np.full(30, 3), 1, "has labels from 3 to 3, but the model has the classes 0 to 2"),
+        (np.full(30, 3), 1, "has labels 3 to 3; the model has classes 0 to 2"),
         (None, 1, "has no labels"),
     ):
         np.save(tmp_path / "test-images.npy", np.load(data / "test-images.npy"))

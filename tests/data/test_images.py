@@ -376,9 +376,9 @@ def test_labels_must_be_classes_of_the_model(raises_one_line) -> None:
     pixels = np.zeros((3, 2, 2, 1), np.uint8)
     labels = np.array([0, 2, 1])
     assert ImageSet("x", "train", pixels, labels).require_labels(3) is labels
-    with raises_one_line(DataError, "'x' has labels from 0 to 2, but the model has the classes 0 to 1"):
+    with raises_one_line(DataError, "'x' has labels 0 to 2; the model has classes 0 to 1"):
         ImageSet("x", "train", pixels, labels).require_labels(2)
-    with raises_one_line(DataError, "'x' has labels from -1 to 1"):
+    with raises_one_line(DataError, "'x' has labels -1 to 1"):
         ImageSet("x", "train", pixels, labels - 1).require_labels(3)
     with raises_one_line(DataError, "'x' has no labels"):
         ImageSet("x", "train", pixels, None).require_labels(3)

@@ -414,7 +414,7 @@ def test_a_run_does_not_continue_with_other_images(configure, tmp_path, raises_o
     train(trainer)
     before = read_metrics(trainer.folder)
     fewer = dataclasses.replace(TRAIN, images=TRAIN.images[1:])
-    with raises_one_line(DataError, "was trained on 30 images, but 'glyphs' now has 29", "start a new run"):
+    with raises_one_line(DataError, "was trained on 30 images, but 'glyphs' has 29", "start a new run"):
         Trainer(PixelTask(configure(), (fewer, VALIDATION), "cpu", "fp32"), trainer.folder).resume()
     assert read_metrics(trainer.folder) == before
 

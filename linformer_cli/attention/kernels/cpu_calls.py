@@ -36,19 +36,17 @@ class Kernels:
         function(ctypes.byref(call), int(x.dtype == torch.float64))
 
 
-def require_fit(
-    q: Tensor, k: Tensor, v: Tensor, carried: Tensor | None, *scalars: Tensor, narrow: bool = False
-) -> None:
+def require_fit(q: Tensor, k: Tensor, v: Tensor, carried: Tensor | None, *others: Tensor, narrow: bool = False) -> None:
     """Raise `ValueError` unless types and sizes match, since a kernel would read beyond the end of a tensor.
 
-    q and k are [B, H, T, C], v [B, H, T, V], `carried` [B, H, C, V] (None: not given), and `scalars` [B, H, T, 1 or C].
+    q and k are [B, H, T, C], v [B, H, T, V], `carried` [B, H, C, V] (None: not given), and `others` [B, H, T, 1 or C].
     q, k and v have one type, and the others its accumulator type. Only a `narrow` kernel reads bfloat16.
     """
     width = q.shape[-1]
     fits = k.shape == q.shape and v.shape == (*q.shape[:3], v.shape[-1])
     fits &= carried is None or carried.shape == (*q.shape[:2], width, v.shape[-1])
-    fits &= all(x.shape[:3] == q.shape[:3] and x.shape[3] in (1, width) for x in scalars)
-    given = [q, k, v, *scalars, *([] if carried is None else [carried])]
+    fits &= all(x.shape[:3] == q.shape[:3] and x.shape[3] in (1, width) for x in others)
+    given = [q, k, v, *others, *([] if carried is None else [carried])]
     fits &= q.dtype == k.dtype == v.dtype and (narrow or q.dtype == accumulator_dtype(q.dtype))
     if not fits or any(x.dtype != accumulator_dtype(q.dtype) for x in given[3:]):
         raise ValueError(f"sizes or types do not match: {[(list(x.shape), x.dtype) for x in given]}")

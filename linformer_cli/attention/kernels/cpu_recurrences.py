@@ -91,9 +91,9 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context[_Call], call: _Call, carried: Tensor | None, *inputs: Tensor | None
+        ctx: Context[_Call], call: _Call, carried: Tensor | None, *given: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        views = {key: None if x is None else with_dense_rows(x) for key, x in zip(call.views, inputs, strict=True)}
+        views = {key: None if x is None else with_dense_rows(x) for key, x in zip(call.views, given, strict=True)}
         carried = None if carried is None else carried.contiguous()
         q, v = views["q"], views["v"]
         assert q is not None and v is not None

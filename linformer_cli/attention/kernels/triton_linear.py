@@ -285,9 +285,7 @@ def _sum_later(each: Tensor, last: Tensor | None) -> Tensor:
     return torch.cat([each[:, :, 1:], end], dim=2).flip(2).cumsum(dim=2).flip(2).contiguous()
 
 
-def _launch(
-    kernel: triton.JITFunction, q: Tensor, v: Tensor, feature_map: int, sizes: Sizes, *arguments: object
-) -> None:
+def _launch(kernel: triton.JITFunction, q: Tensor, v: Tensor, feature_map: int, sizes: Sizes, *given: object) -> None:
     """Launch one program for each head of every image and each segment."""
     heads, _, segments, _ = sizes
     options = {
@@ -303,4 +301,4 @@ def _launch(
         "enable_fp_fusion": True,
     }
     with torch.cuda.device_of(q):
-        kernel[(len(q) * heads, segments)](*arguments, *sizes, **options)
+        kernel[(len(q) * heads, segments)](*given, *sizes, **options)

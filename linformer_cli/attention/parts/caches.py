@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.base import Attention, AttentionShape, Gates, Memory, Options
+from linformer_cli.attention.base import Attention, AttentionShape, Gates, Memory, Options, Out
 from linformer_cli.attention.kernels.registry import CACHE_STEP, kernel_for
 from linformer_cli.attention.tensors import host_number, may_check
 from linformer_cli.native.constants import FORMATS
@@ -61,9 +61,7 @@ class CachedAttention(Attention[Options, KeyValueCache]):
         """The output [B, H, V] of the last position in `cache`, which is number `position`."""
         return self.attend_cache(q_t.unsqueeze(2), cache).squeeze(2)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates
-    ) -> tuple[Tensor, KeyValueCache]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates) -> Out[KeyValueCache]:
         cache = extend_cache(state, k, self._keep(v))
         return self.attend_cache(q, cache), cache
 
@@ -94,14 +92,10 @@ def fit_rows(x: Tensor, rows: int) -> Tensor:
     return functional.pad(x[:, :, :rows], (0, 0, 0, max(rows - x.shape[2], 0)))
 
 
-def init_cache(
-    batch: int, shape: AttentionShape, capacity: int, device: torch.device, dtype: torch.dtype
-) -> KeyValueCache:
-    """An empty cache with room for `capacity` positions."""
-    keys, values = (
-        torch.zeros(batch, shape.heads, capacity, width, device=device, dtype=dtype)
-        for width in (shape.key_width, shape.value_width)
-    )
+def init_cache(batch: int, shape: AttentionShape, rows: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
+    """An empty cache with room for `rows` positions."""
+    widths = (shape.key_width, shape.value_width)
+    keys, values = (torch.zeros(batch, shape.heads, rows, width, device=device, dtype=dtype) for width in widths)
     return KeyValueCache(keys, values, host_number())
 
 

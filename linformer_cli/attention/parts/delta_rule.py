@@ -20,6 +20,7 @@ from linformer_cli.attention.base import (
     Chunk,
     Gates,
     Options,
+    Out,
     SumAttention,
     as_sequence,
 )
@@ -144,9 +145,7 @@ class DeltaAttention(SumAttention[Options, DeltaState]):
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, gates: Gates) -> DeltaInputs:
         """The inputs of the delta rule for q, k and v of the state's type, and for the gates of T positions."""
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: DeltaState | None, gates: Gates
-    ) -> tuple[Tensor, DeltaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: DeltaState | None, gates: Gates) -> Out[DeltaState]:
         dtype = accumulator_dtype(q.dtype)
         x = self.prepare(q.to(dtype), k.to(dtype), v.to(dtype), gates)
         sums, s = delta_sums(x.q, x.updates, None if state is None else state.s, self.chunk)
@@ -157,9 +156,7 @@ class DeltaAttention(SumAttention[Options, DeltaState]):
         sizes = batch, self.shape.heads, self.shape.key_width, self.shape.value_width
         return DeltaState(torch.zeros(sizes, device=device, dtype=accumulator_dtype(dtype)))
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: DeltaState, gates_t: Gates
-    ) -> tuple[Tensor, DeltaState]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: DeltaState, gates_t: Gates) -> Out[DeltaState]:
         s = state.s
         q, k, v = (x.to(accumulator_dtype(s.dtype)).unsqueeze(2) for x in (q_t, k_t, v_t))
         x = self.prepare(q, k, v, as_sequence(gates_t))
@@ -176,9 +173,7 @@ def finish(sums: Tensor, bonus: Tensor | None) -> Tensor:
 
 
 class GatedDeltaOptions(AttentionOptions):
-    negative_eigenvalues: bool = setting(
-        False, "let erase gates reach 2, not 1, so that an update can reverse the sign of a value"
-    )
+    negative_eigenvalues: bool = setting(False, "let erase gates reach 2, so that an update can reverse a sign")
     chunk: Chunk = 32
 
 
@@ -215,9 +210,7 @@ class GatedDeltaAttention(DeltaAttention[GatedOptions]):
         written = gates["write"].sigmoid() * v
         return DeltaInputs(q, Updates(k, written, v.new_ones(1, 1, v.shape[2], 1), log_a, erase * k))
 
-    def _step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: DeltaState, gates_t: Gates
-    ) -> tuple[Tensor, DeltaState]:
+    def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: DeltaState, gates_t: Gates) -> Out[DeltaState]:
         if not (step := kernel_for(STEP_SUMS, state.s, v_t)):
             return super()._step(q_t, k_t, v_t, state, gates_t)
         erase, most = gates_t["erase"], self.largest_erase

@@ -71,12 +71,11 @@ def read_levels(x: LevelInputs, s: Tensor, position: int, chunk: int) -> tuple[T
         at, left = position + done, length - done
         size = min(chunk, 1 << (left.bit_length() - 1), at & -at or chunk)
         count = left // size if size == chunk else 1
-        piece = [
-            None if part is None else part[:, :, done : done + count * size].unflatten(2, (count, size)) for part in x
-        ]
+        stop = done + count * size
+        piece = [None if part is None else part[:, :, done:stop].unflatten(2, (count, size)) for part in x]
         y, s = _read_chunks(LevelInputs._make(piece), s, at // size)
         outputs.append(y.flatten(2, 3))
-        done += count * size
+        done = stop
     return torch.cat(outputs, dim=2), s
 
 

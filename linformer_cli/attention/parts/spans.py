@@ -145,13 +145,11 @@ class SpanAttention(CachedAttention[Options]):
             y[:, heads] = attend_lists(q[:, heads].to(k.dtype), k[:, heads], v[:, heads], lists)
         return y
 
-    def _share_lists(
-        self, start: int, length: int, locate: Callable[[Tensor], Tensor]
-    ) -> list[tuple[Heads, list[Lists]]]:
+    def _share_lists(self, start: int, length: int, row: Callable[[Tensor], Tensor]) -> list[tuple[Heads, list[Lists]]]:
         """The heads of each pattern, and their lists of rows."""
         position = torch.arange(start, start + length)
         return [
-            (heads, [x._replace(keys=locate(x.keys)) for x in self._list_keys(sets, position + 1, start)])
+            (heads, [x._replace(keys=row(x.keys)) for x in self._list_keys(sets, position + 1, start)])
             for heads, sets in self.list_patterns(position)
         ]
 

@@ -79,9 +79,8 @@ class RerunPrefixes:
         for share in self.shares[:count]:
             self.check()
             length = math.ceil(share * self.model.config.image.positions)
-            parameters, _ = self.model.attend(
-                torch.zeros(self.batch, length, dtype=torch.int64, device=self.model.device)
-            )
+            tokens = torch.zeros(self.batch, length, dtype=torch.int64, device=self.model.device)
+            parameters, _ = self.model.attend(tokens)
             self.model.head.draw(parameters[:, -1], streams.take().to(self.model.device))
 
 

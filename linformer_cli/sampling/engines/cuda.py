@@ -169,9 +169,11 @@ class CudaEngine(Engine):
         if self._unit is not self._place:
             self._unit.copy_(self._place // self.model.embedding.stride)
         numbers = iter(self._numbers)
-        state = map_states(
-            lambda x: x, self._state, common=lambda x: host_number(next(numbers)) if self._is_number(x) else x
-        )
+
+        def place(x: Tensor) -> Tensor:
+            return host_number(next(numbers)) if self._is_number(x) else x
+
+        state = map_states(lambda x: x, self._state, common=place)
         parameters, state = self.model.step(self._tokens, state)
         self._parameters.copy_(parameters)
         self._set_numbers(self._keep(state))
