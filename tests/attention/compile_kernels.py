@@ -63,8 +63,14 @@ def main() -> None:
         kernels.append((triton_steps._project_kernel, {**_TILE, **form}, {"num_warps": 4}))
     for kernel, constants, options in kernels:
         for capability in (80, 90):
+            if kernel in (triton_steps._step_sums_kernel, triton_steps._project_kernel):
+                constants["EARLY"] = options["launch_pdl"] = capability >= 90
             compiled = compile_for(kernel, {"MAP": COMPILED_MAPS["elu"], **constants}, capability, **options)
             assert compiled.asm["cubin"]
+            code = compiled.asm["ptx"]
+            assert ("griddepcontrol.wait" in code) == ("griddepcontrol.launch" in code) == constants.get("EARLY", False)
+            # The previous kernel writes what this one loads.
+            assert code.find("griddepcontrol.wait") < min(code.find("ld.global"), code.find("st.global"))
             sys.stdout.write(f"{kernel.fn.__name__} {compiled.metadata.shared}\n")
 
 

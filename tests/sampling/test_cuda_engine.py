@@ -377,6 +377,15 @@ def test_fused_steps_match_the_model(build_tiny_model, with_triton, attention, o
         assert_agree(engine.step(token), plain.step(token), FLOAT32)
 
 
+@loop_over(("capability", "early"), [((8, 9), False), ((9, 0), True), ((12, 0), True)])
+def test_fused_kernels_start_early_where_a_gpu_can_do_that(with_triton, monkeypatch, capability, early) -> None:
+    with_triton()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    arguments = {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+    launch = registry._triton("triton_steps")._launch
+    assert launch(torch.device("cuda")) == arguments and launch(torch.device("cpu")) == {"EARLY": False}
+
+
 # `softmax` has no sums, and `rwkv7` updates and rounds its own twice a position.
 SUMS = [case for case in FUSED if case[0] not in ("softmax", "rwkv7")]
 

@@ -2,7 +2,8 @@
 
 A step of linear attention computes feature map, update, output and normaliser in one pass over a `FoldedState`. A step
 of softmax attention reads its cache once (online softmax). `step_sums` is one template for all running sums and delta
-rules, and `project` is a product with the norms, the activation and the residual around it. Neither has run on a GPU.
+rules, and `project` is a product with the norms, the activation and the residual around it. These two and
+`step_divided_cache` have not run on a GPU.
 """
 
 import torch
@@ -205,6 +206,20 @@ def _load_vector(x, image, head, image_stride, head_stride, stride, places, insi
     return tl.load(start + places * stride, mask=inside, other=0.0).to(tl.float32)
 
 
+def _launch(device: torch.device) -> dict[str, bool]:
+    """Arguments for a kernel that starts before the previous one ends, where a device can do that (since Hopper)."""
+    early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+
+
+@triton.jit
+def _await_previous(EARLY: tl.constexpr):
+    """Let the next kernel start, which waits here for this one, and wait until the previous kernel has ended."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
 @triton.jit
 def _unit(x, floor):
     """The direction of silu(x)."""
@@ -220,9 +235,10 @@ def _step_sums_kernel(
     read, read_image, read_head, read_step, gate, gate_image, gate_head, gate_step, s, y, H,
     C, V, scale, power, most_erased, most_written, floor, epsilon,
     FEATURES: tl.constexpr, CHANNELS: tl.constexpr, DECAY: tl.constexpr, ERASES: tl.constexpr, READS: tl.constexpr,
-    RAW: tl.constexpr, NORMALISED: tl.constexpr, GATED: tl.constexpr,
+    RAW: tl.constexpr, NORMALISED: tl.constexpr, GATED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Step one head of one image; see `step_sums`."""
+    _await_previous(EARLY)
     place = tl.program_id(0).to(tl.int64)
     image, head = place // H, place % H
     features, channels = tl.arange(0, FEATURES), tl.arange(0, CHANNELS)
@@ -281,6 +297,7 @@ def step_sums(s: Tensor, q_t: Tensor, k_t: Tensor, v_t: Tensor, form: SumsStep) 
             RAW=form.floor > 0,
             NORMALISED=form.epsilon > 0,
             GATED=form.gate is not None,
+            **_launch(s.device),
             # 32 elements of s per thread.
             num_warps=min(max(1, sizes[0] * sizes[1] // 1024), WARPS),
         )
@@ -321,9 +338,10 @@ def _load_normalised(x, rows, columns, inside, K, mean, scale, gain, shift, NORM
 def _project_kernel(
     x, x_gain, x_shift, weight, bias, residual, residual_gain, residual_shift, y, B, K, N, epsilon,
     NORM: tl.constexpr, RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr, ACTIVATION: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """`ROWS` rows and `COLUMNS` columns of y [B, N]; see `project`."""
+    _await_previous(EARLY)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     outputs = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mean, scale = tl.zeros((ROWS,), dtype=tl.float32), tl.zeros((ROWS,), dtype=tl.float32)
@@ -370,6 +388,7 @@ def project(x: Unnormed, layer: nn.Linear, activation: str, residual: Unnormed |
             ACTIVATION=activation,
             **tile,
             PRECISION="tf32x3" if y.dtype == torch.float32 else "tf32",
+            **_launch(y.device),
             num_warps=4,
         )
     return y
