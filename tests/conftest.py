@@ -15,6 +15,7 @@ import torch
 from machine import HAS_LIBRARY, pin_threads, prepare_triton
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from linformer_cli.attention.base import Attention
 from linformer_cli.checkpoint import TrainingState, save_checkpoint
 from linformer_cli.checkpoint_files import CheckpointInfo, DataSummary, TrainingSummary
 from linformer_cli.config import ImageShape, ModelConfig, TrainConfig
@@ -73,6 +74,19 @@ def record_rates() -> Callable[[Callable[[], object]], list[float]]:
         return rates
 
     return record
+
+
+@pytest.fixture
+def damage_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Attention]], None]:
+    """Provides `damage_step(mechanism)`, after which its steps see values that are 1 % too large."""
+
+    def damage(mechanism: type[Attention]) -> None:
+        right = mechanism.step
+        monkeypatch.setattr(
+            mechanism, "step", lambda self, q_t, k_t, v_t, *rest: right(self, q_t, k_t, v_t * 1.01, *rest)
+        )
+
+    return damage
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """Properties of the machine that tests depend on."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -30,3 +32,14 @@ def pin_threads() -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)
+
+
+@contextlib.contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Let torch use `count` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,12 +1,11 @@
 """Compares whole mechanisms with compiled kernels to their reference forms, including one sequence on many threads."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from machine import needs_library
-from tolerances import BFLOAT16, FLOAT64, assert_agree, assert_all_agree
+from machine import needs_library, use_threads
+from tolerances import BFLOAT16, FLOAT64, assert_all_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import Attention, AttentionShape, state_tensors
@@ -58,13 +57,6 @@ def differentiate(attention: Attention, inputs: list[Tensor], split: int) -> lis
     return [*results, *torch.autograd.grad(results, leaves, weights)]
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @every_mechanism
 def test_results_match_the_reference(name: str, options: dict[str, Any]) -> None:
     attention = build(name, options, heads=3)
@@ -77,18 +69,17 @@ def test_results_match_the_reference(name: str, options: dict[str, Any]) -> None
 
 
 @every_mechanism
-def test_threads_share_the_positions_of_one_sequence(name: str, options: dict[str, Any], threads: None) -> None:
+def test_threads_share_the_positions_of_one_sequence(name: str, options: dict[str, Any]) -> None:
     attention = build(name, options, heads=1)
     inputs = draw(attention, 1, 1500)
-    torch.set_num_threads(1)
-    expected = differentiate(attention, inputs, 30)
+    with use_threads(1):
+        expected = differentiate(attention, inputs, 30)
     for count in (2, 5):
-        torch.set_num_threads(count)
-        found = differentiate(attention, inputs, 30)
+        with use_threads(count):
+            found, again = (differentiate(attention, inputs, 30) for _ in range(2))
         assert not torch.equal(found[1], expected[1]), "the positions were not divided"
-        for ours, again, theirs in zip(found, differentiate(attention, inputs, 30), expected, strict=True):
-            assert torch.equal(ours, again)
-            assert_agree(ours, theirs, FLOAT64)
+        assert all(map(torch.equal, found, again))
+        assert_all_agree(found, expected, FLOAT64)
 
 
 @every_mechanism

@@ -4,7 +4,7 @@ import pytest
 import torch
 from attention.measures import measure_saved_bytes
 from loops import loop_over
-from machine import needs_library
+from machine import needs_library, use_threads
 from tolerances import BFLOAT16, FLOAT32_DRIFT, FLOAT64, assert_agree, assert_all_agree
 from torch import Tensor
 
@@ -90,12 +90,8 @@ def test_the_bidirectional_form_matches_its_reference_form(feature_map: str, len
         y = attention.attend_all(*inputs, lengths)
         return [y, *torch.autograd.grad(y, inputs, weights)]
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with use_threads(threads):
         found = run()
-    finally:
-        torch.set_num_threads(before)
     with reference_only():
         expected = run()
     assert_all_agree(found, expected, FLOAT64)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from attention.measures import measure_saved_bytes
 from loops import loop_over
-from machine import needs_library
+from machine import needs_library, use_threads
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree, assert_all_agree
 from torch import Tensor
 from torch.nn import functional
@@ -175,14 +175,9 @@ def test_inputs_and_gradients_may_have_any_strides(form: str) -> None:
 def test_results_do_not_depend_on_threads_or_other_images(form: str) -> None:
     inputs = draw(form, 140, 6, 5)
     expected = differentiate(form, inputs)
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            for ours, theirs in zip(differentiate(form, inputs), expected, strict=True):
-                assert torch.equal(ours, theirs)
-    finally:
-        torch.set_num_threads(threads)
+    for count in (1, 2, 5):
+        with use_threads(count):
+            assert all(map(torch.equal, differentiate(form, inputs), expected))
     alone = FORMS[form](*(None if x is None else x[1:, 3:] for x in inputs))
     for ours, theirs in zip(alone, expected, strict=False):
         assert torch.equal(ours[0, 0], theirs[1, 3])

@@ -241,13 +241,10 @@ def test_no_row_reports_a_process_that_ctrl_c_ended(machine) -> None:
     assert stopped and report.rows == [] and report.ended == "interrupted"
 
 
-def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(machine, monkeypatch, raises_one_line) -> None:
-    right = LinearAttention.step
-
-    def wrong(self, q_t, k_t, v_t, *rest):
-        return right(self, q_t, k_t, v_t * 1.01, *rest)
-
-    monkeypatch.setattr(LinearAttention, "step", wrong)
+def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(
+    machine, monkeypatch, damage_step, raises_one_line
+) -> None:
+    damage_step(LinearAttention)
     monkeypatch.setattr(attention, "require_agreement", require_agreement)
     with raises_one_line(DisagreementError, "'linear' is not timed"):
         bench([1000])

@@ -225,13 +225,8 @@ def test_a_nan_loss_ends_the_training_of_one_model_only(monkeypatch) -> None:
     assert alone.ended == "failed" and alone.rows[0].points == broken.points
 
 
-def test_nothing_is_trained_if_attend_and_step_disagree(monkeypatch, raises_one_line) -> None:
-    right = LinearAttention.step
-
-    def wrong(self, q_t, k_t, v_t, *rest):
-        return right(self, q_t, k_t, v_t * 1.01, *rest)
-
-    monkeypatch.setattr(LinearAttention, "step", wrong)
+def test_nothing_is_trained_if_attend_and_step_disagree(monkeypatch, damage_step, raises_one_line) -> None:
+    damage_step(LinearAttention)
     monkeypatch.setattr(copy, "require_agreement", require_agreement)
     with raises_one_line(DisagreementError, "'linear' is not"):
         learn()

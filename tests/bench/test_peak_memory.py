@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from machine import use_threads
 
 from linformer_cli.bench.measure import peak_memory
 from linformer_cli.bench.measure.attention_pass import PassSetup
@@ -99,12 +100,9 @@ def test_every_measurement_has_a_process_of_its_own(odd, monkeypatch) -> None:
 
 
 def test_a_process_uses_as_many_threads_as_its_caller(odd) -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(before + 1)
-        assert run_fresh(odd.look, limit_seconds=60)["threads"] == before + 1
-    finally:
-        torch.set_num_threads(before)
+    wanted = torch.get_num_threads() + 1
+    with use_threads(wanted):
+        assert run_fresh(odd.look, limit_seconds=60)["threads"] == wanted
 
 
 @pytest.mark.parametrize(

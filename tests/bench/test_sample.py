@@ -260,14 +260,9 @@ def test_an_interruption_keeps_what_was_measured(models, clock, calls, repeats) 
 
 @pytest.mark.parametrize("mechanism", [LinearAttention, SoftmaxAttention])
 def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(
-    build_tiny_model, monkeypatch, clock, raises_one_line, mechanism
+    build_tiny_model, damage_step, clock, raises_one_line, mechanism
 ) -> None:
-    right = mechanism.step
-
-    def wrong(self: Any, q_t: torch.Tensor, k_t: torch.Tensor, v_t: torch.Tensor, *rest: Any) -> Any:
-        return right(self, q_t, k_t, v_t * 1.01, *rest)
-
-    monkeypatch.setattr(mechanism, "step", wrong)
+    damage_step(mechanism)
     with raises_one_line(DisagreementError, f"'{mechanism.name}' is not timed", "parallel against step", "lintx check"):
         bench(with_softmax("shipped", build_tiny_model()), [1])
     assert clock.timed == 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from linformer_cli import files
@@ -87,6 +88,17 @@ def full_disk(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise LintxError(f"cannot write {path}: no space left on device")
 
     monkeypatch.setattr(files, "open_atomically", refuse)
+
+
+@pytest.fixture(scope="session")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Arrays of images of three classes, for `--data array:FOLDER`."""
+    folder = tmp_path_factory.mktemp("labelled")
+    images = np.random.default_rng(0).integers(0, 256, (30, 6, 6), dtype=np.uint8)
+    for part, labels in (("train", np.arange(30) % 3), ("test", np.arange(30) % 2)):
+        np.save(folder / f"{part}-images.npy", images)
+        np.save(folder / f"{part}-labels.npy", labels)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -447,17 +447,11 @@ def test_a_run_without_patience_left_says_how_to_continue(lintx, tmp_path):
 
 
 @pytest.mark.smoke
-def test_check_passes_a_good_model_and_fails_a_damaged_one(lintx, run_folder, monkeypatch):
+def test_check_passes_a_good_model_and_fails_a_damaged_one(lintx, run_folder, damage_step):
     document = lintx("check", run_folder, "--json").document
     assert document["passed"] and all(row["passed"] for row in document["rows"])
 
-    original = LinearAttention.step
-
-    def damaged(self, q_t, k_t, v_t, state, extra_t=None):
-        y_t, state = original(self, q_t, k_t, v_t, state, extra_t)
-        return y_t * 1.01, state
-
-    monkeypatch.setattr(LinearAttention, "step", damaged)
+    damage_step(LinearAttention)
     outcome = lintx("check", run_folder, "--json")
     assert outcome.code == 1 and "disagree" in outcome.stderr
     assert outcome.document["passed"] is False

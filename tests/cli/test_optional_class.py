@@ -17,32 +17,23 @@ SMALL = ("--preset", "tiny", "--steps", "3", "--batch", "4", "--sample-every", "
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    """Images of three classes."""
-    folder = tmp_path_factory.mktemp("data")
-    images = np.random.default_rng(0).integers(0, 256, (30, 6, 6), dtype=np.uint8)
-    for part, labels in (("train", np.arange(30) % 3), ("test", np.arange(30) % 2)):
-        np.save(folder / f"{part}-images.npy", images)
-        np.save(folder / f"{part}-labels.npy", labels)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("runs") / "optional"
 
 
 @pytest.fixture
-def run(data, place, lintx) -> Path:
+def run(labelled, place, lintx) -> Path:
     if not place.exists():
-        outcome = lintx("train", "--data", f"array:{data}", "--classes", "--hide-class", 0.5, *SMALL, "--out", place)
+        outcome = lintx(
+            "train", "--data", f"array:{labelled}", "--classes", "--hide-class", 0.5, *SMALL, "--out", place
+        )
         assert outcome.code == 0, outcome.stderr
         assert "3 classes, hidden for 0.5 of the training images" in outcome.stderr
         assert "to compare with an unconditional model" not in outcome.stderr
     return place
 
 
-def test_a_run_records_that_the_class_is_optional(run, data, lintx, tmp_path) -> None:
+def test_a_run_records_that_the_class_is_optional(run, labelled, lintx, tmp_path) -> None:
     info = read_checkpoint(run).info
     assert (info.model.classes, info.model.optional_class, info.training.settings.hide_class) == (3, True, 0.5)
     card = (run / "best" / "README.md").read_text(encoding="utf-8")
@@ -52,7 +43,7 @@ def test_a_run_records_that_the_class_is_optional(run, data, lintx, tmp_path) ->
     assert lintx("check", run).code == 0
     assert lintx("train", "--resume", run, "--steps", 4).code == 0
     # A new run from this one hides classes, too.
-    for begin in (("--config", run / "config.toml"), ("--init-from", run, "--data", f"array:{data}")):
+    for begin in (("--config", run / "config.toml"), ("--init-from", run, "--data", f"array:{labelled}")):
         command = ("train", *begin, "--out", tmp_path / "again", "--dry-run", "--json")
         config = lintx(*command).document["config"]
         assert config["model"]["optional_class"] and config["train"]["hide_class"] == 0.5
@@ -64,17 +55,17 @@ def test_a_run_records_that_the_class_is_optional(run, data, lintx, tmp_path) ->
     assert without["train"]["hide_class"] == 0
 
 
-def test_hidden_classes_need_classes(data, lintx, tmp_path) -> None:
-    np.save(tmp_path / "train-images.npy", np.load(data / "train-images.npy"))
+def test_hidden_classes_need_classes(labelled, lintx, tmp_path) -> None:
+    np.save(tmp_path / "train-images.npy", np.load(labelled / "train-images.npy"))
     for name, classes, said in (
-        (data, (), "give --classes"),
+        (labelled, (), "give --classes"),
         (tmp_path, ("--classes",), "--classes needs images with labels"),
     ):
         command = ("train", "--data", f"array:{name}", *classes, "--hide-class", 0.1, *SMALL, "--out", tmp_path / "run")
         outcome = lintx(*command)
         assert outcome.code == 2 and said in outcome.stderr and outcome.stderr.count("Error") == 1
     for share in (1, -0.1):
-        assert lintx("train", "--data", f"array:{data}", "--classes", f"--hide-class={share}").code == 2
+        assert lintx("train", "--data", f"array:{labelled}", "--classes", f"--hide-class={share}").code == 2
     assert not (tmp_path / "run").exists()
 
 
@@ -105,7 +96,7 @@ def test_sample_draws_without_a_class_or_with_one(run, lintx, tmp_path) -> None:
     assert not (tmp_path / "no.png").exists()
 
 
-def test_eval_measures_without_the_class_or_given_the_class(run, data, lintx) -> None:
+def test_eval_measures_without_the_class_or_given_the_class(run, labelled, lintx) -> None:
     arguments = ("eval", run, "--split", "test")
     without, given = (lintx(*arguments, *extra, "--json").document for extra in ((), ("--given-class",)))
     assert (without["classes"], without["given_class"], without["bits_per_dim_with_class"]) == (3, False, None)
@@ -120,18 +111,20 @@ def test_eval_measures_without_the_class_or_given_the_class(run, data, lintx) ->
     assert "given the class" in lintx(*arguments, "--given-class").stdout
 
 
-def test_eval_without_the_class_needs_no_labels(run, data, lintx, tmp_path) -> None:
-    np.save(tmp_path / "test-images.npy", np.load(data / "test-images.npy"))
+def test_eval_without_the_class_needs_no_labels(run, labelled, lintx, tmp_path) -> None:
+    np.save(tmp_path / "test-images.npy", np.load(labelled / "test-images.npy"))
     arguments = ("eval", run, "--split", "test", "--data", f"array:{tmp_path}")
     assert lintx(*arguments).code == 0
     outcome = lintx(*arguments, "--given-class")
     assert outcome.code == 1 and "has no labels" in outcome.stderr
 
 
-def test_eval_finds_faults_of_the_second_model_before_any_measurement(run, data, lintx, tmp_path, monkeypatch) -> None:
-    options = ("--data", f"array:{data}", "--classes", *SMALL)
+def test_eval_finds_faults_of_the_second_model_before_any_measurement(
+    run, labelled, lintx, tmp_path, monkeypatch
+) -> None:
+    options = ("--data", f"array:{labelled}", "--classes", *SMALL)
     assert lintx("train", *options, "--out", tmp_path / "classes").code == 0
-    np.save(tmp_path / "test-images.npy", np.load(data / "test-images.npy"))
+    np.save(tmp_path / "test-images.npy", np.load(labelled / "test-images.npy"))
     monkeypatch.setattr("linformer_cli.evaluation.bits.measure_nats", None)
     arguments = ("eval", run, "--split", "test", "--data", f"array:{tmp_path}", "--against")
     outcome = lintx(*arguments, tmp_path / "classes")
@@ -169,14 +162,14 @@ def test_complete_takes_a_class_or_none(run, lintx, tmp_path) -> None:
 
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason="compressed files need the library")
-def test_compressed_files_need_no_class(run, data, lintx, tmp_path) -> None:
+def test_compressed_files_need_no_class(run, labelled, lintx, tmp_path) -> None:
     pytest.importorskip("constriction")
     pictures = tmp_path / "pictures"
     pictures.mkdir()
-    images = np.load(data / "test-images.npy")[:3]
+    images = np.load(labelled / "test-images.npy")[:3]
     for index, image in enumerate(images):
         Image.fromarray(image).save(pictures / f"{index:05d}.png")
-    chosen = ("--data", f"array:{data}", "--split", "test", "--limit", 3)
+    chosen = ("--data", f"array:{labelled}", "--split", "test", "--limit", 3)
     bits = lintx("eval", run, *chosen, "--precision", "int8", "--engine", "native", "--json").document["bits_per_dim"]
     for source in ((pictures,), chosen):
         out = tmp_path / str(len(source))

@@ -71,13 +71,9 @@ def test_a_resumed_run_keeps_its_precision(lintx, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def conditional(tmp_path_factory):
+def conditional(labelled, tmp_path_factory):
     """Data with three classes, the folder of a conditional run, and the command that trains the run."""
-    data, run = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("runs") / "conditional"
-    images = np.random.default_rng(0).integers(0, 256, (30, 6, 6), dtype=np.uint8)
-    for part, labels in (("train", np.arange(30) % 3), ("test", np.arange(30) % 2)):
-        np.save(data / f"{part}-images.npy", images)
-        np.save(data / f"{part}-labels.npy", labels)
+    data, run = labelled, tmp_path_factory.mktemp("runs") / "conditional"
     arguments = ("--preset", "tiny", "--steps", "3", "--batch", "4", "--sample-every", "0", "--learning-rate", "0.01")
     config = {"model": {"attention": "linear"}, "data": {"name": f"array:{data}"}, "train": {}}
     file = run.parent / "given.toml"

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -224,14 +225,19 @@ def test_a_link_to_itself_is_skipped_and_reported(tmp_path: Path, cache: Path) -
 def test_folders_may_be_very_deep(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 6)
     deep = str(tmp_path / "pictures")
-    for _ in range(1200):  # mkdir(parents=True) would recurse too deeply
+    limit = len([*traceback.walk_stack(None)]) + 300
+    for _ in range(limit):  # mkdir(parents=True) would recurse too deeply
         deep += "/d"
         os.mkdir(deep)
     write_pictures(Path(deep), 6, seed=1)
+    load(tmp_path / "pictures", "train", 9, 3, cache)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit)
     try:
         parts = load_folder(tmp_path / "pictures", SPLITS, DataConfig(image_size=(8, 8)), None, cache)
         assert sum(len(part.images) for part in parts) == 12
     finally:
+        sys.setrecursionlimit(before)
         subprocess.run(["rm", "-rf", str(tmp_path / "pictures")], check=True)  # too deep for pytest to remove
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from loops import loop_over
-from machine import needs_library
+from machine import needs_library, use_threads
 from tolerances import BFLOAT16, assert_agree
 from torch import Tensor, nn
 
@@ -62,14 +62,10 @@ def test_gradients_use_the_mask_of_the_forward_pass(form, dtype) -> None:
 
 @needs_library
 def test_the_result_does_not_depend_on_threads() -> None:
-    threads = torch.get_num_threads()
     expected = drop(0.3, 5)
-    try:
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
+    for count in (1, 2, 5):
+        with use_threads(count):
             assert torch.equal(drop(0.3, 5), expected)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def normalise_sum(
@@ -129,14 +125,10 @@ def test_a_bfloat16_branch_leaves_a_rounded_copy() -> None:
 
 @needs_library
 def test_gradients_of_a_norm_do_not_depend_on_threads() -> None:
-    threads = torch.get_num_threads()
     expected = normalise_sum(256, torch.bfloat16, 0.3)[0]
-    try:
-        for count in (2, 5):
-            torch.set_num_threads(count)
+    for count in (2, 5):
+        with use_threads(count):
             assert all(map(torch.equal, normalise_sum(256, torch.bfloat16, 0.3)[0], expected))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_float64_uses_torchs_dropout() -> None:

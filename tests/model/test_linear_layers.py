@@ -2,7 +2,7 @@
 
 import torch
 from loops import loop_over
-from machine import needs_library
+from machine import needs_library, use_threads
 from tolerances import BFLOAT16, assert_agree
 from torch import Tensor, nn
 from torch.nn import functional
@@ -79,15 +79,11 @@ def test_nan_stays_in_its_row_and_reaches_the_gradients(form, activation: str) -
 
 @needs_library
 def test_the_gradient_of_the_bias_does_not_depend_on_threads() -> None:
-    threads = torch.get_num_threads()
     layer, x, of_y = Linear(8, 64), draw(3000, 8), draw(3000, 64, seed=1)
     expected = differentiate(layer, x, of_y, "gelu")[3]
-    try:
-        for count in (2, 5):
-            torch.set_num_threads(count)
+    for count in (2, 5):
+        with use_threads(count):
             assert torch.equal(differentiate(layer, x, of_y, "gelu")[3], expected)
-    finally:
-        torch.set_num_threads(threads)
 
 
 @loop_over("activation", ACTIVATIONS)

@@ -1,6 +1,7 @@
 """Tests of the GPU engine on the CPU: its results, and that a recorded step never waits for the host."""
 
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
 
@@ -421,10 +422,16 @@ def test_fused_steps_in_bfloat16_match_the_model(build_tiny_model, with_triton, 
         assert_agree(engine.step(token).float(), plain.step(token).float(), BFLOAT16)
 
 
-@loop_over(("batch", "parts"), [(1, 8), (3, 2), (9, 1)])
-@loop_over("known", [0, 1, 7, 40])
+# The batch, the parts of an image that it allows, and the known values.
+PARTS = [(1, 8, 0), (1, 8, 7), (3, 2, 40), (9, 1, 1)]
+PARTS += [
+    case for case in itertools.product((1, 3, 9), (8, 2, 1), (0, 1, 7, 40)) if case[:2] in ((1, 8), (3, 2), (9, 1))
+]
+
+
+@pytest.mark.parametrize("batch, parts, known", first_fast(dict.fromkeys(PARTS), count=4))
 def test_small_batches_of_softmax_divide_the_positions_of_an_image(
-    build_tiny_model, with_triton, monkeypatch, known, batch, parts
+    build_tiny_model, with_triton, monkeypatch, batch, parts, known
 ) -> None:
     with_triton()
     triton_steps, seen = registry._triton("triton_steps"), set()
