@@ -152,7 +152,7 @@ def test_a_missing_key_is_named_and_the_other_keys_are_not(raises_one_line) -> N
         (
             {"model": {"context": "residual", "image": IMAGE}},
             {"model": {"context": "residual", "image": {**IMAGE, "channels": 3}}},
-            "context 'residual' needs images with three or four channels",
+            "context 'residual' needs three or four channels",
         ),
         (
             {"train": {"steps": 1, "shift": 7}, "model": {"image": {"height": 9, "width": 7}}},

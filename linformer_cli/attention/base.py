@@ -242,10 +242,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
             return fill_padding(y.to(v.dtype), lengths)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
-        """The mechanism's own part of `attend_all`: inputs are 0 at the padding, and outputs there are arbitrary.
-
-        `lengths` are from 1 to T. Only `bidirectional` mechanisms define this method.
-        """
+        """The own part of `attend_all` of `bidirectional` mechanisms: 0 at the padding, `lengths` from 1 to T."""
         raise NotImplementedError
 
     @abstractmethod
@@ -307,7 +304,6 @@ class Shared(NamedTuple):
 
 
 def state_tensors(state: object) -> Iterator[Tensor]:
-    """Every tensor of a (nested) state."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, tuple):
@@ -316,7 +312,6 @@ def state_tensors(state: object) -> Iterator[Tensor]:
 
 
 def measure_state_bytes(state: object) -> int:
-    """The bytes that the tensors of `state` occupy."""
     return sum(tensor.numel() * tensor.element_size() for tensor in state_tensors(state))
 
 

@@ -78,10 +78,7 @@ class FlashAttention(GatedAttention[FlashOptions, FlashState]):
         return y.unsqueeze(1), state
 
     def _attend_chunks(self, z: Tensor, v: Tensor, carried: Tensor, known: int) -> tuple[Tensor, Tensor]:
-        """Outputs [B, T, V] of the last T positions of z [B, known + T, K] and v, and the sum over finished chunks.
-
-        z and v start at the beginning of a chunk, before which the sum is `carried` [B, K, V].
-        """
+        """Outputs of the last T positions of z [B, known + T, K] and v, after the sum `carried`, and the last sum."""
         chunk, length = self.options.chunk, z.shape[1]
         finished = length // chunk
         edge, sums, outputs = finished * chunk, carried.unsqueeze(1), []

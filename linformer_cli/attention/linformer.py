@@ -111,10 +111,7 @@ class LinformerAttention(Attention[LinformerOptions, KeyValueCache]):
         return attend_masked(q.to(dtype), rows_k, rows_v, seen)
 
     def _project(self, x: Tensor, cached: Tensor | None, start: int, projection: Tensor) -> tuple[Tensor, Tensor]:
-        """The projected rows of all finished blocks, and the exact x since the start of the block that x continues.
-
-        x [B, H, T, W] follows `start` cached positions.
-        """
+        """The rows of all finished blocks, and x [B, H, T, W], after `start` positions, from its first block on."""
         finished, inside = divmod(start, self.block)
         if cached is not None:
             known = finished * self.rank

@@ -166,10 +166,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
         return means, torch.full_like(state.largest, -math.inf), torch.zeros_like(state.sums)
 
     def _extend(self, cached: Tensor, x: Tensor, means: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Near keys or values [B, H, window - 1 + T, W] and all rows [B, H, R, W], after `start` cached positions.
-
-        The new ones come from x and the means. Near keys or values before position 0 are zero.
-        """
+        """Near keys or values [B, H, window - 1 + T, W] (0 before the start) and all rows, after `start` positions."""
         recent = torch.arange(max(start - self.window + 1, 0), start, device=x.device)
         window = cached[:, :, self.window - 1 - recent % self.window].to(x.dtype)
         window = functional.pad(window, (0, 0, max(self.window - 1 - start, 0), 0))
@@ -237,10 +234,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
         return y.squeeze(2)
 
     def emit(self, inputs: MixInputs) -> None:
-        """Emit the compression, which reads keys and values before they are normalised, the norm and the softmax.
-
-        This order is correct because no position sees a row that it finishes itself.
-        """
+        """Emit compression, norm and softmax: raw keys are compressed first, as no position sees a row that it ends."""
         builder, (heads, key_width, value_width) = inputs.builder, inputs.sizes
         chunk, rank, widest = self.options.chunk, self.options.rank, max(key_width, value_width)
         capacity = self._capacity(self.shape.positions)

@@ -183,10 +183,7 @@ class LshAttention(Attention[LshOptions, LshState]):
 def attend_sorted_chunks(
     q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, lengths: Tensor | None, chunk: int, average: bool
 ) -> Tensor:
-    """Outputs [N, T, V] for q, k [N, T, K], v [N, T, V], the buckets [N, T, R] of R rounds, and lengths [N].
-
-    A position sees the others in its chunk and the previous one, cyclically. Rounds are averaged, or weighted.
-    """
+    """Outputs [N, T, V] for buckets [N, T, R]: positions see their chunk and, cyclically, the one before."""
     count, length, _ = buckets.shape
     if lengths is None:
         lengths = torch.full((count,), length, device=q.device)

@@ -132,7 +132,6 @@ class _System:
     chunk: int
 
     def detach(self) -> "_System":
-        """The same matrices, without gradients."""
         tensors = (self.keys, self.written, self.log_decay, self.carried, self.penalty)
         return _System(*map_states(Tensor.detach, tensors), self.chunk)
 

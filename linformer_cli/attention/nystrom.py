@@ -65,7 +65,6 @@ class CausalConvolution(nn.Module):
         return self.weight.to(dtype)[:, index.clamp(0, self.kernel - 1)].masked_fill(outside, 0)
 
     def init_recent(self, batch: int, value_width: int, device: torch.device, dtype: torch.dtype) -> RecentValues:
-        """The ring before the first position."""
         values = torch.zeros(batch, len(self.weight), self.kernel - 1, value_width, device=device, dtype=dtype)
         return RecentValues(values, host_number())
 
@@ -201,7 +200,6 @@ class NystromAttention(Attention[NystromOptions, NystromState]):
         return z
 
     def _nothing(self, batch: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The averages and log weights before the first position."""
         size = (batch, self.shape.heads, self.options.landmarks)
         averages = torch.zeros(*size, self.shape.value_width, device=device, dtype=dtype)
         return averages, torch.full(size, NOTHING, device=device, dtype=dtype)

@@ -131,10 +131,7 @@ class PerformerAttention(SumAttention[PerformerOptions, PerformerState]):
         return divide_by_weight(sums[..., :-1], sums[..., -1]), PerformerState(s)
 
     def _attend_exponential(self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState | None) -> Out[PerformerState]:
-        """`_attend` for `positive` and `hyperbolic`. Key features are divided by their maximum over all positions.
-
-        The scale of the sums cancels in y and needs no gradient. The kernel computes features from queries and keys.
-        """
+        """`_attend` for `positive` and `hyperbolic`: key features over their maximum, which cancels in y."""
         dtype = accumulator_dtype(q.dtype)
         before = None if state is None or state.c is None else (state.s, state.c)
 

@@ -249,10 +249,7 @@ def _without_nan(measures: Tensor) -> Tensor:
 
 
 def _attend_active(means: Tensor, active: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """`means` [B, H, T, V] with the outputs of softmax attention at the positions where `active` [B, H, T] is true.
-
-    q [N, T, K] holds scaled queries of the last positions of k [N, L, K] and v [N, L, V], with N = B H.
-    """
+    """`means` [B, H, T, V], with softmax attention of scaled q [B H, T, K] to k and v where `active` [B, H, T]."""
     active = active.flatten(0, 1)
     (rows, new), length = active.shape, k.shape[1]
     most = int(active.sum(dim=1).max())
@@ -279,10 +276,7 @@ def _attend_rows(position: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _attend_largest(q: Tensor, k: Tensor, v: Tensor, measures: Tensor, count: Tensor, lengths: Tensor) -> Tensor:
-    """Outputs of the `count` [B] scaled queries with the largest `measures` [B, H, T]; of others, the mean value.
-
-    Measures are minus infinity at the padding.
-    """
+    """Outputs of the `count` [B] scaled queries with the largest `measures` [B, H, T]; of others, the mean value."""
     places = measures.topk(int(count.max()), dim=-1).indices
     chosen = q.gather(2, places.unsqueeze(-1).expand(-1, -1, -1, q.shape[-1]))
     found = join([weigh(chosen, k, v, find_padding(lengths, k.shape[2])[:, None, None])])

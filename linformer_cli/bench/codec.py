@@ -211,7 +211,6 @@ def run_codec_bench(
         ended = "interrupted"
 
     def add_row(format: str, size: int | None, left_out: str | None = None) -> None:
-        """Add a row without speeds."""
         bits = None if size is None else 8 * size / images.size
         rows.append(CodecRow(name=format, bytes=size, bits_per_dim=bits, left_out=left_out))
 

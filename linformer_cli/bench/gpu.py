@@ -128,10 +128,7 @@ class _OutOfTime(Interrupted):
 
 
 class GpuBench:
-    """Runs all parts one after another.
-
-    `save` receives the report after each part, and during sampling after each group of rows. `check` may raise to stop.
-    """
+    """Runs all parts in turn. `save` gets the report after each part or group of rows; `check` may raise to stop."""
 
     def __init__(
         self,
@@ -263,10 +260,7 @@ def _differentiate(attend: Callable[..., Any], inputs: Sequence[Tensor], plain: 
 
 
 def find_flash_linear_attention() -> Callable[..., Any] | None:
-    """Return flash-linear-attention's chunked linear attention for [B, T, H, K], or None if it is not installed.
-
-    It also normalises the outputs. The feature map is computed in plain torch.
-    """
+    """flash-linear-attention's chunked form for [B, T, H, K], normalised, after the map in plain torch; or None."""
     try:
         attend: Callable[..., Any] = importlib.import_module("fla.ops.linear_attn").chunk_linear_attn
     except (ImportError, AttributeError):

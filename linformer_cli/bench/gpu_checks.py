@@ -1,7 +1,4 @@
-"""The checks of `lintx bench gpu`. Each yields rows with the measured and the allowed error.
-
-Errors are relative to max(1, largest expected value). An error is infinite if a value is NaN or infinite.
-"""
+"""The checks of `lintx bench gpu`, with errors relative to max(1, largest expected value); infinite for NaN."""
 
 from collections.abc import Iterator, Sequence
 
@@ -58,10 +55,7 @@ def check_attention(device: str, lengths: Sequence[int]) -> Iterator[AgreementRo
 
 
 def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]]) -> Iterator[AgreementRow]:
-    """Compare the measured engine with the reference engine: their images, and their predictions at every position.
-
-    Large images are cut to their first rows.
-    """
+    """Compare the measured and the reference engine, images and all predictions, by the first rows of large images."""
     short = [(name, _keep_first_rows(config)) for name, config in networks]
     for subject in build_models(parse_variants(COMPARED), short, device, "fp32"):
         model, images = subject.model, range(COMPARED_IMAGES)
@@ -103,10 +97,7 @@ def check_mechanisms(device: str) -> Iterator[AgreementRow]:
 
 
 def check_training(device: str) -> Iterator[AgreementRow]:
-    """Compare four training steps of every mechanism, in float32, with and without a graph: losses and gradient norms.
-
-    The first runs, the second records, and the others replay.
-    """
+    """Compare four training steps, plain and by a graph that records the second, of every mechanism in float32."""
     for name in list_mixers():
         config = _build_small(name).config
         trainers = [build_trainer(config, None, 4, device, "fp32", graph) for graph in (False, True)]

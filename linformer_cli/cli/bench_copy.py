@@ -23,8 +23,6 @@ _TALK_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions:
-    """The options of both commands."""
-
     seed: options.Seed = 0
     device: options.Device = "auto"
     plot: Path | None = option(None, "Plot the curves (.png or .svg).")

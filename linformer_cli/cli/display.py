@@ -134,7 +134,6 @@ class Bar:
             self._live.stop()
 
     def show(self, done: int) -> None:
-        """Show that `done` of the sequences are finished."""
         if self._live is not None:
             self._live.update(self._task, completed=done)
         elif time.monotonic() >= self._next and done < self._total:

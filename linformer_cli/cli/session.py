@@ -172,10 +172,7 @@ def open_session(
     team: Team = ALONE,
     forks: bool = False,
 ) -> Session:
-    """Load the checkpoint `name` for a process of `team`, and print the choices. Without `engine`, `auto` is fp32.
-
-    `Engine.doubt` explains `forks`.
-    """
+    """Load a checkpoint, and print the choices. Without `engine`, `auto` is fp32. `Engine.doubt` explains `forks`."""
     from linformer_cli.checkpoint import open_checkpoint
     from linformer_cli.model.mixers import describe_mixing
 

@@ -31,8 +31,6 @@ MODEL, RIVAL, DESCRIPTION = "model.lintx", "rival.lintx", "model.json"
 
 @dataclass(frozen=True)
 class File:
-    """A file of the site, and its media type."""
-
     media_type: str
     data: bytes
 

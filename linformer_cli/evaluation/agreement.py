@@ -21,10 +21,7 @@ CHECKED_POSITIONS = 96  # before a model is timed, this many positions are compa
 
 @dataclass(frozen=True)
 class AgreementRow:
-    """One comparison: the largest error found (None if a value was NaN or infinite) and the largest error allowed.
-
-    `where` is the place of an error that is too large, or the first exception of its kind, if this is known.
-    """
+    """A comparison: its largest error (None: NaN or infinity), the allowed one, and `where` too large ones are."""
 
     name: Annotated[str, Shown("comparison")]
     error: Annotated[float | None, Shown("largest error", ".2e")]

@@ -1,7 +1,4 @@
-"""The contract of an attention mechanism, measured with random inputs by `relative_error`.
-
-`lintx check --mechanism` prints these figures, and tests/attention/test_contract.py demands them.
-"""
+"""The contract of a mechanism, in `relative_error` of random inputs; lintx check and test_contract.py use it."""
 
 import functools
 import inspect

@@ -30,10 +30,7 @@ _PIECES = 64  # the rows are divided into this many pieces, each with its own su
 
 
 class Linear(nn.Linear):
-    """torch's linear layer. Its call may apply an activation: `none`, `relu` or `gelu`.
-
-    In a fused step, one kernel also applies the norm of x, and adds a residual after its own norm.
-    """
+    """torch's linear layer, then `none`, `relu` or `gelu`, and in a fused step with the norm of x and a residual."""
 
     def forward(self, x: Tensor | Unnormed, activation: str = "none", residual: Unnormed | None = None) -> Tensor:
         if isinstance(x, Unnormed) or residual is not None:

@@ -151,10 +151,7 @@ class PixelModel(nn.Module):
         return parameters, pixel
 
     def nats(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Negative log-likelihood [B, T] in nats of each value, for values int64 [B, T].
-
-        Without `labels` int64 [B], these are nats without a class. Raises `ValueError` if every image needs a class.
-        """
+        """Nats [B, T] of values int64 [B, T], given `labels` int64 [B]. Raises `ValueError` if a class is needed."""
         if labels is None and self.config.required_classes:
             raise ValueError("a model with classes needs labels to compute a likelihood")
         parameters, _ = self.attend(self.shift_values(values, labels))

@@ -80,8 +80,6 @@ def _find_mark(record: Any, key: str) -> Column | None:
 
 
 class RecordTable(NamedTuple):
-    """Records, the columns that show them, and a line above the table."""
-
     records: Sequence[Record]
     columns: Sequence[Column]
     title: str = ""

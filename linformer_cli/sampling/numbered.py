@@ -37,10 +37,7 @@ class NumberedImages:
         write_file(self.path(index), encode_png(to_picture(image, self.colours), self.describe(index)), flush=False)
 
     def holds(self, index: int) -> bool:
-        """Whether image number `index` exists and is undamaged.
-
-        Raises `UsageError` if the file is not from lintx or was drawn with other settings: it must not be overwritten.
-        """
+        """Whether image `index` exists undamaged. Raises `UsageError` for a file of others, which must be kept."""
         if not self.path(index).exists():
             return False
         try:

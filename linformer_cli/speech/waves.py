@@ -79,10 +79,7 @@ def read_wave(path: Path, rate: int | None = None) -> Wave:
 
 
 def resample(samples: Tensor, rate: int, wanted: int) -> Tensor:
-    """Resample [N] from `rate` to `wanted` per second. Returns [ceil(N wanted / rate)].
-
-    Input samples are weighted by a sinc with a Hann window, cut off below both Nyquist frequencies.
-    """
+    """Resample [N] to [ceil(N wanted / rate)] by a sinc with a Hann window, cut off below both Nyquist frequencies."""
     if rate == wanted:
         return samples
     cutoff = _ROLLOFF * min(1.0, wanted / rate)

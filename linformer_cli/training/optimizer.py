@@ -85,10 +85,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> bool:
-    """Load the result of `optimizer_tensors`. The settings of the groups do not change.
-
-    Returns whether every parameter has moments. Raises `ValueError` for moments that do not fit.
-    """
+    """Load moments, and return whether every parameter has some. Raises `ValueError` for those that do not fit."""
     wanted = dict(enumerate(_list_moments(optimizer)))
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in strip_prefix(tensors, "optimizer.").items():
@@ -118,10 +115,7 @@ def _list_moments(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, torch.
 
 
 def build_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
-    """Build the exponential moving average of the weights of `model` with decay `config.ema`; None for a decay of 0.
-
-    The decay of step n is at most (1 + n) / (10 + n), so that initial weights are soon forgotten.
-    """
+    """The average of the weights with decay `config.ema` (0: None), at step n at most (1 + n) / (10 + n)."""
 
     def follow(averaged: Any, current: Any, steps: Tensor | int) -> None:
         get_ema_multi_avg_fn(min(config.ema, float((1 + steps) / (10 + steps))))(averaged, current, steps)

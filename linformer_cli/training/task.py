@@ -60,7 +60,6 @@ class Task(ABC, Generic[Model, Batch]):
         return None
 
     def describe(self, progress: Progress) -> CheckpointInfo:
-        """Describe the model, its data and its training for a checkpoint."""
         raise NotImplementedError
 
 

@@ -58,10 +58,7 @@ def attend(
 
 
 def attend_all(q: Tensor, k: Tensor, v: Tensor, feature_map: str) -> Tensor:
-    """Outputs of the bidirectional form, with the sums over all positions. A key of minus infinity has the features 0.
-
-    Shapes, types and errors are those of `attend`.
-    """
+    """Outputs of the bidirectional form, else as `attend`. A key of minus infinity has the features 0."""
     require_fit(q, k, v, None, narrow=True)
     return _attend(q, k, v, None, None, _Form(COMPILED_MAPS[feature_map], whole=True))[0]
 

@@ -1,7 +1,4 @@
-"""Compiled recurrences for CPUs: causal sums (sums.cpp), the delta rule (delta.cpp) and mesa's solver (mesa.cpp).
-
-The reference forms are in parts/sums.py, parts/delta_rule.py and attention/mesa.py.
-"""
+"""Compiled recurrences for CPUs: those of parts/sums.py, parts/delta_rule.py and attention/mesa.py."""
 
 from typing import NamedTuple
 

@@ -1,7 +1,4 @@
-"""Which compiled kernel serves a call: the only place that asks for its device, its types and its sizes.
-
-The reference form in plain torch defines the result of every operation, and runs wherever there is no kernel.
-"""
+"""Which compiled kernel serves a call, by its device, types and sizes. The form in plain torch defines the result."""
 
 import importlib
 from collections.abc import Callable, Iterator

@@ -133,10 +133,7 @@ def _backward_queries_kernel(
     g, g_image, g_head, g_position, s, z, weights, grad_q, grad_weights, later_s, later_z, H, T, segments, chunks,
     MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of queries and denominators, from the gradient g of y and the sums s, z before each segment.
-
-    later_s and later_z are each segment's contribution to the gradients of the sums before it.
-    """
+    """Gradients of queries, of denominators, and of the sums before each segment: later_s and later_z."""
     head, segment = tl.program_id(0), tl.program_id(1)
     index = head * segments + segment
     before_s = tl.load(s + _sums_places(index, C, V))

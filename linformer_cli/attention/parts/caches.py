@@ -183,7 +183,6 @@ class CacheLayout(NamedTuple):
     ring: int
 
     def locate(self, position: Tensor) -> Tensor:
-        """The rows of these positions."""
         return torch.where(position < self.fixed, position, self.fixed + position % self.ring)
 
 

@@ -30,10 +30,7 @@ def _elu_plus_one(x: Tensor) -> Tensor:
 
 
 class _EluPlusOne(torch.autograd.Function):
-    """exp(min(x, 0)) + max(x, 0), which is elu(x) + 1, without the rounding of elu to -1 for x < -17 in float32.
-
-    The slope is min(phi, 1), so the backward pass needs only the output.
-    """
+    """elu(x) + 1 without elu's rounding to -1 for x < -17 in float32. The slope is min(phi, 1): only phi is saved."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor) -> Tensor:

@@ -23,10 +23,7 @@ _GATHERED = 32  # how many times the keys of a sequence may be gathered at once
 
 
 def run_within(limit: int, scores: int, run: Callable[..., Tensor], *x: Tensor) -> Tensor:
-    """run(*x), which computes `scores` scores. If these are more than `limit`, only `x` is saved, to run again.
-
-    Differentiable once. This is `torch.utils.checkpoint`, whose import takes seconds.
-    """
+    """run(*x) of `scores` scores. Above `limit`, only `x` is saved, as by `torch.utils.checkpoint`, a slow import."""
     if scores <= limit or not torch.is_grad_enabled():
         return run(*x)
     return _Recomputed.apply(run, *x)

@@ -47,7 +47,6 @@ class _Chunks(NamedTuple):
 
 
 def count_buckets(positions: int) -> int:
-    """The number of buckets that `positions` positions need."""
     return positions.bit_length()
 
 
@@ -161,10 +160,7 @@ def _weigh(pairs: Tensor, scales: Tensor) -> Tensor:
 
 
 class _ReadBuckets(torch.autograd.Function):
-    """The sum over buckets g of scales[.., g] q S_g, for q [.., R, K], scales [.., R, G] and S [G, .., K, V].
-
-    Only the inputs are saved, because products of scales and queries would be the largest tensors of long sequences.
-    """
+    """The sum over buckets g of scales[.., g] q S_g, for q [.., R, K] and S [G, .., K, V]. Only inputs are saved."""
 
     @staticmethod
     def forward(ctx: Context, queries: Tensor, scales: Tensor, s: Tensor) -> Tensor:

@@ -44,10 +44,7 @@ class FadingOptions(AttentionOptions):
             raise ValueError(f"the shortest memory must not be longer than the longest, found {found}")
 
     def memory_lengths(self, shape: AttentionShape, count: int) -> list[float]:
-        """`count` lengths in positions, spaced geometrically from the longest down.
-
-        These are not a buffer, which a cast to bfloat16 would round; nor does every device have float64.
-        """
+        """`count` lengths, spaced geometrically from the longest down; a buffer would be rounded in bfloat16."""
         # A given length bounds the default of the other. With a single decay, there is only one length.
         if count == 1 and self.shortest_memory and not self.longest_memory:
             return [self.shortest_memory]

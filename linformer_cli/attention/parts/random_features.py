@@ -99,7 +99,6 @@ class PerformerMap(NamedTuple):
 
     @property
     def width(self) -> int:
-        """K, the width of a query."""
         return self.directions.shape[1]
 
     def columns(self, dtype: torch.dtype) -> Tensor:

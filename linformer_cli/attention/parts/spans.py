@@ -210,10 +210,7 @@ class SpanAttention(CachedAttention[Options]):
         return cast(Any, self._rows.find(number, lambda: self._list_rows(number), device))
 
     def _list_rows(self, number: int) -> list[tuple[Heads, Tensor, list[int]]]:
-        """For each pattern, its heads, the rows int64 [H or 1, T, S] of image `number`, and how many position t uses.
-
-        The others are negative.
-        """
+        """For each pattern: heads, rows int64 [H or 1, T, S] of image `number` (else -1), and how many t uses."""
         found = []
         for heads, table in self._list_tables(torch.arange(self.shape.positions) + number * self.shape.positions):
             first, step, count = table.unbind(-1)

@@ -100,10 +100,7 @@ class _ScanWithDecay(torch.autograd.Function):
 
 
 def scan_with_decay(parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
-    """Running sums [R, N + 1, C, V]: states[0] = first and states[n + 1] = decay[n] states[n] + parts[n].
-
-    parts are [R, N, C, V], decay is [R, N, C or 1, 1] and first is [R, C, V].
-    """
+    """states [R, N + 1, C, V]: `first`, then decay[n] states[n] + parts[n], with decay [R, N, C or 1, 1]."""
     return _ScanWithDecay.apply(parts, decay, first)
 
 

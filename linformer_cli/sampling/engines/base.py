@@ -66,10 +66,7 @@ class Engine(ABC):
 
     @abstractmethod
     def start(self, state: PixelState | None = None) -> None:
-        """Begin `batch` new images, each from a copy of `state` (None: the start of an image).
-
-        Each of the n images of `state` is continued by `batch` / n adjacent new images.
-        """
+        """Begin `batch` new images, each from a copy of one of the n in `state` (None: the start), in equal groups."""
 
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Tensor:

@@ -48,10 +48,7 @@ _ROOM = 128  # a cache that is read whole is read up to a multiple of this numbe
 
 
 class CudaEngine(Engine):
-    """CUDA graphs of the model's own step, on a CUDA device.
-
-    Weights, vectors and caches are in the model's type, float32 or bfloat16; sums are float32.
-    """
+    """CUDA graphs of the model's own step, in its type: float32 or bfloat16. Sums are float32."""
 
     name = "cuda"
 
@@ -114,7 +111,6 @@ class CudaEngine(Engine):
 
     @property
     def states(self) -> tuple[Any, ...]:
-        """The states of the layers."""
         return self._state.layers
 
     @property
