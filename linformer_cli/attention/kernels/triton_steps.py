@@ -19,7 +19,7 @@ from .triton_linear import phi
 # Elements of a block of keys: with a batch of one image, each of few programs must have many loads in flight.
 BLOCK_ELEMENTS, WARPS = 16_384, 8
 # `step_divided_cache` divides a cache into at most so many programs, with room for at least so many rows each.
-PROGRAMS, LEAST_ROWS = 256, 128
+PROGRAMS, LEAST_ROWS = 256, 64
 
 
 @triton.jit
@@ -179,7 +179,10 @@ def step_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: tuple[Tensor, Tenso
     value_width = values.shape[3]
     y = v_t.new_empty(batch, heads, value_width)
     inputs = [part for x in (q_t, k_t, v_t) for part in (x, *x.stride()[:2])]
-    found = y if parts == 1 else keys.new_empty(batch, heads, parts, value_width + 2, dtype=torch.float32)
+    found, rows = y, BLOCK_ELEMENTS // max(key_width, value_width)
+    if parts > 1:
+        found = keys.new_empty(batch, heads, parts, value_width + 2, dtype=torch.float32)
+        rows = min(rows, triton.next_power_of_2(triton.cdiv(capacity, parts)))
     with torch.cuda.device_of(q_t):
         _step_cache_kernel[(batch * heads, parts)](
             *inputs,
@@ -190,7 +193,7 @@ def step_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: tuple[Tensor, Tenso
             key_width**-0.5,
             C=key_width,
             V=value_width,
-            ROWS=BLOCK_ELEMENTS // max(key_width, value_width),
+            ROWS=rows,
             PARTS=parts,
             num_warps=WARPS,
         )
