@@ -10,7 +10,7 @@ from linformer_cli.config import ImageShape
 from linformer_cli.data.byte_windows import ByteWindows
 from linformer_cli.data.images import ImageSet
 from linformer_cli.data.sequence import paint
-from linformer_cli.report.grids import render_grid, stack_rows
+from linformer_cli.report.grids import choose_scale, render_grid, stack_rows
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.units import count_words
 
@@ -85,8 +85,9 @@ def find_nearest(
 
 def render_nearest(samples: Pixels, nearest: Pixels) -> Image.Image:
     """Draw samples [N, H, W, C] in rows of 12, each above its training image in `nearest` [N, H, W, C]."""
-    rows = []
+    rows, scale = [], choose_scale(None, min(len(samples), _ACROSS) * samples.shape[2])
     for start in range(0, len(samples), _ACROSS):
         part = slice(start, start + _ACROSS)
-        rows.append(stack_rows([render_grid(images[part], columns=_ACROSS) for images in (samples, nearest)], gap=2))
+        pair = [render_grid(images[part], _ACROSS, scale) for images in (samples, nearest)]
+        rows.append(stack_rows(pair, gap=2))
     return stack_rows(rows)

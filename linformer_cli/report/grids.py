@@ -48,7 +48,7 @@ def render_grid(images: NDArray[np.uint8], columns: int | None = None, scale: in
     count, height, width, _ = images.shape
     columns = _near_square(count, height, width) if columns is None else min(_at_least("columns", columns, 1), count)
     rows = math.ceil(count / columns)
-    scale = _choose_scale(scale, max(columns * width, rows * height))
+    scale = choose_scale(scale, max(columns * width, rows * height))
     across, down = width * scale + GAP, height * scale + GAP
     mode = "L" if images.shape[3] == 1 else "RGB"
     grid = Image.new(mode, (columns * across - GAP, rows * down - GAP), _grey(mode, BACKGROUND))
@@ -81,7 +81,7 @@ def render_completion(
             raise DataError(f"the {name} image must be {wanted}, found {image.dtype} {list(image.shape)}")
     if kept.shape not in ((height, width, 1), original.shape):
         raise DataError(f"the kept part must be {list(original.shape)} like the original, found {list(kept.shape)}")
-    scale = _choose_scale(scale, max((count + 2 + len(framed)) * width, height))
+    scale = choose_scale(scale, max((count + 2 + len(framed)) * width, height))
 
     hidden = _repeat_pixels(~np.broadcast_to(kept, original.shape), scale)
     given = _repeat_pixels(original, scale).copy()
@@ -217,7 +217,7 @@ def _near_square(count: int, height: int, width: int) -> int:
     return min((nearest, min(count, nearest + 1)), key=lambda columns: -count % columns)
 
 
-def _choose_scale(scale: int | None, long_side: int) -> int:
+def choose_scale(scale: int | None, long_side: int) -> int:
     if scale is not None:
         return _at_least("scale", scale, 1)
     return max(1, min(LARGEST_DEFAULT_SCALE, round(LONG_SIDE / long_side)))

@@ -39,7 +39,7 @@ def fill(folder: Path, pictures: list[Image.Image], ending: str = "png") -> str:
 
 
 def said(images: ImageSet) -> str:
-    return "\n".join(images.notes)
+    return "\n".join((*images.notes, *images.skipped))
 
 
 def show(images: ImageSet) -> np.ndarray:
