@@ -456,13 +456,6 @@ def test_a_folder_without_a_checkpoint_is_refused(shipped, raises_one_line, tiny
         find_checkpoint("run")
 
 
-@pytest.mark.parametrize("name", ["model.pt", "model.pth", "last.ckpt", "weights.bin"])
-def test_pickled_files_are_refused_with_the_reason(shipped, raises_one_line, name) -> None:
-    torch.save({"weight": torch.ones(2)}, name)
-    with raises_one_line(CheckpointError, f"'{name}'", "never opened", "can run any code"):
-        load_model(name)
-
-
 # Crashes and full disks
 
 

@@ -82,11 +82,7 @@ def test_sequences_may_be_longer_than_the_image() -> None:
 
 
 def test_the_default_block_is_a_row_but_at_most_64_positions() -> None:
-    sizes = []
-    for row in (28, 96):
-        attention = build(row=row)
-        sizes.append(attention.block)
-    assert sizes == [28, 64]
+    assert [build(row=row).block for row in (28, 96)] == [28, 64]
 
 
 def test_a_late_step_reads_only_its_visible_blocks() -> None:

@@ -59,15 +59,10 @@ def test_a_window_wider_than_a_block_matches_the_definition() -> None:
     assert_agree(y, longformer(Inputs(*inputs), 280, [1, 2], 0), FLOAT64)
 
 
-def test_default_dilations_alternate() -> None:
-    options = LongformerOptions()
-    assert [options.dilations(heads) for heads in (1, 2, 5)] == [(1,), (1, 4), (1, 4, 1, 4, 1)]
-
-
-@pytest.mark.parametrize(("given", "expected"), [(3, (3, 3, 3, 3)), ("2", (2, 2, 2, 2)), ("1, 6", (1, 6, 1, 6))])
-def test_dilations_may_be_a_number_or_a_list(given: int | str, expected: tuple[int, ...]) -> None:
-    options = parse_options("longformer", {"dilation": given})
-    assert options.dilations(4) == expected
+def test_dilations_may_be_a_number_or_a_list_and_alternate_by_default() -> None:
+    for given, expected in ((3, (3, 3, 3, 3)), ("2", (2, 2, 2, 2)), ("1, 6", (1, 6, 1, 6))):
+        assert parse_options("longformer", {"dilation": given}).dilations(4) == expected
+    assert [LongformerOptions().dilations(heads) for heads in (1, 2, 5)] == [(1,), (1, 4), (1, 4, 1, 4, 1)]
 
 
 def test_the_ring_buffer_covers_the_widest_head() -> None:
@@ -85,17 +80,11 @@ def test_the_state_is_the_globals_and_the_last_positions() -> None:
     assert int(state.position) == 25
 
 
-def test_an_invalid_dilation_is_refused() -> None:
+def test_an_invalid_dilation_or_one_that_does_not_fit_is_refused() -> None:
     for wrong in (0, -1, "1,x", "1,,2", "", "2,0", "1.5", "²"):
         with pytest.raises(UsageError, match=r"dilation: must be a number of 1 or more.*found"):
             parse_options("longformer", {"dilation": wrong})
-
-
-def test_a_dilation_list_must_divide_the_heads() -> None:
     with pytest.raises(UsageError, match=r"dilation '1,2,3' lists 3 values for 4 heads"):
         build(heads=4, dilation="1,2,3")
-
-
-def test_a_ring_buffer_longer_than_any_image_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a window of 1,000 with dilation 2,000 reaches 1,998,000 positions back"):
         build(window=1000, dilation=2000)

@@ -107,13 +107,6 @@ def test_the_state_is_the_averages_and_the_logs_of_their_weights() -> None:
     assert_agree(state.log_weights, scores.logsumexp(-1), FLOAT64)
 
 
-def test_autocast_does_not_change_z() -> None:
-    attention = build(torch.float32)
-    expected = attention.init_state(2, 1, CPU, torch.float32).inverse.tensor
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(attention.init_state(2, 1, CPU, torch.float32).inverse.tensor, expected)
-
-
 def test_a_kernel_of_one_position_is_refused() -> None:
     with pytest.raises(UsageError, match=r"kernel.*2 or more, or 0 for none.*found 1"):
         parse_options("nystrom", {"kernel": 1})

@@ -105,7 +105,7 @@ def test_a_run_can_learn_from_the_predictions_of_others(lintx, run_folder, tmp_p
     teachers = ("--distill-from", run_folder, "--distill-from", run_folder / "last")
     base = ("train", *SMALL, "--steps", 1, "--out", run)
     outcome = lintx(*base, *teachers, "--distill-share", 0.25, "--json")
-    said = f"learning from {run_folder / 'best'} and {run_folder / 'last'}: their predictions have a weight of 0.25"
+    said = f"learning from {run_folder / 'best'} and {run_folder / 'last'}: their predictions have weight 0.25"
     assert said in outcome.stderr
     assert [teacher["step"] for teacher in outcome.document["distill_from"]] == [6, 6]
     assert lintx("train", "--resume", run, "--steps", 2).code == 0

@@ -142,18 +142,14 @@ def test_a_preview_is_shown_only_on_a_terminal_and_without_quiet(monkeypatch, te
     assert shown or not written.getvalue()
 
 
-def test_messages_of_a_process_without_stderr_do_not_reach_stdout(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("sys.stderr", None)
-    output.warn("it broke")
-    assert capsys.readouterr().out == ""
-
-
-def test_messages_that_cannot_be_written_are_dropped(monkeypatch) -> None:
+def test_messages_that_cannot_be_written_are_dropped(monkeypatch, capsys) -> None:
     closed = io.StringIO()
     closed.close()
-    monkeypatch.setattr("sys.stderr", closed)
-    output.info("wrote a file")
-    output.warn("it broke")
+    for stderr in (None, closed):
+        monkeypatch.setattr("sys.stderr", stderr)
+        output.info("wrote a file")
+        output.warn("it broke")
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow

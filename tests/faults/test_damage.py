@@ -125,7 +125,8 @@ def test_a_pickle_is_never_opened(tmp_path: Path, capsys, name: str) -> None:
 
     (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
     outcome = run_main(("sample", tmp_path / name, "-o", tmp_path / "out.png"), capsys)
-    assert outcome.code == 1 and "never opened" in outcome.stderr
+    assert outcome.code == 1 and f"{name}' " in outcome.stderr
+    assert "never opened" in outcome.stderr and "can run any code" in outcome.stderr
     assert not (tmp_path / "executed").exists()
 
 

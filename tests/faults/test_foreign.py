@@ -117,6 +117,8 @@ MOMENTS: dict[str, Callable[[dict[str, Tensor]], None]] = {
     "complex": lambda tensors: tensors.update({"optimizer.0.exp_avg": tensors["optimizer.0.exp_avg"] + 0j}),
     "one number": lambda tensors: tensors.update({"optimizer.0.exp_avg": torch.tensor(1.0)}),
     "one more": lambda tensors: tensors.update({"optimizer.0.more": torch.tensor(1.0)}),
+    "another parameter": lambda tensors: tensors.update({"optimizer.900.exp_avg": torch.zeros(3)}),
+    "no parameter": lambda tensors: tensors.update({"optimizer.x.exp_avg": torch.zeros(3)}),
     "none at all": lambda tensors: [tensors.pop(key) for key in [*tensors] if key.startswith("optimizer.")],
     "no random state": lambda tensors: tensors.pop("random.cpu"),
     "a short random state": lambda tensors: tensors.update({"random.cpu": tensors["random.cpu"][:9].clone()}),
@@ -154,8 +156,11 @@ def test_progress_of_another_type_or_size_is_refused(new_copy, capsys, key: str,
     assert_refused(copy, TRAINING, capsys, key)
 
 
-def test_progress_without_its_step_is_refused(copy: Path, capsys) -> None:
+def test_progress_without_its_step_or_with_unknown_keys_is_refused(copy: Path, capsys) -> None:
     tensors, values = read_state(copy)
+    for unknown in ({"steps": 3}, {"loss": {"level": 1}}):
+        write_state(copy, tensors, json.dumps(values | unknown))
+        assert_refused(copy, TRAINING, capsys, "training state")
     for key in ("step", "images_seen"):
         write_state(copy, tensors, json.dumps({name: value for name, value in values.items() if name != key}))
         assert_refused(copy, TRAINING, capsys, key)

@@ -50,6 +50,13 @@ def test_runs_started_in_the_same_second_have_different_folders(tmp_path: Path, 
         RunFolder(run).create(configure())
 
 
+def test_a_folder_of_runs_that_cannot_be_created_gives_a_one_line_error(tmp_path, monkeypatch, raises_one_line) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("in the way")
+    with raises_one_line(LintxError, "cannot read or write 'runs'"):
+        claim_run("tiny")
+
+
 def test_the_newest_run_is_found(tmp_path: Path, monkeypatch, raises_one_line) -> None:
     monkeypatch.chdir(tmp_path)
     with raises_one_line(UsageError, "no run in 'runs'", "lintx train --resume FOLDER"):

@@ -8,9 +8,11 @@ from linformer_cli.config import TrainConfig
 from linformer_cli.training.task import learning_rate_at, measure_progress
 
 
-def test_progress_in_steps_is_the_fraction_of_steps() -> None:
-    config = TrainConfig(steps=8)
-    assert [measure_progress(config, step, 1e9, 10) for step in (0, 2, 8)] == [0, 0.25, 1]
+def test_progress_is_the_fraction_of_steps_or_seconds() -> None:
+    assert [measure_progress(TrainConfig(steps=8), step, 1e9, 10) for step in (0, 2, 8)] == [0, 0.25, 1]
+    assert [measure_progress(TrainConfig(max_time=60), 10**9, seconds, 1) for seconds in (0, 15, 60)] == [0, 0.25, 1]
+    for config in (TrainConfig(steps=1), TrainConfig(epochs=0.001), TrainConfig(max_time=0.5)):
+        assert measure_progress(config, 10**6, 10.0**6, 10) == 1
 
 
 def test_progress_in_epochs_counts_the_images_of_all_accumulated_batches() -> None:
@@ -18,11 +20,6 @@ def test_progress_in_epochs_counts_the_images_of_all_accumulated_batches() -> No
     # 2.5 epochs of 80 images are 200 images. A step has 8 images.
     assert [measure_progress(config, step, 1e9, 80) for step in (0, 5, 25)] == [0, 0.2, 1]
     assert measure_progress(config, 24, 0, 80) < 1
-
-
-def test_progress_in_time_counts_only_seconds() -> None:
-    config = TrainConfig(max_time=60)
-    assert [measure_progress(config, 10**9, seconds, 1) for seconds in (0, 15, 60)] == [0, 0.25, 1]
 
 
 def test_a_time_limits_a_number_of_steps_or_epochs() -> None:
@@ -33,11 +30,6 @@ def test_a_time_limits_a_number_of_steps_or_epochs() -> None:
             0.75,
             1,
         ]
-
-
-def test_progress_never_exceeds_1() -> None:
-    for config in (TrainConfig(steps=1), TrainConfig(epochs=0.001), TrainConfig(max_time=0.5)):
-        assert measure_progress(config, 10**6, 10.0**6, 10) == 1
 
 
 def test_a_cosine_schedule_falls_from_the_learning_rate_to_its_minimum() -> None:
