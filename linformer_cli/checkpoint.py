@@ -133,9 +133,8 @@ def _read_info(name: str | Path | None) -> Checkpoint:
         raise CheckpointError(f"'{path}' was written by a newer lintx ({newer})")
     signed = document.get("config_sha256") if isinstance(document, dict) else None
     if signed is not None and signed != _document_digest(document):
-        raise CheckpointError(
-            f"'{file}' is damaged or was edited: its SHA-256 differs from config_sha256; to use it, remove that line"
-        )
+        hint = "to use it, remove that line"
+        raise CheckpointError(f"'{file}' is damaged or was edited: its SHA-256 differs from config_sha256; {hint}")
     try:
         return Checkpoint(path, CheckpointInfo.model_validate(document))
     except ValidationError as error:

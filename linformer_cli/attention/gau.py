@@ -87,10 +87,8 @@ class GauAttention(GatedAttention[GauOptions, KeyValueCache], CachedAttention[Ga
 
     def _require_room(self, length: int) -> None:
         if self.bias is not None and length > self.span:
-            raise UsageError(
-                f"'gau' has biases for sequences of up to {self.span} positions, found {length}; "
-                "use images of the size it was built for, or scale=width, which has no bias"
-            )
+            hint = "use images of the size it was built for, or scale=width, which has no bias"
+            raise UsageError(f"'gau' has biases for sequences of up to {self.span} positions, found {length}; {hint}")
 
     def emit(self, inputs: MixInputs) -> None:
         builder, capacity = inputs.builder, self.shape.positions

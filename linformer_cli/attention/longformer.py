@@ -37,10 +37,8 @@ class LongformerOptions(AttentionOptions):
             return tuple(listed[head % len(listed)] for head in range(heads))
         listed = [int(part) for part in str(self.dilation).split(",")]
         if heads % len(listed):
-            raise UsageError(
-                f"dilation '{self.dilation}' lists {len(listed)} values for {heads} heads; list one for each head, "
-                "or a number of values that divides the number of heads"
-            )
+            hint = "list one for each head, or a number of values that divides the number of heads"
+            raise UsageError(f"dilation '{self.dilation}' lists {len(listed)} values for {heads} heads; {hint}")
         return tuple(listed) * (heads // len(listed))
 
 

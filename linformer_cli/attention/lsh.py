@@ -92,8 +92,7 @@ class LshAttention(Attention[LshOptions, LshState]):
         return y.unflatten(0, q.shape[:2]), LshState(cache, rings)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
-        dtype = accumulator_dtype(q.dtype)
-        q = shrink_huge(q, (-1,))
+        dtype, q = accumulator_dtype(q.dtype), shrink_huge(q, (-1,))
         buckets, q, wide = (x.flatten(0, 1) for x in (self._hash(q.detach()), q.to(dtype), v.to(dtype)))
         ends = None if lengths is None else lengths.repeat_interleave(v.shape[1])
         options = self.options
@@ -129,8 +128,7 @@ class LshAttention(Attention[LshOptions, LshState]):
         if rounds > 1:
             seen = seen.sort(dim=-1).values
             seen[:, 1:].masked_fill_(seen[:, 1:] == seen[:, :-1], EMPTY)
-        hidden = seen < 0
-        dtype = accumulator_dtype(q_t.dtype)
+        hidden, dtype = seen < 0, accumulator_dtype(q_t.dtype)
         # Update the cache first, since it may be reallocated. The rings do not hold the new position yet.
         cache = state.cache
         if isinstance(cache, FixedCache):
@@ -153,7 +151,6 @@ class LshAttention(Attention[LshOptions, LshState]):
         weights = scores.masked_fill_(hidden, torch.finfo(dtype).min).softmax(dim=-1)
         y = torch.bmm(weights.unsqueeze(1), values).squeeze(1)
         y = torch.where(hidden.all(dim=-1, keepdim=True), v, y).view_as(v_t)
-
         # Overwrite the oldest position of the ring, its smallest number.
         rings.view(-1)[cell * window + ring.argmin(dim=-1)] = position
         return y, LshState(cache, state.rings)

@@ -67,8 +67,7 @@ class RfaAttention(SumAttention[RfaOptions, RfaState]):
         return sine_features(scaled @ self.directions.to(x.dtype).transpose(0, 1))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: RfaState | None, gates: Gates) -> Out[RfaState]:
-        dtype = accumulator_dtype(q.dtype)
-        sigma = self.sigma.unsqueeze(1)
+        dtype, sigma = accumulator_dtype(q.dtype), self.sigma.unsqueeze(1)
         phi_q, phi_k = self._features(q.to(dtype), sigma), self._features(k.to(dtype), sigma)
         # With a column of ones appended to the values, the last column of s is z.
         values = functional.pad(v.to(dtype), (0, 1), value=1.0)

@@ -20,14 +20,9 @@ from linformer_cli.model.mixers import Variant, build_blocks, has_attention_laye
 from linformer_cli.system.device import seeded
 from linformer_cli.training.task import Task
 
-SYMBOLS = 10
-SEPARATOR = 0
-LAYERS = 4
-HEADS = 8
-BATCH = 64
-LEARNING_RATE = 1e-3
-LOWER_LEARNING_RATE = 1e-4
-LOWER_AFTER_UPDATES = 3_000
+SYMBOLS, SEPARATOR = 10, 0
+LAYERS, HEADS, BATCH = 4, 8, 64
+LEARNING_RATE, LOWER_LEARNING_RATE, LOWER_AFTER_UPDATES = 1e-3, 1e-4, 3_000
 # The paper states the length; width and number of updates are those of the authors' released code.
 PAPER_LENGTH, PAPER_WIDTH, PAPER_UPDATES = 128, 256, 10_000
 REDUCED_LENGTH, REDUCED_WIDTH = 32, 128

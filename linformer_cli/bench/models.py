@@ -46,9 +46,8 @@ def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
         inside = [] if _is_run(path) else [str(each) for each in sorted(path.glob("*")) if _is_run(each)]
         validated = [run for run in map(_read, inside or [folder]) if run is not None]
         if not validated:
-            raise CheckpointError(
-                f"'{folder}' has no bits/dim: its weights were never validated; train it further, or leave it out"
-            )
+            hint = "train it further, or leave it out"
+            raise CheckpointError(f"'{folder}' has no bits/dim: its weights were never validated; {hint}")
         runs += validated
     return runs
 

@@ -79,10 +79,8 @@ def describe_gaps(rows: Sequence[SamplingRow]) -> list[str]:
     for preset in dict.fromkeys(row.preset for row in timed):
         extrapolated = [row.extrapolated is not None for row in timed if row.preset == preset]
         if any(extrapolated):
-            lines.append(
-                f"sampling {preset or 'runs'}: {sum(extrapolated)} of {len(extrapolated)} rows are extrapolated from "
-                "some of the positions"
-            )
+            why = f"{sum(extrapolated)} of {len(extrapolated)} rows are extrapolated from some of the positions"
+            lines.append(f"sampling {preset or 'runs'}: {why}")
     if unmeasured := sum(row.peak_memory_bytes is None for row in timed):
         lines.append(f"peak memory of sampling: not measured for {unmeasured} rows")
     return lines

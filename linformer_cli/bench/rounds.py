@@ -13,8 +13,7 @@ from .measure.ceilings import Ceilings, CeilingsReport
 from .measure.peak_memory import PassFailed, refuse_misfits
 from .rows import AnyRow, compare_with_softmax
 
-# The work that a measurement times.
-Work = TypeVar("Work")
+Work = TypeVar("Work")  # what a measurement times
 Found = TypeVar("Found")
 
 

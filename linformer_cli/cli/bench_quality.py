@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from linformer_cli.data.images import ImageSet
     from linformer_cli.sampling.decode import Sampler
 
-_SHOWN = 24
-_DRAWN = 12
+_SHOWN, _DRAWN = 24, 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +106,8 @@ def quality(asked: QualityOptions) -> None:
 
 def _require_enough(features: int, count: int, train: "ImageSet", test: "ImageSet") -> None:
     if count <= features:
-        raise UsageError(
-            f"{count} samples are too few: the distance in {features} features needs more samples than features; "
-            "increase --count"
-        )
+        why = f"the distance in {features} features needs more samples than features; increase --count"
+        raise UsageError(f"{count} samples are too few: {why}")
     for images in (train, test):
         if len(images) <= features:
             raise DataError(f"'{images.name}' has {len(images)} {images.split} images; more than {features} are needed")

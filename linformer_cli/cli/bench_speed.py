@@ -255,9 +255,8 @@ def gpu(
 
     place = choose_device(device)
     if not (tiny or place.value.startswith("cuda")):
-        raise UsageError(
-            f"there is no CUDA device here ({place.reason}); --tiny runs every part at tiny sizes on any device"
-        )
+        hint = "--tiny runs every part at tiny sizes on any device"
+        raise UsageError(f"there is no CUDA device here ({place.reason}); {hint}")
     info(f"device {place.value} ({place.reason})")
 
     def write(report: GpuReport) -> None:

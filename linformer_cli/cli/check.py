@@ -54,9 +54,8 @@ def check(
     else:
         print_records(agreement.rows, list_columns(AgreementRow), "table")
     if not agreement.passed:
-        raise DisagreementError(
-            f"the parallel and step forms of '{session.checkpoint.name}' disagree: {agreement.describe_failure()}"
-        )
+        why = agreement.describe_failure()
+        raise DisagreementError(f"the parallel and step forms of '{session.checkpoint.name}' disagree: {why}")
     sizes = f"{agreement.images} {session.checkpoint.info.data.words.items} of {agreement.positions} positions"
     info(f"passed: {sizes}, {agreement.state_bytes:,} state bytes")
 
@@ -83,7 +82,6 @@ def _check_mechanism(name: str, json: bool) -> None:
         if row.where:
             info(f"{row.name}: {row.where}")
     if failed:
-        raise DisagreementError(
-            f"'{variant.label}' breaks the contract in {len(failed)} of {len(rows)} checks: {', '.join(failed)}"
-        )
+        why = ", ".join(failed)
+        raise DisagreementError(f"'{variant.label}' breaks the contract in {len(failed)} of {len(rows)} checks: {why}")
     info(f"passed: {len(rows)} checks of '{variant.label}'")

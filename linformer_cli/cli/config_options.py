@@ -168,9 +168,7 @@ def describe_default(name: str, field: FieldInfo) -> str:
     if default is None or default == {}:
         return ""
     shown = f"{default:g}" if isinstance(default, float) else str(default)
-    if len(set(values.values())) > 1:
-        return f" In {DEFAULT_PRESET}: {shown}."
-    return f" Default: {shown}."
+    return f" In {DEFAULT_PRESET}: {shown}." if len(set(values.values())) > 1 else f" Default: {shown}."
 
 
 def _build_parser(kind: type, metadata: list[Any]) -> Callable[[str], Any]:

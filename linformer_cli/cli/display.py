@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from linformer_cli.metrics import MetricsRow
 
 _PLAIN_INTERVAL_SECONDS = 10.0
-_BAR_COLUMNS = 20
-_PERCENT_COLUMNS = 5
+_BAR_COLUMNS, _PERCENT_COLUMNS = 20, 5
 
 
 class TrainingDisplay(Reporter):
@@ -88,9 +87,7 @@ class TrainingDisplay(Reporter):
         if self._first_share is None:
             self._first_share, self._began = share, time.monotonic()
         done = share - self._first_share
-        if done <= 0:
-            return "?"
-        return format_duration((time.monotonic() - self._began) / done * (1 - share))
+        return "?" if done <= 0 else format_duration((time.monotonic() - self._began) / done * (1 - share))
 
     @property
     def _has_bar(self) -> bool:

@@ -126,9 +126,8 @@ class Session:
         """Return the one class in the value of `--class`, or None. Raises `UsageError` unless the model can use it."""
         chosen, config = self.choose_classes(wanted), self.model.config
         if len(chosen) > 1 or (config.required_classes and not chosen):
-            raise UsageError(
-                f"the model has classes: name the class of the {items}, 0 to {config.classes - 1}, with --class"
-            )
+            why = f"name the class of the {items}, 0 to {config.classes - 1}, with --class"
+            raise UsageError(f"the model has classes: {why}")
         return chosen[0] if chosen else None
 
 

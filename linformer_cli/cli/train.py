@@ -209,10 +209,8 @@ def _explain_choice(settings: "Settings", count: int) -> None:
         f"{patience if train.patience else ''}{classes}"
     )
     if count < FEW_PICTURES:
-        info(
-            f"{count_words(count, 'training image')}: expect rough shapes and, if trained for longer, copies; compare "
-            "samples with training images by lintx sample --nearest"
-        )
+        hint = "compare samples with training images by lintx sample --nearest"
+        info(f"{count_words(count, 'training image')}: expect rough shapes and, if trained for longer, copies; {hint}")
 
 
 def _build_trainer(
@@ -248,10 +246,8 @@ def _build_trainer(
             "validation measures bits/dim without a class"
         )
     elif settings.model.classes:
-        info(
-            f"conditioned on {settings.model.classes} classes: bits/dim assume that the class is known; add "
-            f"{settings.model.class_bits_per_dim:.4f} to compare with an unconditional model"
-        )
+        hint = f"add {settings.model.class_bits_per_dim:.4f} to compare with an unconditional model"
+        info(f"conditioned on {settings.model.classes} classes: bits/dim assume that the class is known; {hint}")
     if source is not None:
         _transfer(task, source)
     return Trainer(task, folder, team)
@@ -277,10 +273,8 @@ def _run(trainer: "Trainer[PixelTask]", path: Path, json: bool) -> None:
     if progress.step == began:
         info("no step was left to train; give a larger --steps, --epochs or --max-time")
     if trainer.has_lost_patience:
-        info(
-            f"ended early: {progress.worse_validations} validations without a better one; best/ has the best weights, "
-            "and --resume continues with --patience 0"
-        )
+        hint = "best/ has the best weights, and --resume continues with --patience 0"
+        info(f"ended early: {progress.worse_validations} validations without a better one; {hint}")
     if trainer.peak_learning_rate:
         info(f"peak learning rate {trainer.peak_learning_rate:.3g}")
     info(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} {words.bits}; try")

@@ -110,9 +110,7 @@ class Contents:
         return len(self.items) or self.numbered
 
     def item(self, index: int) -> Item:
-        if self.items:
-            return self.items[index]
-        return self.tiling.name_tile(f"{index:05d}.png")
+        return self.items[index] if self.items else self.tiling.name_tile(f"{index:05d}.png")
 
     @cached_property
     def _ends(self) -> NDArray[np.int64]:

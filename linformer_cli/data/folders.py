@@ -92,9 +92,8 @@ def load_folder(
             broken = f"; {len(unread)} cannot be read: {_list_some(unread)}" if unread else ""
             raise DataError(f"{folder} has no readable image for '{split}'; add some{broken}")
         if unknown := sorted(set(own) - numbers.keys()):
-            raise DataError(
-                f"{folder} has the class '{unknown[0]}', which the model lacks; it knows {shorten(', '.join(numbers))}"
-            )
+            hint = f"it knows {shorten(', '.join(numbers))}"
+            raise DataError(f"{folder} has the class '{unknown[0]}', which the model lacks; {hint}")
         # The splits are adjacent in the file, so that each is a view of it.
         start = sum(len(index["classes"][before]) for before in SPLITS[: SPLITS.index(split)])
         labels = np.array([numbers[name] for name in classes]) if own else None
@@ -146,10 +145,8 @@ def _build(home: Path, folder: Path, listing: Listing, wanted: DataConfig, look:
     different = len({item.digest for item in items}) + len(skipped)
     if different < len(SPLITS):
         advice = "; if the picture is a sheet of several, cut it with --tile SIDE" if tile is None else ""
-        raise DataError(
-            f"{folder} has {count_words(different, 'different image')}; at least 3 are needed, one for each split"
-            f"{advice}"
-        )
+        hint = f"at least 3 are needed, one for each split{advice}"
+        raise DataError(f"{folder} has {count_words(different, 'different image')}; {hint}")
     readable = {item.name for item in items}
     parts = split_items(items, [name for name in listing.pictures if name not in readable])
     class_of = listing.labels or find_classes([item.name for item in items])

@@ -24,8 +24,7 @@ _PARAMETERS = 6
 _OVERSAMPLING = 2  # images are drawn at twice the size and averaged down, so that tilted strokes are smooth
 # Font heights as fractions of the image. At the largest height, the widest character still fits at any tilt.
 _FONT_SIZES = (0.65, 0.90)
-_LARGEST_TILT_DEGREES = 10.0
-_LARGEST_SHIFT = 0.15
+_LARGEST_TILT_DEGREES, _LARGEST_SHIFT = 10.0, 0.15
 _BRIGHTNESS = (144, 255)
 
 

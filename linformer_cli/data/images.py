@@ -252,9 +252,8 @@ def find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
         root = user_cache() / "data"
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(
-            f"cannot use the data folder {error.filename} ({error.strerror}); name another with --data-dir"
-        ) from error
+        hint = "name another with --data-dir"
+        raise DataError(f"cannot use the data folder {error.filename} ({error.strerror}); {hint}") from error
     return root, "the default"
 
 

@@ -123,10 +123,8 @@ def _download(name: str, build: Any, train: bool, root: Path, origin: str) -> An
         # torchvision reports a wrong checksum as a corrupted file.
         wrong = "corrupted" in str(error)
         found = "the downloaded file has a wrong checksum" if wrong else f"downloading it failed ({_last_line(error)})"
-        raise DataError(
-            f"no complete {name} in {root} ({origin}), and {found}; pass a folder that holds it with --data-dir, or "
-            "use --data glyphs, which needs no download"
-        ) from error
+        hint = "pass a folder that holds it with --data-dir, or use --data glyphs, which needs no download"
+        raise DataError(f"no complete {name} in {root} ({origin}), and {found}; {hint}") from error
     return data
 
 
@@ -142,10 +140,8 @@ def import_torchvision_datasets() -> Any:
         except ModuleNotFoundError as error:
             if error.name != "torchvision":
                 raise _mismatch(error) from error
-            raise DataError(
-                "this data set needs torchvision, which is not installed; pip install torchvision, "
-                "or use --data array:DIR or --data glyphs"
-            ) from error
+            hint = "pip install torchvision, or use --data array:DIR or --data glyphs"
+            raise DataError(f"this data set needs torchvision, which is not installed; {hint}") from error
         except RuntimeError as error:
             if "operator torchvision::nms does not exist" not in str(error):
                 raise _mismatch(error) from error

@@ -56,10 +56,8 @@ def check_parts(network: NetworkConfig, options: Config) -> None:
     if parts and not has_attention_layer(network.attention):
         raise UsageError(f"the block of '{network.attention}' has no attention layer; drop {' and '.join(parts)}")
     if network.output_gate and getattr(options, "output_gate", False):
-        raise UsageError(
-            f"'{network.attention}' has its own output gate; drop output_gate, or give it the attention option "
-            "output_gate=false"
-        )
+        hint = "drop output_gate, or give it the attention option output_gate=false"
+        raise UsageError(f"'{network.attention}' has its own output gate; {hint}")
 
 
 def build_blocks(config: ModelConfig) -> list[Block]:

@@ -23,18 +23,14 @@ Value = TypeVar("Value", bound=np.generic)
 METADATA_KEYWORD = "lintx"
 BACKGROUND = 64  # a dark grey, distinct from both black and white images
 CAPTION_COLOUR = 224
-CAPTION_FONT_PIXELS = 14
-CAPTION_HEIGHT = 20
-CAPTION_MARGIN = 4  # pixels between the captions of small images
+CAPTION_FONT_PIXELS, CAPTION_HEIGHT, CAPTION_MARGIN = 14, 20, 4  # pixels between the captions of small images
 HIDDEN_TONES = (112, 144)  # two mid-tones of the checkerboard for hidden values
 TRANSPARENT_TONES = (200, 232)
 CELL = 4  # pixels in the finished picture, so that a checkerboard looks the same at every scale
 GAP = 2  # pixels between images in the finished picture
 LONG_SIDE = 600  # the default scale aims for this many pixels
 LARGEST_DEFAULT_SCALE = 8
-MOST_FRAMES = 64
-FRAME_MILLISECONDS = 60
-LAST_MILLISECONDS = 2000  # time to look at the result
+MOST_FRAMES, FRAME_MILLISECONDS, LAST_MILLISECONDS = 64, 60, 2000  # time to look at the result
 
 
 def render_grid(images: NDArray[np.uint8], columns: int | None = None, scale: int | None = None) -> Image.Image:
@@ -82,13 +78,11 @@ def render_completion(
     if kept.shape not in ((height, width, 1), original.shape):
         raise DataError(f"the kept part must be {list(original.shape)} like the original, found {list(kept.shape)}")
     scale = choose_scale(scale, max((count + 2 + len(framed)) * width, height))
-
     hidden = _repeat_pixels(~np.broadcast_to(kept, original.shape), scale)
     given = _repeat_pixels(original, scale).copy()
     given[..., 3:][hidden[..., 3:]] = 255
     hidden, given = hidden[..., :3], flatten(given)
     shown = np.where(hidden, _checker(given, HIDDEN_TONES), given)
-
     pictures = [_enlarge(image, scale) for image in (*framed, *completions, original)]
     pictures.insert(len(framed), to_picture(shown))
     captions = [*("picture" for _ in framed), "given", *(str(number) for number in range(1, count + 1)), "original"]

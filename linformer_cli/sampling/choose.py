@@ -33,10 +33,8 @@ class Filters:
         if not 0 <= self.guidance <= LARGEST_GUIDANCE:
             raise UsageError(f"--guidance must be from 0 to {LARGEST_GUIDANCE}, found {self.guidance}")
         if not 0 < self.temperature < float("inf"):
-            raise UsageError(
-                f"--temperature must be above 0 and finite, found {self.temperature}; to draw only the likeliest "
-                "value, use --top-k 1"
-            )
+            hint = "to draw only the likeliest value, use --top-k 1"
+            raise UsageError(f"--temperature must be above 0 and finite, found {self.temperature}; {hint}")
         if self.top_k is not None and self.top_k < 1:
             raise UsageError(f"--top-k must be at least 1, found {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:

@@ -116,10 +116,8 @@ def _read_transcripts(path: Path) -> list[tuple[str, str, tuple[str, ...]]]:
         with open(path, newline="", encoding="utf-8-sig") as opened:
             rows = list(csv.reader(opened, delimiter="\t", quoting=csv.QUOTE_NONE))
     except OSError as error:
-        raise DataError(
-            f"cannot read '{path}' ({(error.strerror or str(error)).lower()}); write a line per recording: file, "
-            "speaker, symbols, separated by tabs"
-        ) from None
+        hint = "write a line per recording: file, speaker, symbols, separated by tabs"
+        raise DataError(f"cannot read '{path}' ({(error.strerror or str(error)).lower()}); {hint}") from None
     except (ValueError, csv.Error) as error:
         raise DataError(f"'{path}' is not a table in UTF-8 ({error}); save it as text") from None
     found = []
@@ -127,9 +125,8 @@ def _read_transcripts(path: Path) -> list[tuple[str, str, tuple[str, ...]]]:
         if not row or (number == 1 and [cell.strip().lower() for cell in row] == _HEADER):
             continue
         if len(row) != len(_HEADER):
-            raise DataError(
-                f"'{path}', line {number}: needs file, speaker and symbols separated by tabs, found {len(row)} parts"
-            )
+            why = f"needs file, speaker and symbols separated by tabs, found {len(row)} parts"
+            raise DataError(f"'{path}', line {number}: {why}")
         file, speaker, symbols = row[0].strip(), row[1].strip(), tuple(row[2].split())
         if not file or not speaker or not symbols:
             missing = "file" if not file else "speaker" if not speaker else "transcript"
@@ -156,8 +153,6 @@ def _read_waves(files: Sequence[Path]) -> tuple[list[Wave], int, tuple[str, ...]
 
 def _check(corpus: Corpus, folder: Path) -> Corpus:
     if len(corpus.speakers) < _FEWEST_SPEAKERS:
-        raise DataError(
-            f"'{folder}' has {len(corpus.speakers)} speakers; validation needs speakers that training leaves out, so "
-            f"give recordings of at least {_FEWEST_SPEAKERS}"
-        )
+        hint = f"validation needs speakers that training leaves out, so give recordings of at least {_FEWEST_SPEAKERS}"
+        raise DataError(f"'{folder}' has {len(corpus.speakers)} speakers; {hint}")
     return corpus

@@ -61,14 +61,11 @@ def read_wave(path: Path, rate: int | None = None) -> Wave:
         raise _unreadable(path, error) from None
     for told, found in re.findall(r": (\d+) \(should be (\d+)\)", remarks):
         if int(found) < int(told) < _UNKNOWN_SIZE:
-            raise DataError(
-                f"'{path}' is cut short: its header says {int(told):,} bytes, found {int(found):,}; copy it again or "
-                "leave it out"
-            )
+            hint = "copy it again or leave it out"
+            raise DataError(f"'{path}' is cut short: its header says {int(told):,} bytes, found {int(found):,}; {hint}")
     if not LOWEST_RATE <= file_rate <= HIGHEST_RATE:
-        raise DataError(
-            f"'{path}' has {file_rate:,} samples per second; lintx reads {LOWEST_RATE:,} to {HIGHEST_RATE:,}"
-        )
+        hint = f"lintx reads {LOWEST_RATE:,} to {HIGHEST_RATE:,}"
+        raise DataError(f"'{path}' has {file_rate:,} samples per second; {hint}")
     samples = torch.from_numpy(data).mean(dim=1)
     if not len(samples):
         raise DataError(f"'{path}' has no samples; record it again or leave it out")

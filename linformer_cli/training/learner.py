@@ -182,10 +182,8 @@ class _Loss(nn.Module):
 def share_batch(team: Team, batch: int) -> range:
     """Return this process's share of every batch. Raises `UsageError` if a process would have no images."""
     if team.count > batch:
-        raise UsageError(
-            f"a batch of {batch} images cannot be divided among {team.count} processes; start fewer processes, or a "
-            "run with a larger --batch"
-        )
+        hint = "start fewer processes, or a run with a larger --batch"
+        raise UsageError(f"a batch of {batch} images cannot be divided among {team.count} processes; {hint}")
     return team.share(batch)
 
 

@@ -110,9 +110,7 @@ def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
     if name is not None:
         return read_checkpoint(name)
     table = None if file is None else read_tables(file).get(_INIT_FROM)
-    if table is None:
-        return None
-    return reopen_checkpoint(parse_config(Origin, table, _INIT_FROM))
+    return None if table is None else reopen_checkpoint(parse_config(Origin, table, _INIT_FROM))
 
 
 def find_teachers(names: Sequence[str], file: Path | None) -> list[Checkpoint]:

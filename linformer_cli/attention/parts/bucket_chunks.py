@@ -41,7 +41,6 @@ def sort_by_bucket(
     place, offsets = (torch.arange(count, device=device) for count in (new, window))
     gap = window * gaps.gather(-1, sorted_bucket)
     positions, nowhere = order + known, known + new
-
     if rings is None:
         ring = bucket.new_full((rounds, rows_of, buckets, window), EMPTY)
         used, at = new, place.expand_as(gap)
@@ -64,7 +63,6 @@ def sort_by_bucket(
         key_codes.scatter_(-1, ring_rows, ring_codes)
         key_codes[..., nowhere] = -window - 1
     slots = torch.empty_like(order).scatter_(-1, order, at)
-
     # The new ring holds the last `window` entries of the old ring and the new positions together.
     index = counts.unsqueeze(-1) + offsets
     newer = positions.gather(-1, (starts.unsqueeze(-1) + index - window).clamp(0, new - 1).flatten(2))
@@ -95,7 +93,6 @@ def attend_in_buckets(
     )
     below = torch.ones(window, window, dtype=torch.bool, device=queries.device).tril(-1)
     hidden = _find_hidden(layout, below)
-
     own, before = (chunk_queries @ part.transpose(1, 2) for part in (chunk_keys[1:], chunk_keys[:-1]))
     scores = torch.where(below, own, before).masked_fill(hidden, -math.inf)
     first = size * torch.arange(rounds * rows_of, device=rows.device)

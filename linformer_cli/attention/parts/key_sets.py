@@ -24,9 +24,7 @@ _GATHERED = 32  # how many times the keys of a sequence may be gathered at once
 
 def run_within(limit: int, scores: int, run: Callable[..., Tensor], *x: Tensor) -> Tensor:
     """run(*x) of `scores` scores. Above `limit`, only `x` is saved, as by `torch.utils.checkpoint`, a slow import."""
-    if scores <= limit or not torch.is_grad_enabled():
-        return run(*x)
-    return _Recomputed.apply(run, *x)
+    return run(*x) if scores <= limit or not torch.is_grad_enabled() else _Recomputed.apply(run, *x)
 
 
 class _Recomputed(torch.autograd.Function):

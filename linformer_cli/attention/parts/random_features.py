@@ -209,14 +209,12 @@ def attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: tuple[Tensor, 
     """
     length = a.shape[1]
     a, b, values = (cut_chunks(x, PAIRWISE_CHUNK) for x in (a, b, values))
-
     first = torch.full_like(b[:, 0, 0], -math.inf) if before is None else before[1]
     maxima = torch.cat([first.unsqueeze(1), b.detach().amax(dim=2)], dim=1).cummax(dim=1).values
     starts, ends = maxima[:, :-1], maxima[:, 1:]
     parts = (b - ends.unsqueeze(2)).exp().transpose(-1, -2) @ values
     carried = torch.zeros_like(parts[:, 0]) if before is None else before[0]
     states = scan_with_decay(parts, (starts - ends).exp().unsqueeze(-1), carried)
-
     later = torch.ones(PAIRWISE_CHUNK, PAIRWISE_CHUNK, dtype=torch.bool, device=a.device).triu(1)
     pairs = (a.unsqueeze(3) + b.unsqueeze(2)).logsumexp(dim=-1).masked_fill(later, -math.inf)
     earlier = a + starts.unsqueeze(2)
