@@ -84,10 +84,7 @@ def test_a_run_depends_only_on_its_settings(corpus: Corpus) -> None:
 def test_lengths_have_times_and_memory_for_equally_many_frames(corpus: Corpus) -> None:
     report = run(corpus, ["softmax", "linear"], seeds=1, epochs=1, lengths=(60, 800))
     assert [(row.name, row.positions, row.batch) for row in report.lengths] == [
-        ("softmax", 60, 13),
-        ("softmax", 800, 1),
-        ("linear", 60, 13),
-        ("linear", 800, 1),
+        (name, *size) for name in ("softmax", "linear") for size in ((60, 13), (800, 1))
     ]
     for row in report.lengths:
         assert row.left_out is None and len(row.samples_seconds) == 5 and row.peak_memory_bytes is not None

@@ -10,6 +10,7 @@ import pytest
 import soundfile
 import torch
 from cli.conftest import NoCapture, run_main
+from loops import loop_over
 from PIL import Image
 
 from linformer_cli.speech.ctc_task import CtcTask
@@ -126,23 +127,13 @@ def test_an_encoder_is_chosen_by_its_mechanism_or_by_its_name(lintx, trained, tm
         assert outcome.code == 1 and f"no trained encoder '{name}'" in outcome.stderr
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--data", "fsdd"),
-        ("--data-dir", "data"),
-        ("--budget", "1m"),
-        ("--preset", "small"),
-        ("--seeds", 3),
-        ("--epochs", 2),
-        ("--strings", 9),
-        ("--lengths", "none"),
-        ("--device", "cpu"),
-        ("--format", "csv"),
-    ],
-)
-def test_options_of_measuring_are_refused_for_transcribing(lintx, tmp_path, option, value):
-    outcome = lintx("bench", "speech", "--transcribe", "missing.wav", "--out", tmp_path, option, value)
+MEASURING = "--data=fsdd --data-dir=data --budget=1m --preset=small --seeds=3 --epochs=2 --strings=9 --lengths=none"
+
+
+@loop_over("given", [*MEASURING.split(), "--device=cpu", "--format=csv"])
+def test_options_of_measuring_are_refused_for_transcribing(lintx, tmp_path, given):
+    outcome = lintx("bench", "speech", "--transcribe", "missing.wav", "--out", tmp_path, given)
+    option = given.partition("=")[0]
     assert outcome.code == 2
     (line,) = outcome.stderr.splitlines()
     assert line.startswith(f"Error: {option} is for measuring, and --transcribe measures nothing; drop {option}")
