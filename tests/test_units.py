@@ -19,23 +19,11 @@ from linformer_cli.units import (
 @loop_over(
     "seconds, expected",
     [
-        (0, "0 s"),
-        (-3, "0 s"),
-        (0.0123, "12.3 ms"),
-        (0.04, "40 ms"),
-        (0.1, "0.1 s"),
-        (0.44, "0.4 s"),
-        (9.94, "9.9 s"),
-        (9.96, "10 s"),
-        (45.4, "45 s"),
-        (59.6, "1 min 0 s"),
-        (723, "12 min 3 s"),
-        (3599.6, "1 h 0 min"),
-        (3840, "1 h 4 min"),
-        (86370, "1 d 0 h"),
-        (183600, "2 d 3 h"),
-        (math.nan, "unknown"),
-        (math.inf, "unknown"),
+        *((0, "0 s"), (-3, "0 s"), (math.nan, "unknown"), (math.inf, "unknown")),
+        *((0.0123, "12.3 ms"), (0.04, "40 ms")),
+        *((0.1, "0.1 s"), (0.44, "0.4 s"), (9.94, "9.9 s"), (9.96, "10 s"), (45.4, "45 s")),
+        *((59.6, "1 min 0 s"), (723, "12 min 3 s")),
+        *((3599.6, "1 h 0 min"), (3840, "1 h 4 min"), (86370, "1 d 0 h"), (183600, "2 d 3 h")),
     ],
 )
 def test_durations_are_written_with_suitable_units(seconds, expected):
@@ -45,15 +33,9 @@ def test_durations_are_written_with_suitable_units(seconds, expected):
 @loop_over(
     "count, expected",
     [
-        (0, "0 B"),
-        (512, "512 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (270336, "264 KiB"),
-        (1.5 * 2**20, "1.5 MiB"),
-        (2**20 - 1, "1 MiB"),
-        (3.14159 * 2**30, "3.14 GiB"),
-        (2**63, "8192 PiB"),
+        *((0, "0 B"), (512, "512 B"), (1023, "1023 B")),
+        *((1024, "1 KiB"), (270336, "264 KiB"), (2**20 - 1, "1 MiB"), (1.5 * 2**20, "1.5 MiB")),
+        *((3.14159 * 2**30, "3.14 GiB"), (2**63, "8192 PiB")),
     ],
 )
 def test_bytes_are_written_with_suitable_units(count, expected):
@@ -63,15 +45,8 @@ def test_bytes_are_written_with_suitable_units(count, expected):
 @loop_over(
     "count, expected",
     [
-        (0, "0"),
-        (784, "784"),
-        (1000, "1 k"),
-        (12_345, "12.3 k"),
-        (999_949, "1 M"),
-        (6_360_000, "6.36 M"),
-        (9_996_000, "10 M"),
-        (1_200_000_000, "1.2 G"),
-        (-4200, "-4.2 k"),
+        *((0, "0"), (784, "784"), (1000, "1 k"), (12_345, "12.3 k"), (-4200, "-4.2 k")),
+        *((999_949, "1 M"), (6_360_000, "6.36 M"), (9_996_000, "10 M"), (1_200_000_000, "1.2 G")),
     ],
 )
 def test_large_counts_are_abbreviated(count, expected):

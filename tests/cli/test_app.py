@@ -14,7 +14,8 @@ from linformer_cli.__main__ import drop_impossible_sizes
 from linformer_cli.cli.app import app, main
 from linformer_cli.cli.bench import app as benchmarks
 
-COMMANDS = "train sample complete eval score check bench compare plot attentions info export demo env".split()
+COMMANDS = ["train", "sample", "complete", "eval", "score", "check", "bench", "compare"]
+COMMANDS += ["plot", "attentions", "info", "export", "demo", "env"]
 SEEDED = ["sample", "check", "bench copy", "bench approximation"]
 BENCHES = [f"bench {name}" for name in get_group(benchmarks).commands]
 ROOT = Path(__file__).parents[2]

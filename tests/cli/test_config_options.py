@@ -60,13 +60,8 @@ def test_only_given_options_are_passed_on() -> None:
 @loop_over(
     ("option", "value"),
     [
-        ("--width", "-1"),
-        ("--width", "1.5"),
-        ("--width", str(2**63)),
-        ("--width", "9" * 400),
-        ("--slope", "0"),
-        ("--slope", "1.01"),
-        ("--slope", "nan"),
+        *(("--width", value) for value in ("-1", "1.5", str(2**63), "9" * 400)),
+        *(("--slope", value) for value in ("0", "1.01", "nan")),
         ("--kind", "oval"),
     ],
 )

@@ -14,21 +14,10 @@ COLOUR = ImageShape(height=32, width=20, channels=3)
 @loop_over(
     ("text", "shape", "known"),
     [
-        ("top:0.5", GREY, 392),
-        ("top:50%", GREY, 392),
-        ("top:12.5%", GREY, 98),
-        ("top:14rows", GREY, 392),
-        ("top:1row", GREY, 28),
-        ("top:14", GREY, 392),
-        ("top:1", GREY, 28),
-        ("top:392px", GREY, 392),
-        ("top:1px", GREY, 1),
-        (" TOP:14Rows ", GREY, 392),
-        ("top:0", GREY, 0),
-        ("top:0.0", GREY, 0),
-        ("top:0%", GREY, 0),
-        ("top:783px", GREY, 783),
-        ("top:27rows", GREY, 756),
+        *((half, GREY, 392) for half in ("top:0.5", "top:50%", "top:14rows", "top:14", "top:392px", " TOP:14Rows ")),
+        *((nothing, GREY, 0) for nothing in ("top:0", "top:0.0", "top:0%")),
+        *((one_row, GREY, 28) for one_row in ("top:1row", "top:1")),
+        *(("top:12.5%", GREY, 98), ("top:1px", GREY, 1), ("top:783px", GREY, 783), ("top:27rows", GREY, 756)),
         ("top:0.3", ImageShape(height=1, width=7), 2),
         # A pixel is kept with all its channels.
         ("top:0.5", COLOUR, 960),
@@ -46,9 +35,9 @@ def test_the_first_pixels_are_kept(text: str, shape: ImageShape, known: int) -> 
 @loop_over(
     "text",
     [
-        "",
-        *"top top: :0.5 0.5 half 14rows middle:0.5 top:half top:rows top:% top:14lines top:1.5 top:101%".split(),
-        *"top:-1 top:-0.5 top:nan top:inf top:1e400px top:0.5:0.5 top:1.5rows top:0.5px".split(),
+        *("", "top", "top:", ":0.5", "0.5", "half", "14rows", "middle:0.5", "top:0.5:0.5"),
+        *("top:half", "top:rows", "top:%", "top:14lines", "top:1.5rows", "top:0.5px"),
+        *("top:1.5", "top:101%", "top:-1", "top:-0.5", "top:nan", "top:inf", "top:1e400px"),
     ],
 )
 def test_the_error_for_an_invalid_keep_gives_examples(raises_one_line, text: str) -> None:

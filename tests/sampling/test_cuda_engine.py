@@ -226,16 +226,8 @@ def test_drawing_an_image_never_waits_for_the_host(build_tiny_model, head, filte
 # `flash` has chunks of 16 positions, and the kernel of `nystrom` covers 5.
 GRAPHS = {"flash": ({"chunk": 16}, 32), "nystrom": ({"kernel": 5}, 5), "retention": ({}, 2), "none": ({}, 2)}
 FEW = ("linear", "softmax", "performer", "rfa", "gla", "deltanet", "mlstm", "rwkv7", "mesa", "mamba", "gdn2", "lstm")
-ROWS = (
-    "sparse",
-    "bigbird",
-    "longformer",
-    "logsparse",
-    "lsh",
-    "linformer",
-    "long_short",
-    "log_linear",
-)  # the numbers of the rows that they read are on the device
+# The numbers of the rows that these read are on the device.
+ROWS = ("sparse", "bigbird", "longformer", "logsparse", "lsh", "linformer", "long_short", "log_linear")
 GRAPHS |= {name: ({}, 2) for name in FEW + ROWS}
 # These read the whole cache up to a multiple of 16 rows (see the test).
 GRAPHS |= {name: ({}, 5) for name in ("softmax", "gau", "single_head", "probsparse")}

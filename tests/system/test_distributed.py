@@ -38,15 +38,8 @@ def test_a_process_has_a_rank_only_if_all_variables_of_torchrun_are_set(monkeypa
     assert process_rank() == (2 if missing in (None, "LOCAL_RANK") else 0)
 
 
-WRONG = [
-    ("WORLD_SIZE", "x"),
-    ("WORLD_SIZE", "0"),
-    ("RANK", "-1"),
-    ("RANK", "4"),
-    ("LOCAL_RANK", "1.5"),
-    ("MASTER_PORT", "65536"),
-    ("MASTER_PORT", "9" * 5000),
-]
+WRONG = [("WORLD_SIZE", "x"), ("WORLD_SIZE", "0"), ("RANK", "-1"), ("RANK", "4"), ("LOCAL_RANK", "1.5")]
+WRONG += [("MASTER_PORT", "65536"), ("MASTER_PORT", "9" * 5000)]
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
