@@ -333,6 +333,9 @@ def test_bits_are_kept_for_the_weights_that_gave_them(finished) -> None:
     training = finished.finished.info.training
     assert len(bits) == 12 and float(bits.mean()) == pytest.approx(training.validation_bits_per_dim, rel=1e-6)
     record = json.loads(finished.bits_file.read_text())
+    finished.bits_file.write_text(json.dumps(record | {"bits_per_dim": [1.0] * 12}))
+    measure_bits(finished, SETS[1], "cpu")  # not again
+    assert read_runs([finished])["linear"].tolist() == [[1.0] * 12]
     for change in ({"weights_sha256": "0"}, {"images": 11}, {"bits_per_dim": [math.nan] * 12}):
         finished.bits_file.write_text(json.dumps(record | change))
         assert read_runs([finished]) == {}
@@ -341,7 +344,8 @@ def test_bits_are_kept_for_the_weights_that_gave_them(finished) -> None:
 def test_a_group_has_those_that_differ_by_at_most_two_errors_from_its_best() -> None:
     images = torch.linspace(0, 50, 8).expand(2, 8)
     wave = torch.tensor([0.1, -0.1] * 4)
-    bits = {"worse": images + 1, "noisy": images + wave + 0.01, "best": images, "same": images + 1 + wave}
+    # Over eight images, the error of a wave is 0.038.
+    bits = {"worse": images + wave + 0.1, "noisy": images + wave + 0.06, "best": images, "same": images + 0.13}
     assert find_groups(bits) == {"best": 1, "noisy": 1, "worse": 2, "same": 2}
     seeds = torch.tensor([[-0.5], [0.6]])
     assert find_groups({"best": images, "seeds": images + seeds}) == {"best": 1, "seeds": 1}

@@ -26,10 +26,10 @@ def test_the_nearest_image_is_found_exactly() -> None:
 
 
 def test_the_picture_has_each_sample_above_its_nearest_image() -> None:
-    samples, nearest = (np.full((13, 4, 4, 1), value, np.uint8) for value in (200, 100))
+    samples, nearest = (np.full((13, 16, 16, 1), value, np.uint8) for value in (200, 100))
     picture = np.asarray(render_nearest(samples, nearest).convert("L"))
     column = [(value, len(list(same))) for value, same in itertools.groupby(picture[:, 2]) if value in (100, 200)]
-    assert column == [(200, 32), (100, 32), (200, 32), (100, 32)]
+    assert column == [(200, 48), (100, 48), (200, 48), (100, 48)]
 
 
 def draw_set(split, images) -> ImageSet:
