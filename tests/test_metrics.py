@@ -161,9 +161,7 @@ def test_a_full_disk_gives_a_one_line_error(tmp_path, monkeypatch, raises_one_li
 @pytest.mark.parametrize(
     ("runs", "labels"),
     [
-        (["runs/a"], ["a"]),
-        (["runs/a", "runs/b"], ["a", "b"]),
-        (["one/a", "two/a"], ["one/a", "two/a"]),
+        *((["runs/a"], ["a"]), (["runs/a", "runs/b"], ["a", "b"]), (["one/a", "two/a"], ["one/a", "two/a"])),
         (["one/x/a", "two/x/a", "b"], ["one/x/a", "two/x/a", "{here}/b"]),
         (["runs/a/", "runs/./b"], ["a", "b"]),
     ],

@@ -62,16 +62,9 @@ def compiled(feature_map: str, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Te
     ("length", "key_width", "value_width", "carry", "feature_map"),
     first_fast(
         [
-            (1, 16, 16, True, "elu"),
-            (63, 16, 16, False, "relu"),
-            (64, 16, 16, True, "elu"),
-            (70, 16, 32, True, "relu"),
-            (200, 32, 16, True, "elu"),
-            (200, 32, 32, False, "relu"),
-            (257, 16, 16, True, "elu"),
-            (257, 16, 16, True, "relu"),
-            (65, 64, 64, True, "elu"),
-            (65, 64, 64, True, "relu"),
+            *((1, 16, 16, True, "elu"), (63, 16, 16, False, "relu"), (64, 16, 16, True, "elu")),
+            *((70, 16, 32, True, "relu"), (200, 32, 16, True, "elu"), (200, 32, 32, False, "relu")),
+            *((*sizes, True, name) for sizes in ((257, 16, 16), (65, 64, 64)) for name in ("elu", "relu")),
         ],
         count=5,
     ),
@@ -190,12 +183,9 @@ def fresh() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("feature_map", "key_width", "value_width", "dtype", "serves"),
     [
-        ("elu", 32, 64, torch.float32, True),
-        ("relu", 16, 16, torch.bfloat16, True),
-        ("elu", 32, 32, torch.float64, False),
-        ("elu", 32, 32, torch.float16, False),
-        ("elu", 24, 32, torch.float32, False),
-        ("elu", 32, 128, torch.float32, False),
+        *(("elu", 32, 64, torch.float32, True), ("relu", 16, 16, torch.bfloat16, True)),
+        *(("elu", 32, 32, dtype, False) for dtype in (torch.float64, torch.float16)),
+        *(("elu", *widths, torch.float32, False) for widths in ((24, 32), (32, 128))),
         ("poly2", 32, 32, torch.float32, False),
     ],
 )

@@ -435,27 +435,23 @@ def test_another_model_is_refused(lintx, grey, build_checkpoint, folder, tmp_pat
     assert found.code == 2 and "--checkpoint" in found.stderr
 
 
+# Options and values that do not go with a picture, or with a model without classes, or at all.
+FOR_OTHERS = {"--data": "glyphs", "--limit": "5", "--split": "train", "--length": "16", "--class": "1", "--block": "0"}
+
+
 @loop_over(
     ("arguments", "code"),
     [
-        ((), 2),
-        (("-o", "x.lintx"), 2),
-        (("missing.png", "-o", "x.lintx"), 1),
-        (("a.png",), 2),
-        (("a.png", "--data", "glyphs", "-o", "x.lintx"), 2),
-        (("a.png", "--limit", "5", "-o", "x.lintx"), 2),
-        (("a.png", "--split", "train", "-o", "x.lintx"), 2),
+        *(((), 2), (("-o", "x.lintx"), 2), (("missing.png", "-o", "x.lintx"), 1), (("a.png",), 2)),
+        *((("a.png", option, value, "-o", "x.lintx"), 2) for option, value in FOR_OTHERS.items()),
         (("--data", "glyphs", "--tile", "-o", "x.lintx"), 2),
         (("--data", "mnist2", "-o", "x.lintx"), 2),
         (("a.png", "a.png", "-o", "x.lintx"), 2),
-        (("a.png", "--length", "16", "-o", "x.lintx"), 2),
-        (("a.png", "--class", "1", "-o", "x.lintx"), 2),
         (("empty", "-o", "x.lintx"), 2),
         (("a.png", "-o", "empty"), 1),
         (("a.png", "-o", "a.png/x.lintx"), 1),
         (("a.png", "-o", "-", "--json"), 2),
         (("-", "-", "-o", "x.lintx"), 2),
-        (("a.png", "-o", "x.lintx", "--block", "0"), 2),
     ],
 )
 def test_wrong_command_lines_give_one_line(lintx, grey, arguments, code, tmp_path, monkeypatch) -> None:

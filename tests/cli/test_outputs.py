@@ -20,17 +20,10 @@ def blocked(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        ["sample", "-n", 1, "-o"],
-        ["sample", "-n", 1, "--gif"],
-        ["sample", "-n", 1, "--files"],
+        *(["sample", "-n", 1, option] for option in ("-o", "--gif", "--files")),
         ["complete", __file__, "-o"],
-        ["bench", "sample", "--plot"],
-        ["bench", "train", "--plot"],
-        ["bench", "attention", "--plot"],
-        ["bench", "copy", "--plot"],
-        ["bench", "approximation", "--plot"],
-        ["bench", "paper", "--out"],
-        ["bench", "gpu", "--out"],
+        *(["bench", name, "--plot"] for name in ("sample", "train", "attention", "copy", "approximation")),
+        *(["bench", name, "--out"] for name in ("paper", "gpu")),
     ],
     ids=lambda command: f"{command[0]}{command[-1]}" if command[0] != "bench" else command[1],
 )

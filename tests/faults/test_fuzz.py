@@ -66,19 +66,8 @@ def test_random_options_give_a_result_or_a_one_line_error(share: float) -> None:
 
 COMMANDS = ("train", "sample", "complete", "eval", "score", "check", "bench", "attentions", "info", "export", "env", "")
 FLAGS = (
-    *(
-        "-n",
-        "-o",
-        "--checkpoint",
-        "--count",
-        "--batch",
-        "--seed",
-        "--temperature",
-        "--top-k",
-        "--top-p",
-        "--device",
-        "--json",
-    ),
+    *("-n", "-o", "--checkpoint", "--count", "--batch", "--seed", "--temperature", "--top-k", "--top-p"),
+    *("--device", "--json"),
     *("--precision", "--keep", "--fit", "--steps", "--epochs", "--max-time", "--preset", "--attention", "--resume"),
     *("--attention-option", "--config", "--split", "--data", "--limit", "--format", "--dtype", "--help", "--version"),
 )

@@ -103,9 +103,7 @@ def test_rows_are_filtered_independently() -> None:
     ("filters", "parts"),
     [
         ({"temperature": 0.0}, ("--temperature", "above 0", "found 0.0", "--top-k 1")),
-        ({"temperature": -1.0}, ("--temperature", "found -1.0")),
-        ({"temperature": math.nan}, ("--temperature", "found nan")),
-        ({"temperature": math.inf}, ("--temperature", "found inf")),
+        *(({"temperature": value}, ("--temperature", f"found {value}")) for value in (-1.0, math.nan, math.inf)),
         ({"top_k": 0}, ("--top-k", "at least 1", "found 0")),
         ({"top_k": -3}, ("--top-k", "found -3")),
         ({"top_p": 0.0}, ("--top-p", "above 0", "found 0.0")),

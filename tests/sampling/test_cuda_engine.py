@@ -103,10 +103,8 @@ def test_the_engine_continues_from_a_state_of_attend(build_tiny_model, known, ch
 @loop_over(
     "head, filters",
     [
-        ("categorical", Filters()),
-        ("categorical", Filters(top_k=3, top_p=0.8)),
-        ("mixture", Filters(temperature=0.5)),
-        ("mixture", Filters(top_k=3, top_p=0.8)),
+        *(("categorical", Filters()), ("mixture", Filters(temperature=0.5))),
+        *((head, Filters(top_k=3, top_p=0.8)) for head in ("categorical", "mixture")),
     ],
 )
 def test_images_match_those_of_the_reference_engine(build_tiny_model, head, filters) -> None:
