@@ -146,10 +146,9 @@ def reopen_checkpoint(origin: Origin) -> Checkpoint:
     """Read the checkpoint that a run recorded. Raises `CheckpointError` if its weights have changed since."""
     checkpoint = read_checkpoint(origin.checkpoint)
     if checkpoint.digest != origin.weights_sha256:
-        raise CheckpointError(
-            f"'{checkpoint.path}' no longer has the weights that the run recorded (SHA-256 "
-            f"{origin.weights_sha256[:12]}...); a new run can name others with --init-from and --distill-from"
-        )
+        recorded = f"the weights that the run recorded (SHA-256 {origin.weights_sha256[:12]}...)"
+        hint = "a new run can name others with --init-from and --distill-from"
+        raise CheckpointError(f"'{checkpoint.path}' no longer has {recorded}; {hint}")
     return checkpoint
 
 

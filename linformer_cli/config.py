@@ -83,9 +83,8 @@ class ImageShape(Config):
             raise ValueError(f"an image can have at most {LARGEST_IMAGE:,} values, found {self.positions:,}")
         if self.palette and (self.channels, self.levels) != (1, len(self.palette)):
             found = f"{self.channels} and {self.levels}"
-            raise ValueError(
-                f"a palette of {len(self.palette)} colours needs 1 channel and as many levels, found {found}"
-            )
+            palette = f"a palette of {len(self.palette)} colours"
+            raise ValueError(f"{palette} needs 1 channel and as many levels, found {found}")
         if len(set(self.palette)) < len(self.palette):
             raise ValueError("the colours of a palette must differ from each other")
 
@@ -158,10 +157,8 @@ class NetworkConfig(Config):
         if self.embedding == "paper" and self.width % 4:
             raise ValueError(f"embedding 'paper' needs a width divisible by 4, found {self.width}")
         if self.feed_forward_kind == "boom" and self.feed_forward % self.width:
-            raise ValueError(
-                f"feed_forward_kind 'boom' needs a feed_forward that is a multiple of width ({self.width}), found "
-                f"{self.feed_forward}"
-            )
+            multiple = f"a feed_forward that is a multiple of width ({self.width})"
+            raise ValueError(f"feed_forward_kind 'boom' needs {multiple}, found {self.feed_forward}")
         if self.short_convolution == 1:
             raise ValueError("short_convolution must be 0 (none) or at least 2, found 1")
 
@@ -344,9 +341,8 @@ class TrainConfig(Config):
             raise ValueError(f"set the length by steps or epochs, by max_time, or by both, found {given or 'none'}")
         # Other optimizers overflow to infinity, which the next loss shows; torch's Muon fails instead.
         if self.optimizer == "muon" and self.learning_rate * max(1, self.weight_decay) > _LARGEST_MUON_RATE:
-            raise ValueError(
-                f"learning_rate, also times weight_decay, must be at most {_LARGEST_MUON_RATE:g} with optimizer 'muon'"
-            )
+            bound = f"at most {_LARGEST_MUON_RATE:g} with optimizer 'muon'"
+            raise ValueError(f"learning_rate, also times weight_decay, must be {bound}")
 
 
 class Origin(Config):
@@ -371,9 +367,8 @@ class RunConfig(Config):
     def check(self) -> None:
         side = min(self.model.image.height, self.model.image.width)
         if self.train.shift >= side:
-            raise ValueError(
-                f"train.shift must be less than an image's shorter side ({side} pixels), found {self.train.shift}"
-            )
+            bound = f"less than an image's shorter side ({side} pixels)"
+            raise ValueError(f"train.shift must be {bound}, found {self.train.shift}")
         if self.train.flip and holds_bytes(self.data.name):
             raise ValueError("train.flip mirrors images, and the data are bytes; drop it")
         if self.train.hide_class and not self.model.optional_class:

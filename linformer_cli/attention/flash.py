@@ -137,10 +137,8 @@ class FlashAttention(GatedAttention[FlashOptions, FlashState]):
 
     def emit(self, inputs: MixInputs) -> None:
         builder, chunk, (_, K, V) = inputs.builder, self.options.chunk, inputs.sizes
-        scaled = (
-            *((self.query, self.score_scale), (self.key, 1.0)),
-            *((self.linear_query, self.linear_scale), (self.linear_key, 1.0)),
-        )
+        scaled = [(self.query, self.score_scale), (self.key, 1.0)]
+        scaled += [(self.linear_query, self.linear_scale), (self.linear_key, 1.0)]
         inputs.emit(
             "flash",
             **add_cache(inputs, chunk),

@@ -68,10 +68,9 @@ class LongformerAttention(SpanAttention[LongformerOptions]):
         dilations = options.dilations(shape.heads)
         reach = (options.window - 1) * max(dilations)
         if reach >= LARGEST_IMAGE:
-            raise UsageError(
-                f"a window of {options.window:,} with dilation {max(dilations):,} reaches {reach:,} positions back; "
-                f"an image has at most {LARGEST_IMAGE:,} values"
-            )
+            window = f"a window of {options.window:,} with dilation {max(dilations):,}"
+            most = f"an image has at most {LARGEST_IMAGE:,} values"
+            raise UsageError(f"{window} reaches {reach:,} positions back; {most}")
         super().__init__(options, shape, max(options.window - 1, FEWEST_QUERIES))
         # A window of one position needs no dilation. No dilation needs to exceed the number of positions in an image.
         self.dilations = tuple(min(dilation, shape.positions) if options.window > 1 else 1 for dilation in dilations)

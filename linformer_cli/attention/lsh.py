@@ -203,10 +203,8 @@ def attend_sorted_chunks(
         itself = (own.unsqueeze(-1) == seen.unsqueeze(-2)) & (lengths > 1).view(-1, 1, 1, 1)
         mask = unused.unsqueeze(-2) | itself
         first = torch.arange(count, device=q.device).view(-1, 1, 1) * length
-    queries, keys, values = (
-        x.flatten(0, 1).index_select(0, (rows + first).flatten()).unflatten(0, rows.shape)
-        for x, rows in ((q, own), (k, seen), (v, seen))
-    )
+    pairs = ((q.flatten(0, 1), own + first), (k.flatten(0, 1), seen + first), (v.flatten(0, 1), seen + first))
+    queries, keys, values = (x.index_select(0, rows.flatten()).unflatten(0, rows.shape) for x, rows in pairs)
     part = weigh(queries, keys, values, mask).flatten(2, 3)
     part = part.gather(2, slots.unsqueeze(-1).expand(-1, -1, -1, part.shape[-1]))
     return torch.stack([join([x]) for x in part]).mean(dim=0) if average else join(part.unbind())

@@ -55,9 +55,8 @@ class Rwkv7Attention(DeltaAttention[Rwkv7Options]):
 
         The first also decays s, and reads the decayed s, so it reads with kappa / w, where w is at least 0.545.
         """
-        decay_bias, rate_bias, removal, replacement = (
-            x.to(v.dtype).unsqueeze(-2) for x in (self.decay_bias, self.rate_bias, self.removal, self.replacement)
-        )
+        learned = (self.decay_bias, self.rate_bias, self.removal, self.replacement)
+        decay_bias, rate_bias, removal, replacement = (x.to(v.dtype).unsqueeze(-2) for x in learned)
         log_w = -_FASTEST * (gates["decay"] + decay_bias).sigmoid()
         rate = (gates["rate"] + rate_bias).sigmoid()
         kappa = directions(k * removal)

@@ -191,10 +191,8 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
                 raise PassFailed(str(error)) from None
             if memory.seconds * self._count_passes() <= limit:
                 return memory
-        raise PassFailed(
-            f"one pass took {format_duration(memory.seconds)}, too long for {self._count_passes()} passes within "
-            f"{format_duration(limit)}"
-        )
+        most = f"{self._count_passes()} passes within {format_duration(limit)}"
+        raise PassFailed(f"one pass took {format_duration(memory.seconds)}, too long for {most}")
 
     def _count_passes(self) -> int:
         return self.repeats + _EXTRA_PASSES

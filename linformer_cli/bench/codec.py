@@ -172,10 +172,8 @@ class _OwnFormat:
 
 def list_formats() -> list[Format]:
     """List the formats of other programs that are available here."""
-    formats = [
-        _picture_format("PNG, optimised", "PNG", optimize=True),
-        _picture_format("WebP, lossless", "WEBP", lossless=True, quality=100, method=6, exact=True),
-    ]
+    webp = _picture_format("WebP, lossless", "WEBP", lossless=True, quality=100, method=6, exact=True)
+    formats = [_picture_format("PNG, optimised", "PNG", optimize=True), webp]
     if importlib.util.find_spec("pillow_jxl") is not None:
         importlib.import_module("pillow_jxl")
         formats.append(_picture_format("JPEG XL, lossless", "JXL", lossless=True, effort=9))

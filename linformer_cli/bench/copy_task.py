@@ -52,10 +52,8 @@ class CopySettings:
         if self.length < SHORTEST_LENGTH:
             raise UsageError(f"the copy task needs sequences of length at least {SHORTEST_LENGTH}, found {self.length}")
         if self.width % self.heads or self.width < 2 * self.heads:
-            raise UsageError(
-                f"the width of the models must be a multiple of {self.heads}, at least {2 * self.heads}, found "
-                f"{self.width}"
-            )
+            wanted = f"a multiple of {self.heads}, at least {2 * self.heads}"
+            raise UsageError(f"the width of the models must be {wanted}, found {self.width}")
 
     @property
     def title(self) -> str:

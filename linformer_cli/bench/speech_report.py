@@ -165,9 +165,8 @@ _LENGTH_COLUMNS = list_columns(
     "name positions batch seconds_per_epoch seconds_per_epoch_quartiles times_softmax peak_memory_bytes left_out",
     {"name": _ENCODER, "positions": Shown("frames", ",", names=True)},
 )
-_SEED_COLUMNS = list_columns(
-    SeedResult, "seed held_out error_rate beam_error_rate substitutions deletions insertions validation_symbols"
-)
+_COUNTS = "substitutions deletions insertions validation_symbols"
+_SEED_COLUMNS = list_columns(SeedResult, f"seed held_out error_rate beam_error_rate {_COUNTS}")
 _CSV_COLUMNS = (
     *list_columns(SpeechRow, "title name attention device"),
     *(Column("seed"), Column("speakers")),

@@ -178,9 +178,8 @@ def train(
     ]
     models = build_models(variants, networks, place, "fp32")
     settings = TrainingSettings(batch, list(dict.fromkeys(pairs)), repeats, limit, trained)
-    run_and_show(
-        style, json, lambda stop: run_training_bench(models, settings, build_bench(place, stop)), {"plot": plot}
-    )
+    plots = {"plot": plot}
+    run_and_show(style, json, lambda stop: run_training_bench(models, settings, build_bench(place, stop)), plots)
 
 
 @with_fields

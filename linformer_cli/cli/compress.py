@@ -109,9 +109,8 @@ def compress(asked: CompressOptions) -> None:
         # This takes a while, and Ctrl-C must not hide that the file was written.
         result["rivals"] = _measure_baselines(source) if is_bytes else None
     if result["rivals"]:
-        sizes = (
-            f"{name} {'not installed' if size is None else f'{size:,}'}" for name, size in result["rivals"].items()
-        )
+        rivals = result["rivals"].items()
+        sizes = (f"{name} {'not installed' if size is None else f'{size:,}'}" for name, size in rivals)
         info(f"for comparison, of {packed.values:,} bytes: {', '.join(sizes)}")
     if asked.json:
         print_json(result)

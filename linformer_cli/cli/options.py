@@ -64,10 +64,8 @@ Variants = Annotated[str | None, typer.Option("--attention", help=f"{_VARIANTS}D
 BATCHES = "Batch sizes."
 ROW_LIMIT = "Time limit for all repeats of one row."
 PRESET_VARIANTS = "linear,softmax"  # the default mechanisms for measurements of presets
-BenchVariants = Annotated[
-    str | None,
-    typer.Option("--attention", help=f"{_VARIANTS}Default with --preset: {PRESET_VARIANTS}.", metavar="LIST"),
-]
+_BENCH_VARIANTS = f"{_VARIANTS}Default with --preset: {PRESET_VARIANTS}."
+BenchVariants = Annotated[str | None, typer.Option("--attention", help=_BENCH_VARIANTS, metavar="LIST")]
 Repeats = Annotated[int, typer.Option("--repeats", min=1, max=LARGEST_COUNT, help="Timed repeats.")]
 Runs = Annotated[
     list[str] | None,
@@ -93,14 +91,10 @@ Quiet = Annotated[bool, _more("--quiet", "-q", help="Print only errors and warni
 Json = Annotated[bool, _more("--json", help="Print JSON.")]
 ModelData = Annotated[str | None, typer.Option("--data", help="Data set. Default: the model's own.", metavar="NAME")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N images.")]
-DataDir = Annotated[
-    str | None,
-    _more("--data-dir", help="Folder of data sets. Default: $LINTX_DATA, or the user's cache.", metavar="DIR"),
-]
-WindowLength = Annotated[
-    int | None,
-    typer.Option("--length", min=2, max=LARGEST_SIZE, help="Bytes in a window, for bytes:PATH. Default: 1024."),
-]
+_DATA_DIR = "Folder of data sets. Default: $LINTX_DATA, or the user's cache."
+DataDir = Annotated[str | None, _more("--data-dir", help=_DATA_DIR, metavar="DIR")]
+_LENGTH = "Bytes in a window, for bytes:PATH. Default: 1024."
+WindowLength = Annotated[int | None, typer.Option("--length", min=2, max=LARGEST_SIZE, help=_LENGTH)]
 EvaluatedLength = Annotated[
     int | None,
     typer.Option(
@@ -123,9 +117,8 @@ ClassGuidance = Annotated[
 ]
 Temperature = Annotated[float, _filter("--temperature", help="Divide log probabilities by X. Applied first.")]
 TopK = Annotated[int | None, _filter("--top-k", help="Keep the N likeliest values. Applied second.")]
-TopP = Annotated[
-    float | None, _filter("--top-p", help="Keep the likeliest values that reach probability X. Applied third.")
-]
+_TOP_P = "Keep the likeliest values that reach probability X. Applied third."
+TopP = Annotated[float | None, _filter("--top-p", help=_TOP_P)]
 
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}
 

@@ -216,10 +216,8 @@ def _write_pictures(asked: SampleOptions, images: "NDArray[np.uint8]", row: int 
     from linformer_cli.report.grids import frame_rows, hide_rows, render_grid
 
     write_png(str(asked.out), render_grid(images, row, asked.scale), record)
-    height = images.shape[1]
-    write_gif(
-        asked.gif, lambda shown: render_grid(hide_rows(images, shown), row, asked.scale), frame_rows(height), record
-    )
+    frames = frame_rows(images.shape[1])
+    write_gif(asked.gif, lambda shown: render_grid(hide_rows(images, shown), row, asked.scale), frames, record)
     if asked.preview:
         show_preview(images)
 

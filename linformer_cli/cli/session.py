@@ -117,9 +117,8 @@ class Session:
         chosen = [names.get(part, parse_count(part, classes - 1)) for part in parts]
         if None in chosen:
             known = f" or names ({shorten(', '.join(names))})" if names else ""
-            raise UsageError(
-                f"--class takes 'all' or classes from 0 to {classes - 1}{known} separated by commas, found '{wanted}'"
-            )
+            listed = f"classes from 0 to {classes - 1}{known} separated by commas"
+            raise UsageError(f"--class takes 'all' or {listed}, found '{wanted}'")
         return [number for number in chosen if number is not None]
 
     def choose_class(self, wanted: str | None, items: str) -> int | None:

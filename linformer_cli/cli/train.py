@@ -204,10 +204,8 @@ def _explain_choice(settings: "Settings", count: int) -> None:
         lengths.append(format_duration(train.max_time))
     classes = f", classes hidden for {train.hide_class:g} (--no-classes: none)" if settings.data.labels else ""
     patience = f"; ends after {train.patience} validations in a row without a better one (--patience)"
-    info(
-        f"chosen: --preset {settings.preset}, --batch {train.batch}, at most {' or '.join(lengths)}"
-        f"{patience if train.patience else ''}{classes}"
-    )
+    limits = f"at most {' or '.join(lengths)}{patience if train.patience else ''}"
+    info(f"chosen: --preset {settings.preset}, --batch {train.batch}, {limits}{classes}")
     if count < FEW_PICTURES:
         hint = "compare samples with training images by lintx sample --nearest"
         info(f"{count_words(count, 'training image')}: expect rough shapes and, if trained for longer, copies; {hint}")
@@ -241,10 +239,8 @@ def _build_trainer(
         teachers = " and ".join(teacher.checkpoint for teacher in settings.distill_from)
         info(f"learning from {teachers}: their predictions have weight {settings.train.distill_share:g} in the loss")
     if settings.model.optional_class:
-        info(
-            f"{settings.model.classes} classes, hidden for {settings.train.hide_class:.3g} of the training images: "
-            "validation measures bits/dim without a class"
-        )
+        hidden = f"hidden for {settings.train.hide_class:.3g} of the training images"
+        info(f"{settings.model.classes} classes, {hidden}: validation measures bits/dim without a class")
     elif settings.model.classes:
         hint = f"add {settings.model.class_bits_per_dim:.4f} to compare with an unconditional model"
         info(f"conditioned on {settings.model.classes} classes: bits/dim assume that the class is known; {hint}")

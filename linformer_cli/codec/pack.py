@@ -171,10 +171,8 @@ class PackedFile:
         """Raise `DataError` unless `program`, the SHA-256 of the program of model `name`, wrote the file."""
         if program != self.header.program:
             wrote = f" ('{self.header.checkpoint}')" if self.header.checkpoint else ""
-            raise DataError(
-                f"it was written with another model{wrote}: its program has the SHA-256 "
-                f"{self.header.program.hex()[:16]}..., that of '{name}' {program.hex()[:16]}..."
-            )
+            hashes = f"{self.header.program.hex()[:16]}..., that of '{name}' {program.hex()[:16]}..."
+            raise DataError(f"it was written with another model{wrote}: its program has the SHA-256 {hashes}")
 
     def read_blocks(self, coder: Coder, batch: int, report: Progress) -> Iterator[Restored]:
         """Decode blocks in order, about `batch` sequences at once. A damaged one is lost alone."""

@@ -58,10 +58,8 @@ def arrange_images(array: NDArray[Any], path: Path) -> NDArray[Any]:
     if array.ndim == 4 and array.shape[3] not in _CHANNELS and array.shape[1] in _CHANNELS and min(array.shape[2:]) > 4:
         array = np.moveaxis(array, 1, 3)
     if array.ndim != 4 or array.shape[3] not in _CHANNELS:
-        raise DataError(
-            f"{path}: images must be [N, H, W] or [N, H, W, C] with 1, 3 or 4 channels, found {list(array.shape)}; "
-            f"{_suggest(array.shape, path)}"
-        )
+        found = f"found {list(array.shape)}; {_suggest(array.shape, path)}"
+        raise DataError(f"{path}: images must be [N, H, W] or [N, H, W, C] with 1, 3 or 4 channels, {found}")
     if array.size == 0:
         raise DataError(f"{path}: found no images (shape {list(array.shape)}); save at least one")
     return array.astype(np.uint8) * np.uint8(255) if array.dtype == np.bool_ else array

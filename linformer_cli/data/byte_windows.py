@@ -92,10 +92,8 @@ def load_byte_windows(path: Path, splits: Sequence[Split], length: int) -> tuple
         windows = ByteWindows(files, np.concatenate([*starts, np.empty(0, np.int64)]).astype(np.int64), length)
         if not len(windows):
             most = max((len(part) for part in stretches[split]), default=0)
-            raise DataError(
-                f"{path} has {files.count:,} bytes, so the longest stretch for '{split}' has {most:,}, less than a "
-                f"window of {length:,}; give more bytes or a smaller --length"
-            )
+            less = f"has {most:,}, less than a window of {length:,}; give more bytes or a smaller --length"
+            raise DataError(f"{path} has {files.count:,} bytes, so the longest stretch for '{split}' {less}")
         found.append(windows)
     return found, files.skipped
 

@@ -138,9 +138,8 @@ def _build(home: Path, folder: Path, listing: Listing, wanted: DataConfig, look:
     tile = wanted.tile if look is None else look.tile
     survey, items, skipped, notes = _survey(folder, listing, tile)
     if not items:
-        reason = (
-            f"{count_words(len(skipped), 'broken file')}; {skipped[0]}" if skipped else f"{notes[0]}; change --tile"
-        )
+        broken = count_words(len(skipped), "broken file")
+        reason = f"{broken}; {skipped[0]}" if skipped else f"{notes[0]}; change --tile"
         raise DataError(f"{folder} has no readable image, and {reason}")
     different = len({item.digest for item in items}) + len(skipped)
     if different < len(SPLITS):

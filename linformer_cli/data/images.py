@@ -265,10 +265,8 @@ def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[A
         return images, None
     labels = open_array(labels_path)
     if labels.ndim != 1 or len(labels) != len(images) or not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(
-            f"{labels_path}: labels must be {len(images)} integers, one per image, found {labels.dtype} "
-            f"{list(labels.shape)}; fix or remove the file"
-        )
+        found = f"found {labels.dtype} {list(labels.shape)}; fix or remove the file"
+        raise DataError(f"{labels_path}: labels must be {len(images)} integers, one per image, {found}")
     if labels.max() > np.iinfo(np.int64).max:
         raise DataError(f"{labels_path}: labels must be less than 2^63, found {labels.max()}; fix or remove the file")
     return images, labels.astype(np.int64)

@@ -73,10 +73,8 @@ def _read_labels(folder: Path, pictures: Sequence[str]) -> tuple[dict[str, str],
     labels = max(({by_name[a]: b for a, b in pairs if a in by_name and b} for pairs in columns), key=len)
     if len(labels) < len(pictures):
         missing = next(name for name in pictures if name not in labels)
-        return {}, [
-            f"{LABELS} is ignored: its lines 'file,label' name {len(labels):,} of {len(pictures):,} pictures, and not, "
-            f"for example, {missing}"
-        ]
+        named = f"{len(labels):,} of {len(pictures):,} pictures, and not, for example, {missing}"
+        return {}, [f"{LABELS} is ignored: its lines 'file,label' name {named}"]
     return labels, []
 
 

@@ -70,9 +70,8 @@ def load_torchvision_set(
     # torchvision reads files with assertions, views and unpickling, so a damaged file may raise any exception.
     except Exception as error:
         if not (isinstance(error, RuntimeError) and "not found" in str(error)):
-            raise DataError(
-                f"the {name} files in {root} ({origin}) are damaged ({_last_line(error)}); delete them and run again"
-            ) from error
+            damaged = f"are damaged ({_last_line(error)}); delete them and run again"
+            raise DataError(f"the {name} files in {root} ({origin}) {damaged}") from error
         data = _download(name, build, train, root, origin)
     if fault := _find_changed(name, train, root):
         raise DataError(f"{fault} ({origin}) is damaged or is not {name}: its SHA-256 is wrong; delete it and retry")
@@ -96,10 +95,8 @@ def _as_arrays(name: str, data: Any, root: Path) -> tuple[NDArray[np.uint8], NDA
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or images.dtype != np.uint8 or images.size == 0 or labels.shape != images.shape[:1]:
-        raise DataError(
-            f"the {name} files in {root} are damaged (images {list(images.shape)} of {images.dtype}, labels "
-            f"{list(labels.shape)}); delete them and run again"
-        )
+        found = f"images {list(images.shape)} of {images.dtype}, labels {list(labels.shape)}"
+        raise DataError(f"the {name} files in {root} are damaged ({found}); delete them and run again")
     return images, labels
 
 

@@ -104,10 +104,7 @@ def _load_digits(data_dir: str | None) -> Corpus:
 def _load_folder(folder: Path) -> Corpus:
     lines = _read_transcripts(folder / TRANSCRIPTS)
     waves, rate, notes = _read_waves([folder / file for file, _, _ in lines])
-    recordings = [
-        Recording(file, speaker, symbols, wave.samples)
-        for (file, speaker, symbols), wave in zip(lines, waves, strict=True)
-    ]
+    recordings = [Recording(*line, wave.samples) for line, wave in zip(lines, waves, strict=True)]
     return _check(Corpus(f"{folder.resolve().name}; not WSJ", rate, tuple(recordings), False, notes), folder)
 
 

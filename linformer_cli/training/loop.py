@@ -130,9 +130,8 @@ class Trainer(Learner[AnyTask]):
             if is_out_of_memory(error):
                 raise
             reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
-            raise CheckpointError(
-                f"the training state in '{checkpoint.path}' does not fit its weights or this version of lintx: {reason}"
-            ) from None
+            problem = f"does not fit its weights or this version of lintx: {reason}"
+            raise CheckpointError(f"the training state in '{checkpoint.path}' {problem}") from None
         self._saved = self.progress.marks
         if self.team.leads:
             cut_metrics(folder.metrics_file, self.progress.step, validated=self.progress.is_validated)
@@ -230,9 +229,8 @@ class Trainer(Learner[AnyTask]):
         if bits is None:
             return
         if not math.isfinite(bits.bits_per_dim):
-            raise self._diverged(
-                f"the validation {self.task.words.bits} are NaN or infinite at step {self.progress.step}"
-            )
+            place = f"at step {self.progress.step}"
+            raise self._diverged(f"the validation {self.task.words.bits} are NaN or infinite {place}")
         best = self.progress.best_bits_per_dim
         is_best = best is None or bits.bits_per_dim < best
         self.progress = replace(

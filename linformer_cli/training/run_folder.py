@@ -164,10 +164,8 @@ class RunFolder:
             document = tomli_w.dumps(config.model_dump(exclude_none=True)).encode()
         except UnicodeEncodeError as error:
             line = ascii(error.object[: error.end].splitlines()[-1])
-            raise UsageError(
-                f"a name in the settings is not UTF-8 and cannot be written to {self.config_file.name}: {line}; rename "
-                "it, or link to it"
-            ) from None
+            problem = f"is not UTF-8 and cannot be written to {self.config_file.name}: {line}"
+            raise UsageError(f"a name in the settings {problem}; rename it, or link to it") from None
         write_file(self.config_file, document)
 
     def read_config(self) -> RunConfig:

@@ -57,9 +57,9 @@ def transfer_weights(model: PixelModel, source: PixelModel) -> Transfer:
             copied.append(name)
             used.add(origin)
     if not copied:
+        hint = "drop the options that change its sizes"
         raise CheckpointError(
-            f"none of the {len(theirs)} tensors of the checkpoint fits the model by name and shape; drop the options "
-            "that change its sizes"
+            f"none of the {len(theirs)} tensors of the checkpoint fits the model by name and shape; {hint}"
         )
     if model.embedding.classes is not None and source.embedding.classes is None:
         model.embedding.classes.weight.zero_()

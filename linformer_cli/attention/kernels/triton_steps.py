@@ -314,9 +314,8 @@ def _measure_rows(x, rows, B, K, epsilon, ROWS: tl.constexpr, SIZE: tl.constexpr
     for start in range(0, K, SIZE):
         columns = start + tl.arange(0, SIZE)
         inside = (rows < B)[:, None] & (columns < K)[None, :]
-        total += tl.sum(
-            tl.load(x + rows[:, None] * K + columns[None, :], mask=inside, other=0.0).to(tl.float32), axis=1
-        )
+        part = tl.load(x + rows[:, None] * K + columns[None, :], mask=inside, other=0.0)
+        total += tl.sum(part.to(tl.float32), axis=1)
     mean = total / K
     for start in range(0, K, SIZE):
         columns = start + tl.arange(0, SIZE)
