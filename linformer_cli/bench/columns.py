@@ -41,10 +41,8 @@ TRAINING = (
     ),
 )
 # Time against the number of positions, for all networks.
-POSITION_COLUMNS = list_columns(
-    SamplingRow,
-    "network name engine batch positions seconds_per_position seconds_per_position_extrapolated state_bytes_per_image",
-)
+_SECONDS = "seconds_per_position seconds_per_position_extrapolated"
+POSITION_COLUMNS = list_columns(SamplingRow, f"network name engine batch positions {_SECONDS} state_bytes_per_image")
 SCALING_COLUMNS = list_columns(
     AttentionRow,
     "name positions batch seconds_per_sequence seconds_per_sequence_quartiles times_softmax memory_bytes_per_sequence "

@@ -162,10 +162,8 @@ def build_models(
 
 def load_models(runs: Sequence[TrainedRun], device: str, precision: str) -> list[BenchModel]:
     labels = label_runs([run.folder for run in runs])
-    return [
-        BenchModel(label, load_weights(read_checkpoint(run.path), device, torch_dtype(precision)), run=run)
-        for label, run in zip(labels, runs, strict=True)
-    ]
+    models = (load_weights(read_checkpoint(run.path), device, torch_dtype(precision)) for run in runs)
+    return [BenchModel(label, one, run=run) for label, one, run in zip(labels, models, runs, strict=True)]
 
 
 def preset_network(name: str) -> tuple[str, ModelConfig]:

@@ -142,10 +142,9 @@ def describe_findings(rows: Sequence[SpeechRow]) -> list[str]:
     theirs = {seed.seed: seed.error_rate for seed in softmax.seeds}
     pairs = [(seed.error_rate, theirs[seed.seed]) for seed in linear.seeds if seed.seed in theirs]
     more = sum(rate > other for rate, other in pairs)
-    lines = [
-        f"errors: linear {linear.error_rate:.1%}, softmax {softmax.error_rate:.1%}; linear makes more in {more} of "
-        f"{len(pairs)} seeds. In the paper: {linear.published.error_rate:.2%} and {softmax.published.error_rate:.2%}"
-    ]
+    errors = f"errors: linear {linear.error_rate:.1%}, softmax {softmax.error_rate:.1%}"
+    paper = f"In the paper: {linear.published.error_rate:.2%} and {softmax.published.error_rate:.2%}"
+    lines = [f"{errors}; linear makes more in {more} of {len(pairs)} seeds. {paper}"]
     if linear.seconds_per_epoch is not None and softmax.seconds_per_epoch is not None:
         share = linear.seconds_per_epoch / softmax.seconds_per_epoch
         published = linear.published.seconds_per_epoch / softmax.published.seconds_per_epoch

@@ -66,10 +66,8 @@ class TrainingDisplay(Reporter):
 
     def on_evaluate(self, progress: RunProgress, bits: "Bits", is_best: bool) -> None:
         best = ", the best so far" if is_best else ""
-        self._say(
-            f"step {progress.step}: validation {format_bits(bits.bits_per_dim, bits.standard_error)} "
-            f"{self._words.bits} over {bits.images} {self._words.items}{best}"
-        )
+        found = f"{format_bits(bits.bits_per_dim, bits.standard_error)} {self._words.bits}"
+        self._say(f"step {progress.step}: validation {found} over {bits.images} {self._words.items}{best}")
 
     def on_sample(self, path: Path) -> None:
         self._say(f"wrote {path}")

@@ -201,10 +201,8 @@ def _list_facts(result: dict[str, Any], bits: "Bits", words: Words) -> dict[str,
     if words is WINDOWS:
         facts[words.items] += f", {bits.values_per_image:,} bytes each"
     if result["given_class"]:
-        facts["with the class"] = (
-            f"{format_bits(result['bits_per_dim_with_class'], bits.standard_error)}  (log2({classes})/"
-            f"{bits.values_per_image} added, to compare with a model without classes)"
-        )
+        note = f"log2({classes})/{bits.values_per_image} added, to compare with a model without classes"
+        facts["with the class"] = f"{format_bits(result['bits_per_dim_with_class'], bits.standard_error)}  ({note})"
     if (against := result.get("against")) is not None:
         difference = format_bits(against["difference"], against["difference_standard_error"], sign="+")
         facts["difference"] = f"{difference}  (this model minus {against['checkpoint']})"

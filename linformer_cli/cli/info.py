@@ -44,8 +44,7 @@ def info(checkpoint: options.CheckpointArgument = None, json: options.Json = Fal
         "weights": f"sha256 {found.digest}",
     }
     if training.validation_bits_per_dim is not None:
-        facts["validation"] = (
-            f"{format_bits(training.validation_bits_per_dim, training.validation_standard_error)} {words.bits}, "
-            f"{training.validation_images} {words.items}{', given the class' if network.required_classes else ''}"
-        )
+        bits = format_bits(training.validation_bits_per_dim, training.validation_standard_error)
+        given = ", given the class" if network.required_classes else ""
+        facts["validation"] = f"{bits} {words.bits}, {training.validation_images} {words.items}{given}"
     print_facts(facts)

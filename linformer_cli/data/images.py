@@ -77,15 +77,13 @@ class ImageSet:
         found, shape = self.images.shape[1:], (wanted.height, wanted.width, wanted.channels)
         palette = () if self.measured is None else self.measured.shape.palette
         if found == shape and palette != wanted.palette:
-            raise UsageError(
-                f"the palette of the model's images ({len(wanted.palette)} colours) is not that of '{self.name}' "
-                f"({len(palette)} colours); read them with the model's look, or train a new model"
-            )
+            palettes = f"({len(wanted.palette)} colours) is not that of '{self.name}' ({len(palette)} colours)"
+            hint = "read them with the model's look, or train a new model"
+            raise UsageError(f"the palette of the model's images {palettes}; {hint}")
         if found != shape:
-            raise UsageError(
-                f"the model is for images of {' x '.join(map(str, shape))}, but '{self.name}' has "
-                f"{' x '.join(map(str, found))}; use images of the model's size"
-            )
+            model, images = (" x ".join(map(str, sizes)) for sizes in (shape, found))
+            hint = "use images of the model's size"
+            raise UsageError(f"the model is for images of {model}, but '{self.name}' has {images}; {hint}")
 
     def require_labels(self, classes: int, reader: str = "the model") -> NDArray[np.int64]:
         """The labels for `reader`; raises `DataError` if there are none, or if some are not in 0 .. classes - 1."""

@@ -89,10 +89,9 @@ def _load_digits(data_dir: str | None) -> Corpus:
     files = sorted(folder.iterdir()) if folder is not None else []
     named = [(file, found) for file in files if (found := _DIGITS_FILE.fullmatch(file.name))]
     if not named:
-        raise DataError(
-            f"no spoken digits in {root} ({origin}): unpack github.com/Jakobovski/free-spoken-digit-dataset to fsdd/ "
-            "there, name another folder with --data-dir, or use --data speech:DIR"
-        )
+        unpack = "unpack github.com/Jakobovski/free-spoken-digit-dataset to fsdd/ there"
+        others = "name another folder with --data-dir, or use --data speech:DIR"
+        raise DataError(f"no spoken digits in {root} ({origin}): {unpack}, {others}")
     waves, rate, notes = _read_waves([file for file, _ in named])
     recordings = [
         Recording(file.name, found[2], LEXICON[DIGITS[int(found[1])]], wave.samples)

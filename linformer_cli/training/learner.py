@@ -76,10 +76,8 @@ class Learner(Generic[AnyTask]):
         if not (math.isfinite(total) and math.isfinite(norm)) and torch.device(task.device).type not in HOSTS:
             total, norm = self._differentiate(self._run_passes)
         if not (math.isfinite(total) and math.isfinite(norm)):
-            raise TrainingError(
-                f"the loss or its gradient is NaN or infinite at step {progress.step} (loss {total}, gradient norm "
-                f"{norm}), {task.describe_batch(progress.step)}"
-            )
+            found = f"(loss {total}, gradient norm {norm}), {task.describe_batch(progress.step)}"
+            raise TrainingError(f"the loss or its gradient is NaN or infinite at step {progress.step} {found}")
         task.optimizer.step()
         if self.average is not None:
             self.average.update_parameters(task.model)

@@ -193,10 +193,9 @@ class Trainer(Learner[AnyTask]):
                 kept = f"is kept in '{folder.keep_before_spike(step)}'"
             except LintxError as error:
                 kept = f"could not be kept: {error}"
-            reporter.on_spike(
-                f"the loss jumped from {trend.mean / math.log(2):.3f} to {nats / math.log(2):.3f} "
-                f"{self.task.words.bits} at step {step}, {self.task.describe_batch(step)}; the save before it {kept}"
-            )
+            jump = f"from {trend.mean / math.log(2):.3f} to {nats / math.log(2):.3f} {self.task.words.bits}"
+            place = f"at step {step}, {self.task.describe_batch(step)}"
+            reporter.on_spike(f"the loss jumped {jump} {place}; the save before it {kept}")
         if self._saved is not None and self._saved[0] == step:
             folder.drop_previous()  # the loss of the weights in last/ is known now
 

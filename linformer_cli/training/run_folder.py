@@ -78,10 +78,9 @@ class RunFolder:
     def require_lock(self) -> None:
         """Raise `LintxError` if the lock was removed, because another process may then train in this folder."""
         if self._lock_identity is not None and _identify(self.path / _LOCK) != self._lock_identity:
-            raise LintxError(
-                f"'{self.path / _LOCK}' was removed, and another process may be training in this folder; stopped "
-                f"without saving; to continue from the last save: lintx train --resume '{self.path}'"
-            )
+            removed = f"'{self.path / _LOCK}' was removed, and another process may be training in this folder"
+            hint = f"to continue from the last save: lintx train --resume '{self.path}'"
+            raise LintxError(f"{removed}; stopped without saving; {hint}")
 
     def compare_data(self, now: DataDigest) -> str:
         """How the images differ from those at the start, or "". Raises `CheckpointError` for a damaged record."""

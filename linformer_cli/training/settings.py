@@ -81,10 +81,8 @@ class Settings:
         """
         own = image if self.source is None else self.source.info.model.image
         if self.source is not None and own != image and WINDOWS in (own.words, image.words):
-            raise UsageError(
-                f"'{self.source.path}' draws images of {_describe_shape(own)}, but "
-                f"'{self.data.name}' has {_describe_shape(image)}; choose --data or --length to fit"
-            )
+            found = f"'{self.data.name}' has {_describe_shape(image)}; choose --data or --length to fit"
+            raise UsageError(f"'{self.source.path}' draws images of {_describe_shape(own)}, but {found}")
         if self.data.labels and not classes:
             raise UsageError(f"--classes needs images with labels, and '{self.data.name}' has none; give --no-classes")
         classes = classes if self.data.labels else 0
