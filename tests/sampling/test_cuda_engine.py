@@ -194,14 +194,8 @@ def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model
     assert engine.state_bytes == model.state_bytes(9)
 
 
-@loop_over(
-    "head, filters, changes",
-    [
-        ("categorical", Filters(), {}),
-        ("mixture", Filters(top_k=3, top_p=0.8), {"classes": 3, "context": "hashed"}),
-        ("categorical", Filters(top_k=3, top_p=0.8), SOFTMAX),
-    ],
-)
+@loop_over(("head", "filters"), [("categorical", Filters()), ("mixture", Filters(top_k=3, top_p=0.8))])
+@loop_over("changes", [{}, {"classes": 3, "context": "hashed"}, SOFTMAX])
 def test_drawing_an_image_never_waits_for_the_host(build_tiny_model, head, filters, changes) -> None:
     """The tensors have a device but no contents, so reading a number or mixing devices fails."""
     model, fake = build_tiny_model(head=head, **changes).cpu(), FakeTensorMode()
