@@ -62,7 +62,9 @@ class SparseAttention(SpanAttention[SparseOptions]):
         super().__init__(options, shape, max(self.stride, FEWEST_QUERIES))
         self.summary = options.summary or min(DEFAULT_SUMMARY, self.stride)
         if self.summary > self.stride:
-            raise UsageError(f"'summary' must be at most the block length {self.stride} (one row), found {self.summary}")
+            raise UsageError(
+                f"'summary' must be at most the block length {self.stride} (one row), found {self.summary}"
+            )
         if options.heads == "split" and shape.heads == 1:
             raise UsageError("heads 'split' needs two heads or more, found 1; use 'merged'")
 
