@@ -106,18 +106,18 @@ def train(
 
 
 def load_picture(model: PixelModel, path: str | Path) -> NDArray[np.uint8]:
-    """A picture file as an image [H, W, C] for `model`, as `lintx complete` reads it: resized or framed."""
+    """Return a picture file as an image [H, W, C] for `model`, as `lintx complete` reads it: resized or framed."""
     return pictures.load_picture(path, model.look or Look(model.config.image), framing=True).image
 
 
 def to_picture(model: PixelModel, images: NDArray[np.uint8]) -> Image.Image:
-    """An image [H, W, C] of `model` in the colours of its palette, or several [N, H, W, C] as an enlarged grid."""
+    """Show an image [H, W, C] of `model` in the colours of its palette, or several [N, H, W, C] in an enlarged grid."""
     shape = model.config.image
     return grids.render_grid(paint(images, shape)) if images.ndim == 4 else grids.to_picture(images, shape.colours)
 
 
 def _hold_out(images: NDArray[np.uint8], labels: NDArray[np.int64] | None) -> tuple[ImageSet, ImageSet]:
-    """The training and validation images of an array."""
+    """Return the training and validation images of an array."""
     if images.dtype != np.uint8 or images.ndim != 4 or len(images) < 2:
         raise UsageError(f"images must be uint8 [N, H, W, C] with N > 1, found {images.dtype} {list(images.shape)}")
     if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):
@@ -182,7 +182,7 @@ def build_layer(
     positions: int,
     row: int | None = None,
 ) -> AttentionLayer:
-    """A layer around mechanism `name`: `forward(x)` maps [B, T, width] to [B, T, width].
+    """Return a layer around mechanism `name`: `forward(x)` maps [B, T, width] to [B, T, width].
 
     `init_state(batch, capacity, device, dtype)` and `step(x_t, state)` compute the same position by position, with x_t
     [B, width]. `positions` is the longest T of tables and windows, and `row` the length from which windows are derived

@@ -254,7 +254,7 @@ def _expected_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def _most_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """The largest possible size of a file with `tensors`: eight bytes a value, and a header."""
+    """Return the largest possible size of a file with `tensors`: eight bytes a value, and a header."""
     return _HEADER_BYTES + 8 * sum(tensor.numel() for tensor in tensors.values())
 
 
@@ -274,7 +274,7 @@ def _load_tensors(
 
 
 def _is_replaced(checkpoint: Checkpoint) -> bool:
-    """Whether another checkpoint, such as the next save of a run, has replaced this one."""
+    """Return whether another checkpoint, such as the next save of a run, has replaced this one."""
     try:
         return checkpoint.path.name.endswith(REPLACED) or read_checkpoint(checkpoint.path) != checkpoint
     except CheckpointError:
@@ -282,7 +282,7 @@ def _is_replaced(checkpoint: Checkpoint) -> bool:
 
 
 def _read_tensors(file: Path, digest: str, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata in a file of at most `most` bytes."""
+    """Return the tensors and the metadata in a file of at most `most` bytes."""
     if not file.exists():
         raise CheckpointError(f"no {file.name} in '{file.parent}'")
     if file.resolve().parent != file.parent.resolve():
@@ -300,6 +300,6 @@ def _read_tensors(file: Path, digest: str, most: int) -> tuple[dict[str, Tensor]
 
 
 def _document_digest(document: Mapping[str, Any]) -> str:
-    """The SHA-256 of a `config.json` without its own digest. It does not depend on key order or white space."""
+    """Return the SHA-256 of a `config.json` without its own digest. It does not depend on key order or white space."""
     content = {key: value for key, value in document.items() if key != "config_sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

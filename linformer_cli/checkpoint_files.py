@@ -37,7 +37,7 @@ LICENSE = r"^[a-z0-9][a-z0-9.-]*$"  # the identifiers of the Hub, such as mit or
 
 
 def shipped_checkpoints() -> dict[str, Path]:
-    """The folders of the shipped models by name. The folders are in the installed package or in the repository."""
+    """Return the folders of the shipped models by name. They are in the installed package or in the repository."""
     package = Path(__file__).resolve().parent
     folders = (package / "checkpoints", package.parent / "checkpoints")
     found = next((folder for folder in folders if folder.is_dir()), None)
@@ -70,7 +70,7 @@ def find_checkpoint(name: str | Path | None = None) -> Path:
 
 
 def names_model(name: str) -> bool:
-    """Whether an argument that may be a picture names a model: a folder, `hf:USER/NAME`, or what has no ending."""
+    """Return whether an argument that may be a picture is a model: a folder, `hf:USER/NAME`, or without ending."""
     path = Path(name)
     return name.startswith(PREFIX) or path.is_dir() or not (path.suffix or path.exists())
 
@@ -103,7 +103,7 @@ def find_shipped(name: str) -> Path:
 
 
 def holds_checkpoint(folder: Path) -> bool:
-    """Whether `folder` holds a checkpoint, or did until a crash interrupted its replacement."""
+    """Return whether `folder` holds a checkpoint, or did until a crash interrupted its replacement."""
     return _settled(folder) is not None
 
 

@@ -55,7 +55,7 @@ Colour = Annotated[
 
 
 def holds_bytes(data: str) -> bool:
-    """Whether a data set, given by its name, consists of bytes and not of images."""
+    """Return whether a data set, given by its name, consists of bytes and not of images."""
     return data.startswith("bytes:")
 
 

@@ -46,7 +46,7 @@ class Config(BaseModel):
 
 
 def setting(default: Any, description: str, **bounds: Any) -> Any:
-    """A field of a configuration, with its description for help pages. `bounds` are those of pydantic, such as `gt`."""
+    """Declare a field of a configuration, with its text in help pages. `bounds` are pydantic's, such as `gt`."""
     return Field(default, description=description, **bounds)
 
 

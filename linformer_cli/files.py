@@ -37,7 +37,7 @@ _ADVICE = {
 
 
 def user_cache() -> Path:
-    """The folder for downloads and measured speeds: $LINTX_CACHE, or `lintx` in the user's cache. It need not exist."""
+    """Name the folder for downloads and speeds: $LINTX_CACHE, or `lintx` in the user's cache. It need not exist."""
     if chosen := os.environ.get("LINTX_CACHE"):
         return Path(os.path.expanduser(chosen))
     cache = os.environ.get("XDG_CACHE_HOME", "")
@@ -49,7 +49,7 @@ def user_cache() -> Path:
 
 
 def is_special(path: Path) -> bool:
-    """Whether `path` is a pipe, a device or a socket: neither a file nor a folder."""
+    """Return whether `path` is a pipe, a device or a socket: neither a file nor a folder."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
@@ -67,7 +67,7 @@ def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) ->
 
 @contextlib.contextmanager
 def open_atomically(path: Path, name: Callable[[], str | None] | None = None, flush: bool = True) -> Iterator[BinaryIO]:
-    """A context that writes and reads a new file, which replaces `path` if the context ends without an exception.
+    """Open a context that writes and reads a new file, which replaces `path` if the context ends without an exception.
 
     `name`, if given, is called at the end and may return another name for the new file, which then replaces nothing at
     `path`. It is beside `path` or, if `path` is a symbolic link, beside its target. Missing folders are created.
@@ -136,7 +136,7 @@ def _foreseen_error(target: Path) -> int:
 
 
 def temporary_path(folder: Path) -> Path:
-    """A new hidden name in `folder`, to be renamed later. The first call removes what killed processes left there."""
+    """Return a new hidden name in `folder`, for renaming later. The first call removes what killed processes left."""
     folder = Path(os.path.realpath(folder))
     with _SWEEPING:  # otherwise a thread might remove what another one has begun to write
         _remove_leftovers(folder)
@@ -211,7 +211,7 @@ def _open_directly(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _rename_later(folder: Path, target: Callable[[], Path], flush: bool) -> Iterator[BinaryIO]:
-    """A new file in `folder` that gets the name `target()` if the context ends without an exception."""
+    """Return a new file in `folder` that gets the name `target()` if the context ends without an exception."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(folder)
     try:

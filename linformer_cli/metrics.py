@@ -129,7 +129,7 @@ def has_steps(file: Path) -> bool:
 
 
 def _read_own(file: Path) -> list[dict[str, str]]:
-    """The rows of a file. Raises `DataError` if a column is missing."""
+    """Return the rows of a file. Raises `DataError` if a column is missing."""
     rows = read_metrics(file)
     if missing := [name for name in COLUMNS if any(name not in row for row in rows)]:
         raise DataError(f"'{file}' has no column '{missing[0]}'; restore its first line, or move the file away")
@@ -137,7 +137,7 @@ def _read_own(file: Path) -> list[dict[str, str]]:
 
 
 def load_runs(runs: Sequence[Path]) -> list[RunSeries]:
-    """The series of each run, by label. Raises `UsageError` if one is not a run, and `DataError` for a damaged log."""
+    """Load each run's series, by label. Raises `UsageError` if one is not a run, and `DataError` for a damaged log."""
     return [_load_run(run, label) for run, label in zip(runs, label_runs(runs), strict=True)]
 
 

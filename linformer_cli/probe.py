@@ -20,7 +20,7 @@ _MOST_ROUNDS = 100
 
 
 def choose_precision(wanted: Precision, device: str, width: int = 256, feed_forward: int = 1024) -> Choice:
-    """The precision to train in: for `auto`, bf16 if it is clearly faster (measured on a CPU), otherwise fp32."""
+    """Choose a precision for training: for `auto`, bf16 if clearly faster (measured on a CPU), otherwise fp32."""
     import torch
 
     if wanted != "auto":
@@ -58,7 +58,7 @@ def measure_bf16_gain(width: int, feed_forward: int) -> float:
 
 
 def measure_gain(usual: Callable[[], None], other: Callable[[], None]) -> float:
-    """The speed of `other` relative to `usual`, by shortest times, because other programs only lengthen them."""
+    """Return the speed of `other` relative to `usual`, by shortest times, because other programs only lengthen them."""
     shortest = [math.inf, math.inf]
     for work in (usual, other):
         work()  # warms up

@@ -27,7 +27,7 @@ def format_bits(bits: float, error: float | None, digits: int = 4, sign: str = "
 
 
 def format_duration(seconds: float) -> str:
-    """A time as '12.3 ms', '0.4 s', '45 s', '12 min 3 s', '1 h 4 min' or '2 d 3 h'; 'unknown' for NaN and infinity."""
+    """Write a time as '12.3 ms', '0.4 s', '45 s', '12 min 3 s', '1 h 4 min' or '2 d 3 h'; 'unknown' if not finite."""
     if not math.isfinite(seconds):
         return "unknown"
     if seconds <= 0:  # the clock was set back

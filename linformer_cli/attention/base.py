@@ -123,7 +123,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
 
     @classmethod
     def fit_shape(cls, options: Options, shape: AttentionShape, width: int) -> AttentionShape:
-        """The sizes of this mechanism in a model of width `width`; `shape` holds the sizes for a transformer block."""
+        """Return this mechanism's sizes in a model of width `width`; `shape` holds those for a transformer block."""
         return shape
 
     @property
@@ -148,7 +148,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         return 2.0 if cls.family == "kernel" and cls.memory is Memory.CONSTANT else None
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether `attend` runs compiled kernels, rather than plain torch, for inputs of `dtype` on `device`."""
+        """Return whether `attend` runs compiled kernels, rather than plain torch, for inputs of `dtype` on `device`."""
         return self.compiled is not None and find_kernel(self.compiled, device, accumulator_dtype(dtype)) is not None
 
     def attend(
@@ -199,7 +199,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         return torch.cat([*outputs, y], dim=2), after
 
     def name_gates(self, extra: Tensor | None, dtype: torch.dtype) -> Gates:
-        """The scalars in `extra` [B, H, .., E] by name, in the type of running sums for queries of `dtype`.
+        """Return the scalars in `extra` [B, H, .., E] by name, in the type of running sums for queries of `dtype`.
 
         With an `output` gate, they keep their type (see `scale_outputs`). Raises `ValueError` for another E.
         """
@@ -214,7 +214,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
 
     @abstractmethod
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: State | None, gates: Gates) -> Out[State]:
-        """The mechanism's own part of `attend`, which handles NaN, infinity and autocast. All `gates` are given.
+        """Compute what `attend` returns, which itself handles NaN, infinity and autocast. All `gates` are given.
 
         Outputs of `_attend`, `_attend_all` and `_step` may have any type: the caller converts them to that of v.
         """
@@ -242,16 +242,16 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
             return fill_padding(y.to(v.dtype), lengths)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, gates: Gates) -> Tensor:
-        """The own part of `attend_all` of `bidirectional` mechanisms: 0 at the padding, `lengths` from 1 to T."""
+        """Compute what `attend_all` of a `bidirectional` mechanism returns: 0 at the padding, `lengths` from 1 to T."""
         raise NotImplementedError
 
     @abstractmethod
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> State:
-        """The state before the first position; a GROWING state allocates room for `capacity` positions."""
+        """Return the state before the first position; a GROWING state allocates room for `capacity` positions."""
 
     @torch.no_grad()
     def step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: State, extra_t: Tensor | None = None) -> Out[State]:
-        """The output [B, H, V] of one position and the new state, without gradients; may update `state` in place."""
+        """Return a position's output [B, H, V] and the new state, without gradients; may update `state` in place."""
         # Autocast is disabled only if it is on, because disabling it takes a noticeable part of a step's time.
         if torch.is_autocast_enabled(q_t.device.type):
             with torch.autocast(q_t.device.type, enabled=False):
@@ -261,7 +261,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
 
     @abstractmethod
     def _step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: State, gates_t: Gates) -> Out[State]:
-        """The mechanism's own part of `step`."""
+        """Compute what `step` returns."""
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         """Bytes of the state after `positions` positions, for inputs of `dtype`."""
@@ -272,7 +272,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         raise NoProgram(f"it does not support {self.name} attention")
 
     def list_states(self, state: State) -> list[Tensor]:
-        """The tensors [B, ...] of `state` that fill the state buffers created by `emit`, in the same order."""
+        """Return the tensors [B, ...] of `state` that fill the state buffers created by `emit`, in the same order."""
         return [part for part in state_tensors(state) if part.dim()]
 
     def fix_state(self, state: State, place: Tensor, room: Tensor, dtype: torch.dtype) -> Any:
@@ -293,7 +293,7 @@ class SumAttention(Attention[Options, State]):
 
 
 def as_sequence(gates_t: Gates) -> Gates:
-    """The gates of one position [B, H, width] as those of a sequence of one position."""
+    """Return the gates of one position [B, H, width] as those of a sequence of one position."""
     return {name: gate.unsqueeze(2) for name, gate in gates_t.items()}
 
 
@@ -316,7 +316,7 @@ def measure_state_bytes(state: object) -> int:
 
 
 def fork_state(state: State, copies: int = 1) -> State:
-    """An independent copy of `state` with each image repeated `copies` times. Copies of an image are adjacent.
+    """Return an independent copy of `state` with each image repeated `copies` times. Copies of an image are adjacent.
 
     Tensors without a batch (those without axes, and `Shared` ones) are copied but not repeated.
     """
@@ -328,7 +328,7 @@ def fork_state(state: State, copies: int = 1) -> State:
 
 
 def select_images(state: State, images: Tensor) -> State:
-    """The state of the images with these numbers int64 [n] of `state`, in this order."""
+    """Return the state of the images with these numbers int64 [n] of `state`, in this order."""
     return map_states(lambda x: x.index_select(0, images), state)
 
 
@@ -340,7 +340,7 @@ def fork_into(tensor: Tensor, rows: Tensor) -> None:
 def map_states(
     change: Callable[..., Tensor], first: State, *others: State, common: Callable[[Tensor], Tensor] = lambda x: x
 ) -> State:
-    """The results of `change` for corresponding tensors; for a tensor of all images, `common` of the first one."""
+    """Apply `change` to corresponding tensors; for a tensor of all images, return `common` of the first one."""
     if isinstance(first, Shared):
         return cast(State, Shared(common(first.tensor)))
     if isinstance(first, Tensor):

@@ -30,13 +30,13 @@ def add_mechanisms(mechanisms: Iterable[type[Attention]]) -> None:
 
 
 def list_attentions() -> Mapping[str, type[Attention]]:
-    """All mechanisms by name: those of this package, then those from outside. Raises what `plugins` raises."""
+    """Return all mechanisms by name: those of this package, then those from outside. Raises what `plugins` raises."""
     add_mechanisms((*plugins.read_files(), *plugins.read_packages()))
     return CATALOGUE
 
 
 def find_attention(name: str, others: Iterable[str] = ()) -> type[Attention]:
-    """The mechanism called `name`. Raises `UsageError` for an unknown name; `others` may be suggested, too."""
+    """Return the mechanism called `name`. Raises `UsageError` for an unknown name; `others` may be suggested, too."""
     add_mechanisms(plugins.read_files())
     if name not in CATALOGUE and name not in list_attentions():
         error = unknown_name("attention", name, [*CATALOGUE, *others])

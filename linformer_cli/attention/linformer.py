@@ -111,7 +111,7 @@ class LinformerAttention(Attention[LinformerOptions, KeyValueCache]):
         return attend_masked(q.to(dtype), rows_k, rows_v, seen)
 
     def _project(self, x: Tensor, cached: Tensor | None, start: int, projection: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of all finished blocks, and x [B, H, T, W], after `start` positions, from its first block on."""
+        """Return the rows of finished blocks, and x [B, H, T, W], after `start` positions, from its first block."""
         finished, inside = divmod(start, self.block)
         if cached is not None:
             known = finished * self.rank
@@ -123,7 +123,7 @@ class LinformerAttention(Attention[LinformerOptions, KeyValueCache]):
         return (rows if cached is None else torch.cat([old, rows], dim=2)), x
 
     def _capacity(self, positions: int) -> int:
-        """The rows of all earlier blocks and one block of exact positions, which the stack never exceeds."""
+        """Return the rows of all earlier blocks and one block of exact positions, which the stack never exceeds."""
         return max(positions - 1, 0) // self.block * self.rank + min(positions, self.block)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
@@ -133,7 +133,7 @@ class LinformerAttention(Attention[LinformerOptions, KeyValueCache]):
         return FixedCache(state.keys, state.values, place)
 
     def _step_fixed(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: FixedCache) -> Tensor:
-        """A step for CUDA graphs, the same for every position: it reads all rows and projects the last block."""
+        """Return a step for CUDA graphs, the same for every position: it reads all rows and projects the last block."""
         inside, count = cache.place % self.block, cache.keys.shape[2]
         rows = cache.place // self.block * self.rank
         cache.write(rows + inside, k_t, v_t)

@@ -79,7 +79,7 @@ class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
             self.gate_bias = nn.Parameter(memories.log())
 
     def _inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: Gates, dtype: torch.dtype) -> LevelInputs:
-        """The inputs [B, H, .., W] of the sums, for one position or several."""
+        """Return the inputs [B, H, .., W] of the sums, for one position or several."""
         q, k, v = (x.to(dtype) for x in (q, k, v))
         divided = self.options.over == "linear"
         scales = functional.softplus(gates["levels"].clamp(min=_LEAST_LOGIT) if divided else gates["levels"])
@@ -143,7 +143,7 @@ class LogLinearAttention(Attention[LogLinearOptions, LogLinearState]):
         inputs.emit("log_linear", **buffers, over=_OVER[over], G=buckets, levels=self.levels)
 
     def list_states(self, state: LogLinearState) -> list[Tensor]:
-        """The buckets, with room for a whole image, and the second state of `emit`."""
+        """Return the buckets, with room for a whole image, and the second state of `emit`."""
         s = functional.pad(state.s, (0, 0, 0, 0, 0, count_buckets(self.shape.positions) - state.s.shape[2]))
         if self.options.over == "linear":
             return [s[..., :-1], s[..., -1]]

@@ -45,7 +45,7 @@ class _Grid(NamedTuple):
         return functional.pad(x, (0, 0, self.front, end - x.shape[1]))
 
     def shift(self, x: Tensor, offset: int, rows: int) -> Tensor:
-        """A view [N, columns, rows, W] of the padded x: in each row, the position `offset` before each column."""
+        """Return a view [N, columns, rows, W] of padded x: in each row, the position `offset` before each column."""
         first = self.start - self.before * self.period - offset + self.front
         part = x[:, first : first + (rows - 1) * self.period + self.columns]
         return part.unfold(1, self.columns, self.period).permute(0, 3, 1, 2)
@@ -77,7 +77,7 @@ class LogsparseAttention(SpanAttention[LogsparseOptions]):
     method = "positions at distances that are powers of two"
 
     def _offsets(self, length: int) -> tuple[int, ...]:
-        """The distances below `restart` and `length`, in ascending order."""
+        """Return the distances below `restart` and `length`, in ascending order."""
         window, limit = self.options.window, min(self.options.restart or length, length)
         powers = (window - 1 + (1 << i) for i in range(limit.bit_length()))
         return (*range(min(window, limit)), *(distance for distance in powers if distance < limit))
@@ -155,13 +155,13 @@ def _groups(grid: _Grid) -> list[tuple[int, int]]:
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
-    """The products [N, columns, a, b] of vectors x [N, columns, a, W] and y [N, columns, b, W]."""
+    """Return the products [N, columns, a, b] of vectors x [N, columns, a, W] and y [N, columns, b, W]."""
     # Without `restart`, a and b are 1, and products of such small matrices are slow.
     return (x * y).sum(dim=-1, keepdim=True) if x.shape[2] == y.shape[2] == 1 else x @ y.transpose(-1, -2)
 
 
 def _weigh(weights: Tensor, x: Tensor) -> Tensor:
-    """The sums [N, columns, a, W] of vectors x [N, columns, b, W] with weights [N, columns, a, b]."""
+    """Return the sums [N, columns, a, W] of vectors x [N, columns, b, W] with weights [N, columns, a, b]."""
     return weights * x if weights.shape[2:] == (1, 1) else weights @ x
 
 

@@ -51,7 +51,7 @@ class JointNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normalised x [B, ..., H, W]; x must be float32 or wider."""
+        """Return the normalised x [B, ..., H, W]; x must be float32 or wider."""
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
         if x.shape[-1] < weight.shape[-1]:
             weight, bias = weight[:, : x.shape[-1]], bias[:, : x.shape[-1]]
@@ -176,13 +176,13 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
         return near, torch.cat([rows, new_rows], dim=2)
 
     def _pack(self, near: Tensor, rows: Tensor, stop: int, capacity: int) -> Tensor:
-        """The last positions before `stop` as a ring, then the rows, padded to `capacity`."""
+        """Return the last positions before `stop` as a ring, then the rows, padded to `capacity`."""
         slot = torch.arange(self.window, device=near.device)
         ring = near[:, :, -self.window :][:, :, (self.window - 1 - slot - stop) % self.window]
         return fit_rows(torch.cat([ring, rows], dim=2), capacity)
 
     def _capacity(self, positions: int) -> int:
-        """The number of rows that the window and the chunks occupy after `positions` positions."""
+        """Return the number of rows that the window and the chunks occupy after `positions` positions."""
         return self.window + positions // self.options.chunk * self.options.rank
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LongShortState:
@@ -207,7 +207,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
         return _FixedState(*state[:4], place)
 
     def _step_fixed(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongShortState, scores: Tensor) -> Tensor:
-        """A step for CUDA graphs, the same for every position: it reads all rows and compresses the last chunk."""
+        """Return a step for CUDA graphs, the same at all positions: it reads all rows and compresses the last chunk."""
         keys, values, largest, sums, place = state
         k_t, new_v, count = k_t.to(sums.dtype), v_t.to(sums.dtype), keys.shape[2]
         slot = (self.window - 1 - place % self.window).view(1)
@@ -258,7 +258,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
         emit_rows(replace(inputs, projected=normed, columns=columns), layout, table, cache)
 
     def list_states(self, state: LongShortState) -> list[Tensor]:
-        """The tensors of the state, with position t of the window in row t % window."""
+        """Return the tensors of the state, with position t of the window in row t % window."""
         capacity = self._capacity(self.shape.positions)
         rings = [torch.cat([x[:, :, : self.window].flip(2), x[:, :, self.window :]], dim=2) for x in state[:2]]
         return [*(fit_rows(x, capacity) for x in rings), state.largest, state.sums]

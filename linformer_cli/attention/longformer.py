@@ -31,7 +31,7 @@ class LongformerOptions(AttentionOptions):
         return value
 
     def dilations(self, heads: int) -> tuple[int, ...]:
-        """The dilation of each head; raises `UsageError` if the list's length does not divide the number of heads."""
+        """Return each head's dilation; raises `UsageError` if the list's length does not divide the number of heads."""
         if self.dilation is None:
             listed = [1, 4][:heads]
             return tuple(listed[head % len(listed)] for head in range(heads))
@@ -108,7 +108,7 @@ class LongformerAttention(SpanAttention[LongformerOptions]):
         return y, KeyValueCache(keys, values, state.position + q.shape[2])
 
     def _unroll(self, rows: Tensor, new: Tensor, start: int) -> Tensor:
-        """The global rows of a state at position `start`, the `ring` last ones in order of position, and `new` ones."""
+        """Return the global rows of a state at `start`, the `ring` last ones in order of position, and `new` ones."""
         count, length, new = self.options.globals, new.shape[2], new.to(rows.dtype)
         known, old = rows.split([count, self.ring], dim=2)
         if start < count:

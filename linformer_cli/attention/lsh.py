@@ -17,7 +17,7 @@ from .tensors import accumulator_dtype, find_padding
 
 
 def _scale_keys(queries: Tensor) -> Tensor:
-    """The keys of queries [..., K]: the queries scaled to length 1 / sqrt(K)."""
+    """Return the keys of queries [..., K]: the queries scaled to length 1 / sqrt(K)."""
     return functional.normalize(queries, dim=-1) / math.sqrt(queries.shape[-1])
 
 

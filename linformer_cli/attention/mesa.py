@@ -67,7 +67,7 @@ class MesaAttention(SumAttention[MesaOptions, MesaState]):
         return beta.sigmoid(), functional.logsigmoid(decay + of_heads(self.gate_bias, dtype, decay.dim()))
 
     def _penalty(self, dtype: torch.dtype) -> Tensor:
-        """The diagonal of Lambda [H, K]."""
+        """Return the diagonal of Lambda [H, K]."""
         return functional.softplus(self.ridge.to(dtype)) + _LEAST_RIDGE
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: MesaState | None, gates: Gates) -> Out[MesaState]:

@@ -133,6 +133,6 @@ def _stabilise(log_input: Tensor, log_forget: Tensor, before: Tensor) -> tuple[T
 
 
 def _divide(sums: Tensor, m: Tensor) -> Tensor:
-    """The outputs [..., V] from sums [..., V + 1], whose last column is exp(-m) n . q, and m [...]."""
+    """Return the outputs [..., V] from sums [..., V + 1], whose last column is exp(-m) n . q, and m [...]."""
     least = (-m.clamp(max=_LARGEST_EXPONENT)).exp()
     return sums[..., :-1] / torch.maximum(sums[..., -1].abs(), least).unsqueeze(-1)

@@ -23,7 +23,7 @@ class RecentValues(NamedTuple):
     oldest: Tensor
 
     def ordered(self) -> Tensor:
-        """The values [B, H, kernel - 1, V] from the oldest to the newest."""
+        """Return the values [B, H, kernel - 1, V] from the oldest to the newest."""
         order = torch.arange(self.values.shape[2], device=self.values.device) + self.oldest
         return self.values.index_select(2, order % self.values.shape[2])
 
@@ -251,7 +251,7 @@ class NystromAttention(Attention[NystromOptions, NystromState]):
             self.convolution.emit(inputs)
 
     def list_states(self, state: NystromState) -> list[Tensor]:
-        """The averages, the logs of the total weights, weights relative to these logs (all 1), and recent values."""
+        """List the averages, the logs of total weights, weights relative to these logs (all 1), recent values."""
         parts = [state.averages, state.log_weights, torch.ones_like(state.log_weights)]
         return parts if state.recent is None else [*parts, state.recent.ordered()]
 

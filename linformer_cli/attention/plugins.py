@@ -24,7 +24,7 @@ Mechanism = type[Attention]
 
 
 def read_files() -> list[Mechanism]:
-    """The mechanisms in the files of the environment. Raises `UsageError` for a file that has none or cannot be run."""
+    """Read the mechanisms in the environment's files. Raises `UsageError` if one has none or cannot be run."""
     files = filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))
     return [mechanism for file in files for mechanism in read_file(file)]
 
@@ -52,14 +52,14 @@ def read_file(file: str) -> tuple[Mechanism, ...]:
 
 
 def find_line(error: Exception, file: str) -> str:
-    """The last line that raised `error` among the files of the folder of `file`, such as "'mine.py', line 3", or ""."""
+    """Find the last line that raised `error` in files of the folder of `file`, such as "'mine.py', line 3", or ""."""
     frames, folder = traceback.extract_tb(error.__traceback__), os.path.dirname(file)
     own = [frame for frame in frames if os.path.dirname(frame.filename) == folder]
     return f"'{own[-1].filename}', line {own[-1].lineno}" if own else ""
 
 
 def read_class(text: str) -> Mechanism:
-    """The class in `mine:MyAttention` or `path/mine.py:MyAttention`, of a file or of a module that can be imported."""
+    """Read the class in `mine:MyAttention` or `path/mine.py:MyAttention`, of an importable module or a file."""
     place, _, name = text.rpartition(":")
     file = Path(place if place.endswith(".py") else f"{place}.py")
     try:
@@ -74,7 +74,7 @@ def read_class(text: str) -> Mechanism:
 
 @functools.cache
 def read_packages() -> tuple[Mechanism, ...]:
-    """The mechanisms that installed packages announce. Raises `UsageError` for one that cannot be loaded."""
+    """Return the mechanisms that installed packages announce. Raises `UsageError` for one that cannot be loaded."""
     found = []
     for point in entry_points(group=GROUP):
         try:

@@ -79,7 +79,7 @@ class ProbsparseAttention(Attention[ProbsparseOptions, ProbsparseState]):
         self.register_buffer("sample", torch.randint(FRACTIONS, (self.samples,)))
 
     def _sampled(self, first: int, blocks: int) -> Tensor:
-        """The sampled positions [blocks, samples] of blocks from `first` on, one in each of `samples` equal parts."""
+        """Sample positions [blocks, samples] of blocks from `first` on, one in each of `samples` equal parts."""
         block = torch.arange(first, first + blocks, device=self.sample.device)
         return self._sample_lengths((block + 1) * self.options.block)
 
@@ -126,7 +126,7 @@ class ProbsparseAttention(Attention[ProbsparseOptions, ProbsparseState]):
 
     @torch.no_grad()
     def _choose(self, q: Tensor, keys: Tensor, state: ProbsparseState | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Whether each of the last T positions attends, bool [B, H, T], and the new measures and threshold."""
+        """Return whether each of the last T positions attends, bool [B, H, T], and the new measures and threshold."""
         block, length, new = self.options.block, keys.shape[2], q.shape[2]
         first, offset = divmod(length - new, block)
         blocks = -(-(offset + new) // block)
@@ -157,7 +157,7 @@ class ProbsparseAttention(Attention[ProbsparseOptions, ProbsparseState]):
         return _without_nan(largest - total / ((~hidden).sum(dim=-1) + 1))
 
     def _threshold(self, measures: Tensor) -> Tensor:
-        """The u-th largest of measures [..., block]."""
+        """Return the u-th largest of measures [..., block]."""
         return measures.topk(self.active, dim=-1).values[..., -1]
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> ProbsparseState:

@@ -81,7 +81,7 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
         return not self.plane
 
     def _wave_factors(self, column: Tensor, dtype: torch.dtype) -> Tensor:
-        """The factors f [*, 2 P + 1] of `column` [*], where f_t . f_j is the power of the cosine."""
+        """Return the factors f [*, 2 P + 1] of `column` [*], where f_t . f_j is the power of the cosine."""
         n = torch.arange(1, self.waves + 1, device=column.device)
         angles = (column.unsqueeze(-1) * n).to(dtype) * (math.pi / self.shape.row)
         scales = constant(self.wave_scales, column.device, dtype)

@@ -51,7 +51,7 @@ class Rwkv7Attention(DeltaAttention[Rwkv7Options]):
         self.bonus = nn.Parameter(torch.zeros(sizes)) if options.bonus else None  # rho
 
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, gates: Gates) -> DeltaInputs:
-        """The inputs of two updates of a position: one removes what s holds for kappa, the other adds c v^T.
+        """Return the inputs of two updates of a position: one removes what s holds for kappa, the other adds c v^T.
 
         The first also decays s, and reads the decayed s, so it reads with kappa / w, where w is at least 0.545.
         """

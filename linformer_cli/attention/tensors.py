@@ -30,7 +30,7 @@ class Context(Protocol[Settings]):
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type of running sums: float64 for float64 inputs, otherwise float32."""
+    """Return the type of running sums: float64 for float64 inputs, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -41,13 +41,13 @@ def host_number(value: int = 0) -> Tensor:
 
 @functools.cache
 def constant(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A tensor of these numbers, which is made only once, because a copy from the host waits for the device."""
+    """Return a tensor of these numbers, which is made only once, because a copy from the host waits for the device."""
     with real_tensors():
         return torch.tensor(numbers, device=device, dtype=dtype)
 
 
 def real_tensors() -> AbstractContextManager[object]:
-    """A context for tensors that are kept. Otherwise, `torch.export` would make them of its own kind."""
+    """Return a context for tensors that are kept. Otherwise, `torch.export` would make them of its own kind."""
     return _disable_current_modes() if torch.compiler.is_exporting() else nullcontext()
 
 
@@ -67,7 +67,7 @@ def defer_checks() -> Iterator[None]:
 
 
 def may_check(device: torch.device) -> bool:
-    """Whether `attend` may read numbers from `device` to decide what to compute."""
+    """Return whether `attend` may read numbers from `device` to decide what to compute."""
     return not torch.compiler.is_exporting() and (device.type in HOSTS or not _checks_are_deferred)
 
 

@@ -147,7 +147,7 @@ def _check_surroundings() -> None:
 
 
 def _broke_a_library(error: Exception) -> bool:
-    """Whether `error` comes from a library that was being imported, for example while memory was limited."""
+    """Return whether `error` comes from a library that was being imported, for example while memory was limited."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     package = os.path.dirname(linformer_cli.__file__)
     return any(code.co_name == "<module>" and not code.co_filename.startswith(package) for code in codes)

@@ -157,7 +157,7 @@ def _take_model(asked: CompleteOptions) -> CompleteOptions:
 
 
 def _number_files(asked: CompleteOptions, session: Session, settings: dict[str, Any]) -> "NumberedImages | None":
-    """The files of --files. Raises `UsageError` if the first one exists and was not written by such a command."""
+    """List the files of --files. Raises `UsageError` if the first exists and was not written by such a command."""
     from linformer_cli.sampling.numbered import NumberedImages
 
     if asked.files is None:

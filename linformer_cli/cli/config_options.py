@@ -53,12 +53,12 @@ class Fields:
 
 
 def option(default: Any, help: str, *flags: str, **settings: Any) -> Any:
-    """An option with this default and help, and settings of `typer.Option`. Without `flags`, `name` is `--name`."""
+    """Declare an option with this default, help and settings of `typer.Option`. Without `flags`, `name` is `--name`."""
     return dataclasses.field(default=default, metadata={_OPTION: typer.Option(*flags, help=help, **settings)})
 
 
 def argument(metavar: str, help: str, default: Any = dataclasses.MISSING) -> Any:
-    """An argument, declared like an `option`. `metavar` is its name in the help. It is required without a default."""
+    """Declare an argument, like an `option`. `metavar` is its name in the help. It is required without a default."""
     return dataclasses.field(default=default, metadata={_OPTION: typer.Argument(metavar=metavar, help=help)})
 
 

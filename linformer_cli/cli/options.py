@@ -124,7 +124,7 @@ _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}
 
 
 def parse_duration(text: str) -> float:
-    """The seconds in `90`, `10m`, `1.5h` or `1h30m`, up to `LONGEST_SECONDS`. Raises `UsageError` for other texts."""
+    """Parse seconds in `90`, `10m`, `1.5h` or `1h30m`, up to `LONGEST_SECONDS`. Raises `UsageError` for other texts."""
     number = r"\d+(?:\.\d+)?"
     if not re.fullmatch(rf"{number}|(?:{number}\s*(?:d|h|min|m|s)\s*)+", given := text.strip().lower()):
         raise UsageError(f"'{text}' is not a time; write 90s, 10m or 1h30m")

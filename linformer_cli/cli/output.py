@@ -34,7 +34,7 @@ def set_quiet(quiet: bool) -> bool:
 
 
 def is_quiet() -> bool:
-    """Whether messages and progress are dropped: with --quiet, and in all processes of a job except the first."""
+    """Return whether messages and progress are dropped: with --quiet, and in all processes but a job's first."""
     return _quiet or process_rank() > 0
 
 
@@ -156,7 +156,7 @@ def show_preview(images: "NDArray[np.uint8]") -> None:
 
 
 def read_stdin() -> BinaryIO:
-    """All data of stdin, as a temporary file that can seek. Closing the file removes it."""
+    """Return all data of stdin, as a temporary file that can seek. Closing the file removes it."""
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError("'-' reads data from stdin, and stdin is a terminal; redirect it from a file or a pipe")
     file = tempfile.TemporaryFile()  # noqa: SIM115

@@ -91,7 +91,7 @@ def _watch(runs: list[Path]) -> NoReturn:
 
 
 def _find_words(runs: list[Path]) -> Words:
-    """The words for the data of `runs`. Raises `UsageError` if some runs are on images and others on bytes."""
+    """Return the words for the data of `runs`. Raises `UsageError` if some runs are on images and others on bytes."""
     first, *others = [_read_words(run) for run in runs]
     for run, words in zip(runs[1:], others, strict=True):
         if words != first:
@@ -100,7 +100,7 @@ def _find_words(runs: list[Path]) -> Words:
 
 
 def _read_words(run: Path) -> Words:
-    """The words for the data of a run. A curve needs no settings, so a run whose settings are lost counts as images."""
+    """Read the words for a run's data. A curve needs no settings, so a run whose settings are lost has images."""
     data: object = None
     with contextlib.suppress(OSError, ValueError):
         data = read_toml(run / "config.toml").get("data")

@@ -111,7 +111,7 @@ def _open_other(asked: ScoreOptions, session: Session) -> Session | None:
 
 
 def _list_pictures(paths: Sequence[Path]) -> Iterator[Path]:
-    """The files named by `paths`, of which a folder stands for the pictures below it. Says what else is there."""
+    """List the files named by `paths`, of which a folder stands for the pictures below it. Says what else is there."""
     from linformer_cli.data.listing import list_folder
 
     for path in paths:

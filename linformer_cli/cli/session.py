@@ -104,7 +104,7 @@ class Session:
         return measured
 
     def choose_classes(self, wanted: str | None) -> list[int]:
-        """The classes in the value of `--class`: `7`, `1,7`, names, or `all`. Raises `UsageError` for unknown ones."""
+        """Choose the classes that `--class` names: `7`, `1,7`, names, or `all`. Raises `UsageError` for others."""
         classes = self.model.config.classes
         if wanted is None:
             return []

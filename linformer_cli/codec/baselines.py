@@ -13,7 +13,7 @@ ZSTD_LEVEL = 19
 
 
 def measure_baselines(read: Callable[[], Iterable[bytes]]) -> Mapping[str, int | None]:
-    """The bytes of gzip -9, xz -9e and zstd -19 for the data in the chunks of `read()`; None if there is no zstd."""
+    """Measure the bytes of gzip -9, xz -9e and zstd -19 for the chunks of `read()`; None if there is no zstd."""
     deflater = zlib.compressobj(9, wbits=31)
     packer = lzma.LZMACompressor(preset=9 | lzma.PRESET_EXTREME)
     return {"gzip": _feed(deflater, read()), "xz": _feed(packer, read()), "zstd": measure_zstd(read)}

@@ -145,7 +145,7 @@ class Coder:
         return values.T
 
     def _start(self, batch: int) -> Predictor:
-        """A predictor that has begun `batch` sequences: the last one, if it has the same size."""
+        """Return a predictor that has begun `batch` sequences: the last one, if it has the same size."""
         if self._predictor is None or self._predictor.batch != batch:
             self._predictor = None  # free its memory before the next one is built
             self._predictor = Predictor(self.model, batch)

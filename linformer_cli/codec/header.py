@@ -146,7 +146,7 @@ def _require_possible(header: Header) -> None:
 
 
 def _encode_items(contents: Contents) -> bytes:
-    """The deflated list of names as JSON, with sizes unless every item is one tile; b"" for numbered pictures."""
+    """Return the deflated names as JSON, with sizes unless every item is one tile; b"" for numbered pictures."""
     if not contents.items:
         return b""
     tiling = contents.tiling
@@ -199,7 +199,7 @@ def _decode_item(entry: Any, tiling: Tiling) -> Item:
 
 
 def _encode_numbers(numbers: Iterable[int]) -> bytes:
-    """Each number in groups of 7 bits, the lowest first; all groups but the last have the highest bit set (LEB128)."""
+    """Encode numbers in groups of 7 bits, lowest first; all groups but the last have the highest bit set (LEB128)."""
     encoded = bytearray()
     for number in numbers:
         while number >= 128:

@@ -67,7 +67,7 @@ def open_files(inputs: Sequence[Input], tiling: Tiling, label: int | None) -> By
 def open_pictures(
     inputs: Sequence[Input], tiling: Tiling, tile: bool, label: int | None, warn: Callable[[str], None]
 ) -> PictureSource:
-    """The source of pictures of the model's size, or of any with `tile`. Raises `DataError` after all `warn`ings."""
+    """Open pictures of the model's size, or of any with `tile`. Raises `DataError` after all `warn`ings."""
     shape = tiling.shape
     files = [one.file if isinstance(one.file, Path) else one.file.read() for one in inputs]
     items: list[Item] = []
@@ -108,7 +108,7 @@ def open_pictures(
 
 
 def _list_folder(folder: Path, is_bytes: bool) -> list[str]:
-    """The names of the files below `folder`, sorted, relative to it. Links to folders are not followed."""
+    """Return the names of the files below `folder`, sorted, relative to it. Links to folders are not followed."""
     endings = list_endings()
 
     def fail(error: OSError) -> None:

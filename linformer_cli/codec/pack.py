@@ -200,7 +200,7 @@ class PackedFile:
         return [self._check(index, data[index], found.get(index), len(lengths[index])) for index in blocks]
 
     def _read_data(self, index: int) -> bytes | None:
-        """The data of a block, or None if the file ends before."""
+        """Return the data of a block, or None if the file ends before."""
         block = self.header.blocks[index]
         if self._places[index] + block.size > self.size:
             return None

@@ -114,7 +114,7 @@ class ByteSource:
 
 
 def describe_picture(file: Path | bytes, name: str, shape: ImageShape) -> Item:
-    """The size and palette of a picture; without a palette in `shape`, only its header is read. See `read_picture`."""
+    """Return a picture's size and palette; without a palette in `shape`, read only its header. See `read_picture`."""
     with _opened(file, name, shape) as picture:
         colours = np.zeros((0, 4), np.uint8)
         if picture.mode == "P":
@@ -142,7 +142,7 @@ def read_picture(file: Path | bytes, name: str, shape: ImageShape) -> Pixels:
 
 
 def _number_colours(pixels: Pixels, item: Item, shape: ImageShape) -> Pixels:
-    """The numbers [height, width, 1] of a picture's colours in the palette of `shape`, or `DataError`."""
+    """Return the numbers [height, width, 1] of a picture's colours in the palette of `shape`, or `DataError`."""
     if item.bands == 1:
         colours = item.colours if item.palette else np.array(shape.colours, np.uint8)
         whole = colours[pixels[..., 0].clip(max=len(colours) - 1)]
@@ -165,7 +165,7 @@ def _clear(colours: Pixels) -> Pixels:
 
 
 def restore_colours(numbers: Pixels, item: Item, shape: ImageShape) -> Pixels:
-    """The pixels [height, width, bands] of an item, from the numbers of its colours in the palette of `shape`."""
+    """Return the pixels [height, width, bands] of an item from the numbers of colours in the palette of `shape`."""
     if item.bands > 1:
         pixels = paint(numbers, shape)
         if item.palette:
@@ -178,7 +178,7 @@ def restore_colours(numbers: Pixels, item: Item, shape: ImageShape) -> Pixels:
 
 @contextlib.contextmanager
 def _opened(file: Path | bytes, name: str, shape: ImageShape) -> Iterator[Image.Image]:
-    """An open picture whose pixels would come back as they are. Raises `DataError` for any other."""
+    """Return an open picture whose pixels would come back as they are. Raises `DataError` for any other."""
     with open_picture(file, name) as picture:
         if (fault := _find_fault(picture, bool(shape.palette))) is not None:
             raise DataError(f"'{name}' {fault}; convert it first")
@@ -203,7 +203,7 @@ def _find_fault(picture: Image.Image, palette: bool) -> str | None:
 
 
 def _may_be_deep(picture: Image.Image) -> bool:
-    """Whether the file of a picture may have more than 8 bits per channel, although Pillow opens it with 8 bits."""
+    """Return whether a picture's file may have more than 8 bits per channel, although Pillow opens it with 8 bits."""
     tiles = [(tile[0], tile[3]) for tile in getattr(picture, "tile", ())]  # decoders and their arguments
     match picture.format:
         case "PNG" | "SGI":

@@ -28,7 +28,7 @@ class MappedArray(np.memmap):
 
 
 def open_array(path: Path) -> NDArray[Any]:
-    """The array in a file, memory-mapped. Raises `DataError` if the file is missing, damaged or no array of numbers."""
+    """Open the array in a file, memory-mapped. Raises `DataError` if it is missing, damaged or no array of numbers."""
     try:
         if is_special(path):
             raise DataError(f"{path} is a pipe or a device; save the array to a file with numpy.save")
@@ -50,7 +50,7 @@ def open_array(path: Path) -> NDArray[Any]:
 
 
 def arrange_images(array: NDArray[Any], path: Path) -> NDArray[Any]:
-    """The images [N, H, W, C] of a data set's array. Raises `DataError` if the meaning of its axes is not certain."""
+    """Return the images [N, H, W, C] of a data set's array. Raises `DataError` if its axes are not certain."""
     if array.dtype.kind not in "buif":
         raise DataError(f"{path}: pixels must be numbers, such as uint8 (0 to 255), found {array.dtype}")
     if array.ndim == 3:

@@ -46,11 +46,11 @@ class Batches:
         return chosen.astype(np.int64) - most
 
     def flips(self, start: int, size: int) -> NDArray[np.bool_]:
-        """Whether to flip each image of `batch(start, size)`, bool [size]: half of them."""
+        """Return whether to flip each image of `batch(start, size)`, bool [size]: half of them."""
         return self._draw(_FLIPS, start, size)[:, 0] >= 2**63
 
     def hidden_classes(self, start: int, size: int, share: float) -> NDArray[np.bool_]:
-        """Whether to hide the class of each image of `batch(start, size)`, bool [size], with probability `share`."""
+        """Return whether to hide each class of `batch(start, size)`, bool [size], with probability `share`."""
         return self._draw(_CLASSES, start, size)[:, 0] / 2.0**64 < share
 
     def _draw(self, purpose: int, start: int, size: int) -> NDArray[np.uint64]:

@@ -131,7 +131,7 @@ def _open_files(path: Path) -> JoinedFiles:
 
 
 def _measure_files(folder: Path, skipped: list[str]) -> dict[Path, int]:
-    """The sizes of all files below `folder`, in the order of their paths. Failures are added to `skipped`."""
+    """Return the sizes of all files below `folder`, in the order of their paths. Failures are added to `skipped`."""
     os.listdir(folder)
 
     def skip(error: OSError) -> None:

@@ -241,7 +241,7 @@ def _survey(folder: Path, listing: Listing, tile: int | None) -> tuple[Survey, l
 
 
 def _read_items(folder: Path, name: str, tile: int | None) -> Iterator[tuple[Item, Any]]:
-    """The images in a file with their pixels, or with None where a frame or a tile is not used."""
+    """Return the images in a file with their pixels, or with None where a frame or a tile is not used."""
     for number, pixels in enumerate(read_frames(folder / name)):
         if tile is None or pixels is None:
             yield Item(name, number), pixels

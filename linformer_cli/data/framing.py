@@ -89,7 +89,7 @@ def frame_picture(picture: Image.Image, frame: Frame, shape: ImageShape) -> list
 
 
 def _find_drawing(picture: Image.Image, is_sheet: bool = False) -> _Found | None:
-    """The ink of a grey picture. Ruled lines are left out of a sheet, and the desk too if the ink is doubtful."""
+    """Find the ink of a grey picture. Ruled lines are left out of a sheet, and the desk too if the ink is doubtful."""
     pixels = np.asarray(picture, dtype=np.float64)
     found = None if is_sheet else _find_ink(pixels)
     if _is_doubtful(found) and max(pixels.shape) > _LARGE:
@@ -101,7 +101,7 @@ def _find_drawing(picture: Image.Image, is_sheet: bool = False) -> _Found | None
 
 
 def _straighten(picture: Image.Image) -> Image.Image | None:
-    """The sheet in a photograph as it is from above, or None: the largest smooth region that is whole, if it is bright
+    """Return the sheet in a photograph from above, or None: the largest smooth region that is whole, if it is bright
     and a quadrilateral."""
     small = _close_lines(picture)
     smooth = ImageChops.difference(small.filter(ImageFilter.MaxFilter(3)), small.filter(ImageFilter.MinFilter(3)))
@@ -138,13 +138,13 @@ def _straighten(picture: Image.Image) -> Image.Image | None:
 
 
 def _measure_uprightness(corners: Floats) -> float:
-    """How far the sides of a sheet from its top left corner go to the right and down, at most 2."""
+    """Return how far the sides of a sheet from its top left corner go to the right and down, at most 2."""
     right, down = corners[1] + corners[2] - corners[0] - corners[3], corners[2] + corners[3] - corners[0] - corners[1]
     return float(right[0] / np.linalg.norm(right) + down[1] / np.linalg.norm(down))
 
 
 def _map_square(corners: Floats) -> Floats:
-    """The projective map [3, 3] of the corners (0, 0), (1, 0), (1, 1) and (0, 1) to these."""
+    """Return the projective map [3, 3] of the corners (0, 0), (1, 0), (1, 1) and (0, 1) to these."""
     rows = [
         row
         for (x, y), (u, v) in zip(((0, 0), (1, 0), (1, 1), (0, 1)), corners.tolist(), strict=True)
@@ -154,7 +154,7 @@ def _map_square(corners: Floats) -> Floats:
 
 
 def _part_drawings(ink: Floats) -> list[Floats]:
-    """The drawings in a row of them, from left to right, or the one drawing in `ink`."""
+    """Return the drawings in a row of them, from left to right, or the one drawing in `ink`."""
     height, width = ink.shape
     if width <= _ROW * height:
         return [ink]
@@ -183,7 +183,7 @@ def _frame_drawing(ink: Floats, is_dark: bool, frame: Frame, shape: ImageShape) 
 
 
 def _measure_drawing(ink: Floats) -> tuple[int, float, tuple[float, float]] | None:
-    """The longer side of a drawing's box, the level of its ink, and its centre of mass; None if there is no ink."""
+    """Measure the longer side of a drawing's box, its ink's level and its centre of mass; None if there is no ink."""
     inked = ink >= _INK
     if not inked.any():
         return None
@@ -193,7 +193,7 @@ def _measure_drawing(ink: Floats) -> tuple[int, float, tuple[float, float]] | No
 
 
 def _centre(ink: Floats) -> tuple[float, float]:
-    """The centre of mass of ink [H, W], in pixels from the top left corner of the image."""
+    """Return the centre of mass of ink [H, W], in pixels from the top left corner of the image."""
     sums = ink.sum(axis=1), ink.sum(axis=0)
     row, column = (float(side @ (np.arange(len(side)) + 0.5) / side.sum()) for side in sums)
     return row, column
@@ -205,7 +205,7 @@ def _span(present: Any) -> slice:
 
 
 def _is_doubtful(found: _Found | None) -> bool:
-    """Whether no drawing was found, or one that nearly spans the picture, or what may be a sheet on a dark desk."""
+    """Return whether no drawing was found, or one that nearly spans the picture, or perhaps a sheet on a dark desk."""
     if found is None or any(side > _SPANS * whole for side, whole in zip(found.ink.shape, found.sides, strict=True)):
         return True
     is_large = found.ink.size > _SHEET * math.prod(found.sides)
@@ -226,7 +226,7 @@ def _close_lines(picture: Image.Image) -> Image.Image:
 
 
 def _find_ink(pixels: Floats, ground: Floats | None = None, thin: int = 1) -> _Found | None:
-    """What differs from the `ground` [H, W] (a plane fitted to the border), `thin` pixels thick; None if no drawing."""
+    """Find what differs from `ground` [H, W] (a plane fitted to the border), `thin` pixels thick, or None."""
     height, width = pixels.shape
     if min(height, width) < 3:
         return None
@@ -261,7 +261,7 @@ def _border(shape: tuple[int, ...], width: int) -> NDArray[np.bool_]:
 
 
 def _fit_ground(pixels: Floats, border: NDArray[np.bool_]) -> Floats:
-    """The plane a + b * row + c * column that fits the `border` of a picture best, without its outliers."""
+    """Return the plane a + b * row + c * column that fits the `border` of a picture best, without its outliers."""
     height, width = pixels.shape
     row, column = np.mgrid[0:height, 0:width]
     terms = np.stack([np.ones(height * width), row.ravel() / height, column.ravel() / width], axis=1)
@@ -271,7 +271,7 @@ def _fit_ground(pixels: Floats, border: NDArray[np.bool_]) -> Floats:
 
 
 def _split(ink: Floats) -> float:
-    """The threshold that divides values into two groups with the least variance within them (Otsu 1979)."""
+    """Return the threshold that divides values into two groups with the least variance within them (Otsu 1979)."""
     counts, edges = np.histogram(ink, bins=256)
     middles = (edges[:-1] + edges[1:]) / 2
     below = np.cumsum(counts)[:-1]
@@ -282,7 +282,7 @@ def _split(ink: Floats) -> float:
 
 
 def _span_without_specks(ink: Floats) -> slice:
-    """The slice of ink [n] without its two ends, each with at most the fraction `_SPECK` of the ink."""
+    """Return the slice of ink [n] without its two ends, each with at most the fraction `_SPECK` of the ink."""
     share = np.cumsum(ink) / ink.sum()
     return slice(int(np.searchsorted(share, _SPECK)), int(np.searchsorted(share, 1 - _SPECK)) + 1)
 

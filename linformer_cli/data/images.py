@@ -86,7 +86,7 @@ class ImageSet:
             raise UsageError(f"the model is for images of {model}, but '{self.name}' has {images}; {hint}")
 
     def require_labels(self, classes: int, reader: str = "the model") -> NDArray[np.int64]:
-        """The labels for `reader`; raises `DataError` if there are none, or if some are not in 0 .. classes - 1."""
+        """Return the labels for `reader`; raises `DataError` if there are none or some are not in 0 .. classes - 1."""
         if self.labels is None:
             raise DataError(f"'{self.name}' has no labels, and {reader} needs the class of each image")
         lowest, highest = int(self.labels.min()), int(self.labels.max())
@@ -121,7 +121,7 @@ def load_images(
 
 
 def name_folder(folder: str | Path) -> str:
-    """The name of the data set in a folder: of arrays if it holds train-images.npy, and otherwise of pictures."""
+    """Return the name of a folder's data set: of arrays if it holds train-images.npy, and otherwise of pictures."""
     return f"{'array' if (Path(folder) / 'train-images.npy').exists() else 'folder'}:{folder}"
 
 
@@ -198,7 +198,7 @@ def _check_settings(data: DataConfig, kind: str) -> None:
 def _read_arrays(
     folder: str, images: NDArray[Any], data: DataConfig, look: Look | None
 ) -> tuple[NDArray[np.uint8], Look | None, tuple[str, ...]]:
-    """The images uint8 of an array, its look and lines about it. Grey and RGB images of 8 bits are as they are."""
+    """Read the images uint8 of an array, its look and lines about it. Grey and RGB images of 8 bits are as they are."""
     asked = any(getattr(data, key) is not None for key in LOOK_SETTINGS)
     plain = images.dtype == np.uint8 and images.shape[3] != 4 and not asked
     # The look of a model changes the colours of such images, not their size.

@@ -61,7 +61,7 @@ def list_folder(folder: Path) -> Listing:
 
 
 def _read_labels(folder: Path, pictures: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The class of each picture that `labels.csv` names, and lines about it. The first line may be a heading."""
+    """Return the class of each picture that `labels.csv` names, and lines about it. The first line may be a heading."""
     try:
         text = (folder / LABELS).read_text(encoding="utf-8-sig")
         rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines(), skipinitialspace=True) if row]
@@ -168,7 +168,7 @@ def _split_folder(name: str) -> str | None:
 
 
 def _brings_splits(names: Sequence[str]) -> bool:
-    """Whether there are folders for training and for another split. A folder `train` alone may be a class."""
+    """Return whether there are folders for training and for another split. A folder `train` alone may be a class."""
     found = set(map(_split_folder, names))
     return "train" in found and not found.isdisjoint({"validation", "test"})
 

@@ -59,11 +59,11 @@ class Look:
         return self.shape.channels == 4 or any(opacity < 255 for *_, opacity in self.shape.colours)
 
     def read(self, pixels: Pixels) -> NDArray[np.uint8]:
-        """The image uint8 [H, W, C] for a picture: brightnesses, or the numbers of colours if there is a palette."""
+        """Return the image uint8 [H, W, C] for a picture: brightnesses, or numbers of colours for a palette."""
         return self.finish(self.convert(pixels))
 
     def convert(self, pixels: Pixels) -> Image.Image:
-        """The whole picture with 8 bits a channel: in grey or RGB, or in RGBA if transparency is kept."""
+        """Return the whole picture with 8 bits a channel: in grey or RGB, or in RGBA if transparency is kept."""
         if pixels.dtype != np.uint8:
             pixels = scale_numbers(pixels, self.range)
         picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
@@ -108,7 +108,7 @@ class Look:
         return placed
 
     def _choose_ground(self, picture: Image.Image, border: Any) -> Any:
-        """The colour around a padded picture: transparent, the ground, or that of its `border`."""
+        """Return the colour around a padded picture: transparent, the ground, or that of its `border`."""
         if picture.mode == "RGBA":
             return (0, 0, 0, 0)
         if self.ground is None:
@@ -142,7 +142,7 @@ def scale_numbers(pixels: Pixels, span: tuple[float, float] | None) -> NDArray[n
 
 
 def pack_colours(pixels: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """One number for each pixel of uint8 [..., 1, 3 or 4 channels]; all fully transparent pixels have number 0."""
+    """Pack pixels of uint8 [..., 1, 3 or 4 channels] into one number each; 0 for all fully transparent ones."""
     full = np.full((*pixels.shape[:-1], 4), 255, np.uint8)
     full[..., : max(3, pixels.shape[-1])] = pixels
     packed: NDArray[np.uint32] = full.view("<u4")[..., 0]

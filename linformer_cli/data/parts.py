@@ -29,7 +29,7 @@ class Part:
 
 
 def choose_part(keep: str | None, erase: str | None, mask: NDArray[np.uint8] | None, shape: ImageShape) -> Part:
-    """The part that `--keep` (None: all), `--erase` and `--mask` keep together; `DEFAULT_PART` without the three.
+    """Choose what `--keep` (None: all), `--erase` and `--mask` keep together; `DEFAULT_PART` without the three.
 
     Raises `UsageError` for values that name no part, and if nothing is left to complete.
     """

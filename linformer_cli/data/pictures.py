@@ -44,7 +44,7 @@ class Picture:
 
 
 def list_endings() -> set[str]:
-    """The endings of the names of pictures that Pillow can read, such as `.png`."""
+    """Return the endings of the names of pictures that Pillow can read, such as `.png`."""
     _register_heic()
     return {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
 
@@ -59,7 +59,7 @@ def _register_heic() -> None:
 
 @contextlib.contextmanager
 def open_picture(file: Path | bytes, name: str) -> Iterator[Image.Image]:
-    """A context with an open picture, called `name` in messages. Raises `DataError` for what cannot be read safely."""
+    """Open a picture in a context; messages call it `name`. Raises `DataError` for what cannot be read safely."""
     try:
         if isinstance(file, Path) and is_special(file):
             raise DataError(f"'{name}' is a pipe or a device, and images are read from files only; save it to a file")
@@ -88,7 +88,7 @@ def open_picture(file: Path | bytes, name: str) -> Iterator[Image.Image]:
 
 
 def read_frames(path: Path) -> Iterator[Pixels | None]:
-    """All frames, upright, or images of a `.npy` file; None for previews and other sizes. Raises as `open_picture`."""
+    """Read all frames, upright, or a `.npy` file; None for previews and other sizes. Raises as `open_picture`."""
     if path.suffix.lower() == ".npy":
         yield from arrange_picture(open_array(path), path)
         return
@@ -113,7 +113,7 @@ def _read_pixels(opened: Image.Image) -> Pixels:
 
 
 def read_mask(file: Path) -> NDArray[np.uint8]:
-    """A mask uint8 [h, w] from the first frame of a picture: white is kept. Raises what `read_frames` raises."""
+    """Return a mask uint8 [h, w] from the first frame of a picture: white is kept. Raises what `read_frames` raises."""
     pixels = next(read_frames(file))
     assert pixels is not None, "the first frame is used"
     if pixels.dtype != np.uint8:
@@ -179,7 +179,7 @@ def load_picture(
 def _choose_pixels(
     part: Part, pixels: Pixels, size: tuple[int, int], look: Look, fit: Fit | None
 ) -> tuple[NDArray[np.bool_], NDArray[np.uint8] | None]:
-    """The kept pixels bool [H, W] of a picture's image, and the mask that decides: the part's, or its opacity."""
+    """Choose the kept pixels bool [H, W] of a picture's image, and the mask: the part's, or its opacity."""
     if part.yields and pixels.shape[2] == 4 and not look.keeps_opacity:
         opaque = _fit_mask(pixels[..., 3], size, look, fit)
         if not opaque.all():  # a few transparent pixels of a large picture are lost in its image

@@ -91,7 +91,7 @@ class Survey:
             self._spans.append((float(values.min()), float(low), float(high), float(values.max())))
 
     def choose(self, wanted: DataConfig, sample: Iterable[Pixels]) -> tuple[Look, list[str]]:
-        """The look of the set and lines that explain it. Raises `UsageError` if images are too large for a model."""
+        """Choose the set's look, and explain it in lines. Raises `UsageError` if images are too large for a model."""
         span, notes = self._choose_range(wanted)
         art = 2 * self._art > len(self._seen) and not self._spans
         (height, width), enlarged = self._choose_size(wanted, art)
@@ -228,7 +228,7 @@ def sample_evenly(items: Any) -> Any:
 
 
 def _measure_block(packed: NDArray[np.uint32]) -> int:
-    """The side of the squares of one colour that a picture [H, W] consists of: above 1 for enlarged pixel art."""
+    """Measure the side of squares of one colour that form a picture [H, W]: above 1 for enlarged pixel art."""
     edges = list(packed.shape)
     for axis in (0, 1):
         edges += (np.flatnonzero(np.diff(packed, axis=axis).any(axis=1 - axis)) + 1).tolist()
@@ -254,7 +254,7 @@ def _join_colours(pixels: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
 
 
 def _measure_error(pixels: NDArray[np.uint8], colours: NDArray[np.uint8]) -> float:
-    """The mean absolute difference of opaque pixels [n, 4] from their colours, over red, green and blue."""
+    """Return the mean absolute difference of opaque pixels [n, 4] from their colours, over red, green and blue."""
     if not len(pixels):
         return 0.0
     if len(colours) > 1:

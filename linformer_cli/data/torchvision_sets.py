@@ -166,7 +166,7 @@ def _import() -> Any:
 
 
 def _mismatch(error: Exception) -> DataError:
-    """The error for a torchvision that does not fit torch. It names both versions and the required torch."""
+    """Return the error for a torchvision that does not fit torch. It names both versions and the required torch."""
     torch_version = importlib.metadata.version("torch")
     torchvision_version = importlib.metadata.version("torchvision")
     requirements = importlib.metadata.requires("torchvision") or []
@@ -198,7 +198,7 @@ def _network_timeout() -> Iterator[None]:
 
 
 def _last_line(error: Exception) -> str:
-    """The last line of an error's text, where torchvision puts the cause, or the error's type if there is no text."""
+    """Return the last line of an error, where torchvision puts the cause, or the error's type if it has no text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

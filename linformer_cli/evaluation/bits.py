@@ -167,7 +167,7 @@ def _mean_and_error(nats_per_image: Tensor, values: int) -> tuple[float, float |
 
 
 def measure_mean(bits: Tensor) -> tuple[float, float | None]:
-    """The mean of `bits` [S, N] of S runs and N images, and its standard error: over images and, if S > 1, over runs.
+    """Return the mean of `bits` [S, N], of S runs and N images, and its standard error over images and, if S > 1, runs.
 
     The variances of both means are added. Noise of single images counts twice, so the error is rather too large.
     """

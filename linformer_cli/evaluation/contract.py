@@ -199,7 +199,7 @@ def state_gradient_error(mechanism: Attention) -> float:
 
 @torch.no_grad()
 def causality_error(mechanism: Attention, place: int, factor: float = 30.0, length: int = LENGTH) -> Difference:
-    """The change of earlier outputs if the inputs are multiplied from a position on, which must itself change."""
+    """Return the change of earlier outputs if inputs are multiplied from a position on, which must itself change."""
     inputs = draw(mechanism, length)
     before, _ = attend(mechanism, inputs)
     errors = []
@@ -264,7 +264,7 @@ def batch_errors(mechanism: Attention) -> tuple[float, float]:
 
 @torch.no_grad()
 def state_change(mechanism: Attention, prefix: Callable[..., tuple[Tensor, Any]] | None = attend) -> float:
-    """How much `attend`, and steps from its result, change the inputs, or the state after `prefix` (None: empty)."""
+    """Return how much `attend` and later steps change the inputs or the state after `prefix` (None: empty)."""
     inputs = draw(mechanism)
     given = init(mechanism, inputs)
     if prefix is not None:

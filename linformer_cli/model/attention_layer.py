@@ -130,7 +130,7 @@ class AttentionLayer(nn.Module):
             self.input.bias[self.input_rows["extra"]] = self.inner.extra_bias
 
     def project(self, x: Tensor | Unnormed, recent: Tensor | None = None) -> tuple[HeadInputs, Tensor | None]:
-        """The mechanism's inputs for x [..., width], of many positions or one, and the convolution's state after x."""
+        """Project x [..., width], of positions or one, to the mechanism's inputs and the convolution's next state."""
         projected = self.input(x)
         widths = [self.heads * width for width in self.widths]
         parts = list(_Split.apply(projected, widths))

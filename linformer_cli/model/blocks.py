@@ -62,7 +62,7 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """The output [B, width] of one position and the new state, without gradients; may update `state` in place."""
+        """Return a position's output [B, width] and the new state, without gradients; may update `state` in place."""
 
     @abstractmethod
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
@@ -85,7 +85,7 @@ class Block(nn.Module, ABC):
         return True
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether compiled kernels, rather than plain torch, mix positions for vectors of `dtype` on `device`."""
+        """Return whether compiled kernels, not plain torch, mix positions for vectors of `dtype` on `device`."""
         return False
 
     def add_branch(

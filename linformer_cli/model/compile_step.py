@@ -10,7 +10,7 @@ from .pixel_model import PixelModel
 
 
 def compile_step(model: PixelModel, window: int = 1, products: torch.dtype | None = None) -> Program:
-    """The program of one step of `model`, for up to `window` positions in a pass. Raises `NoProgram` if there is none.
+    """Compile one step of `model`, for up to `window` positions in a pass. Raises `NoProgram` if that is impossible.
 
     `products` is the type of the inputs and weights of matrix products: float32, bfloat16 or int8 (None: the model's).
     Cached keys and values are bfloat16, unless products are float32. Everything else is float32.
@@ -52,5 +52,5 @@ def describe_images(model: PixelModel) -> Images:
 
 
 def encode_model(model: PixelModel, window: int, products: torch.dtype | None = None) -> bytes:
-    """The bytes of a program file that draws the images of `model`; see `compile_step` and native/program_file.py."""
+    """Encode a program file that draws the images of `model`; see `compile_step` and native/program_file.py."""
     return encode_program(compile_step(model, window, products), describe_images(model))

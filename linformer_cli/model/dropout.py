@@ -42,7 +42,7 @@ def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
 
 
 def add_and_normalise(x: Tensor, branch: Tensor, probability: float, norm: nn.LayerNorm) -> Vectors:
-    """The LayerNorm `norm` of `add_dropped(...)`, with a copy in bfloat16 if compiled for a bfloat16 `branch`."""
+    """Apply the LayerNorm `norm` to `add_dropped(...)`, with a bfloat16 copy if compiled for a bfloat16 `branch`."""
     if not (_is_compiled(x, branch) and norm.weight.dtype == torch.float32):
         return norm(add_dropped(x, branch, probability))
     seed = _draw_seed() if probability else 0

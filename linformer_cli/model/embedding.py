@@ -56,17 +56,17 @@ def take_rows(table: Tensor, first: int | Tensor, count: int) -> Tensor:
 
 
 def first_value(position: Any, reach: int) -> Any:
-    """The number of the value in column 0 of `recent` after `position` tokens, the first of which is no value."""
+    """Return the number of the value in column 0 of `recent` after `position` tokens; the first token is no value."""
     return position - reach - 1
 
 
 def ring_slots(sources: Tensor, length: int) -> Tensor:
-    """The slots of a ring of `length` values for values number `sources`: v is in slot v mod length; -1 stays -1."""
+    """Return the slots of values number `sources` in a ring of `length`: v is in slot v mod length; -1 stays -1."""
     return torch.where(sources < 0, -1, sources % length)
 
 
 def fill_ring(state: EmbeddingState, length: int) -> Tensor:
-    """The recent values of `state` as a ring int16 [B, length], with `length` at least `reach`; see `ring_slots`."""
+    """Return the recent values of `state` as a ring int16 [B, length], `length` at least `reach`; see `ring_slots`."""
     reach = state.recent.shape[1]
     ring = state.recent.new_zeros(len(state.recent), length)
     values = torch.arange(reach, device=ring.device) + first_value(int(state.position), reach)
@@ -91,12 +91,12 @@ def context_sources(context: str, image: ImageShape) -> Tensor:
 
 
 def find_last_values(positions: Tensor, count: int) -> Tensor:
-    """The numbers int64 [T, count] of the last `count` values before each of `positions` int64 [T]; -1 means none."""
+    """Find the numbers int64 [T, count] of the last values before each of `positions` int64 [T]; -1 means none."""
     return (positions.unsqueeze(1) - torch.arange(1, count + 1, device=positions.device)).clamp(min=-1)
 
 
 def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
-    """The numbers int64 [T, slots] (-1: none) of a pixel's earlier channels, then of pixels at `offsets` (up, left)."""
+    """Find values int64 [T, slots] (-1: none): a pixel's earlier channels, then those at `offsets` (up, left)."""
     positions = torch.arange(image.positions, device="cpu")
     channel = positions % image.channels
     own = [torch.where(channel > other, positions - channel + other, -1) for other in range(image.channels - 1)]
@@ -107,7 +107,7 @@ def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor
 
 
 def find_same_channel(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
-    """The numbers int64 [T, offsets] of the values at `offsets` in the position's own channel; -1 means no value."""
+    """Find the numbers int64 [T, offsets] of values at `offsets` in the position's own channel; -1 means no value."""
     positions = torch.arange(image.positions, device="cpu")
     row, column = positions // image.values_per_row, positions // image.channels % image.width
     slots = []
@@ -126,7 +126,7 @@ def read_values(tokens: Tensor, state: EmbeddingState, sources: Tensor, missing:
 
 
 def sum_tables(values: Tensor, tables: Tensor, levels: int) -> Tensor:
-    """The sum [B, n, W] of a vector for each of values int64 [B, n, slots], from `tables` [slots (levels + 1), W]."""
+    """Sum vectors, to [B, n, W], of values int64 [B, n, slots], one each from `tables` [slots (levels + 1), W]."""
     rows = values + torch.arange(values.shape[-1], device=values.device) * (levels + 1)
     return functional.embedding_bag(rows.flatten(0, 1), tables, mode="sum").unflatten(0, rows.shape[:2])
 
@@ -242,7 +242,7 @@ class PixelEmbedding(nn.Module):
         return self._grid(0, self.grid.positions) if self.has_grid else self.sinusoids
 
     def _find_sources(self, start: int | Tensor, length: int) -> Tensor:
-        """The rows `start` to `start + length - 1` of `sources`, which may lie beyond the last row."""
+        """Return the rows `start` to `start + length - 1` of `sources`, which may lie beyond the last row."""
         if self.last_values:
             return find_last_values(count_from(start, length, self.sources.device), self.last_values)
         return take_rows(self.sources, start, length)

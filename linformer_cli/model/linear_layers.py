@@ -84,12 +84,12 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 @functools.cache
 def _has_one_dnn() -> bool:
-    """Whether torch's operation that adds the bias as it writes supports bfloat16 on this processor."""
+    """Return whether torch's operation that adds the bias as it writes supports bfloat16 on this processor."""
     return hasattr(torch.ops.mkldnn, "_linear_pointwise") and multiplies_bf16()
 
 
 def _differentiate(gradient: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The gradient [rows, N] before a ReLU with output y (None: no ReLU), and its float32 sum [N] over rows."""
+    """Return the gradient [rows, N] before a ReLU with output y (None: no ReLU), and its float32 sum [N] over rows."""
     rows, width = gradient.shape
     before = gradient if y is None else torch.empty_like(gradient)
     sums = torch.zeros(min(_PIECES, rows), width)

@@ -111,7 +111,7 @@ class LstmBlock(Block):
 
 
 def _in_float32() -> AbstractContextManager[None]:
-    """A context in which cuDNN multiplies in float32, like `step`. torch's default for sequences is TF32."""
+    """Return a context in which cuDNN multiplies in float32, like `step`. torch's default for sequences is TF32."""
     cudnn = torch.backends.cudnn
     return cudnn.flags(cudnn.enabled, cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False)
 

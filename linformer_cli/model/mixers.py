@@ -40,12 +40,12 @@ def parse_options(name: str, options: Mapping[str, Any]) -> Config:
 
 
 def build_attention(name: str, options: Mapping[str, Any], shape: AttentionShape) -> Attention:
-    """The attention mechanism `name` with `options` and the sizes of `shape`. Raises what `parse_options` raises."""
+    """Build the mechanism `name` with `options` and the sizes of `shape`. Raises what `parse_options` raises."""
     return find_attention(name)(cast(AttentionOptions, parse_options(name, options)), shape)
 
 
 def has_attention_layer(name: str) -> bool:
-    """Whether the blocks of the mechanism or baseline `name` have an attention layer, whose parts are settings."""
+    """Return whether blocks of mechanism or baseline `name` have an attention layer, whose parts are settings."""
     mixer = find_mixer(name)
     return issubclass(mixer, Attention) and not (mixer.gated or mixer.shared_key_value)
 

@@ -78,7 +78,7 @@ class Differences(NamedTuple):
 
 
 def list_surroundings() -> list[tuple[int, int]]:
-    """The offset (rows up, columns to the left) of each pixel that is read: above, or to the left in the same row."""
+    """List the offset (rows up, columns to the left) of each pixel that is read: above, or left in the same row."""
     left = [(0, left) for left in range(1, SIDE + 1)]  # (0, 1) is at LEFT_PLACE, and (1, 0) at UP_PLACE
     return left + [(up, left) for up in range(1, ROWS_ABOVE + 1) for left in range(SIDE, -SIDE - 1, -1)]
 
@@ -150,7 +150,7 @@ class NeighbourTables(nn.Module):
         self.output = nn.Linear(len(TABLE_ROWS) * ROW_WIDTH, width)
 
     def forward(self, values: Tensor, channels: Tensor) -> Tensor:
-        """The vectors [..., width] for `values`; `channels` int64 [...], the channels of the values, are broadcast."""
+        """Return vectors [..., width] of `values`; `channels` int64 [...], the values' channels, are broadcast."""
         return self.output(functional.embedding(find_rows(values, channels), self.rows).flatten(-2))
 
 

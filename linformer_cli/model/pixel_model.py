@@ -59,7 +59,7 @@ class PixelModel(nn.Module):
         return self.head.projection.weight.dtype
 
     def is_compiled(self, dtype: torch.dtype) -> bool:
-        """Whether any block's `attend` runs compiled kernels for inputs of `dtype`."""
+        """Return whether any block's `attend` runs compiled kernels for inputs of `dtype`."""
         return any(block.is_compiled(self.device, dtype) for block in self.typed_blocks)
 
     def find_bound(self) -> str | None:
@@ -118,7 +118,7 @@ class PixelModel(nn.Module):
         return parameters, PixelState(embedding, tuple(layers), pixel)
 
     def init_state(self, batch: int, capacity: int | None = None, device: torch.device | None = None) -> PixelState:
-        """The state of `batch` images before their first token, with room for `capacity` positions (default: T)."""
+        """Return the state of `batch` images before their first token, with room for `capacity` positions or T."""
         device = device or self.device
         # How many steps of the blocks belong to the first `capacity` values.
         units = -(-(capacity or self.config.image.positions) // self.embedding.stride)
@@ -166,13 +166,13 @@ class PixelModel(nn.Module):
 
 
 def expected_weights(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
-    """The `state_dict` of what `build` returns, with shapes and types but no memory. Raises what `build` raises."""
+    """Return the `state_dict` of what `build` returns, with shapes and types but no memory. Raises what it raises."""
     with torch.device("meta"), _WithoutWeights():
         return build().state_dict()
 
 
 def build_skeleton(config: ModelConfig) -> PixelModel:
-    """A model to fill with `load_state_dict(..., assign=True)`: most parameters have no memory, but buffers do."""
+    """Build a model to fill with `load_state_dict(..., assign=True)`: buffers have memory, most parameters not."""
     with _WithoutWeights():
         return PixelModel(config)
 

@@ -124,13 +124,13 @@ def compute_digest(instruction_set: InstructionSet) -> str:
 
 
 def read_digest(library: Path) -> str | None:
-    """The digest in the file of a library, or None if it has none. Raises `OSError` if the file cannot be read."""
+    """Read the digest in the file of a library, or None if it has none. Raises `OSError` if the file cannot be read."""
     found = re.search(rb"lintx library ([0-9a-f]{64})", library.read_bytes())
     return found and found[1].decode()
 
 
 def is_fresh(library: Path, instruction_set: InstructionSet) -> bool:
-    """Whether the file is there and was built from the C++ that is there now."""
+    """Return whether the file is there and was built from the C++ that is there now."""
     try:
         return read_digest(library) == compute_digest(instruction_set)
     except OSError:

@@ -8,7 +8,7 @@ _NUMBERS = {name: int(value, 0) for name, value in re.findall(r"(\w+) = (\w+)\b"
 
 
 def _read_names(enum: str) -> dict[str, int]:
-    """The numbers of an enum by their names in options and programs, such as `elu` for ELU_MAP."""
+    """Return the numbers of an enum by their names in options and programs, such as `elu` for ELU_MAP."""
     (body,) = re.findall(rf"enum {enum} {{(.*?)}}", _TEXT, re.DOTALL)
     return {name.removesuffix("_MAP").lower(): _NUMBERS[name] for name in re.findall(r"(\w+) =", body)}
 

@@ -13,7 +13,7 @@ _LEAST_CAPABILITY = (8, 0)  # the lowest compute capability with matrix units fo
 
 
 def has_triton(device: "torch.device") -> bool:
-    """Whether Triton kernels may be used here for tensors of `device`."""
+    """Return whether Triton kernels may be used here for tensors of `device`."""
     return compiled_allowed() and triton_refusal(device) is None
 
 

@@ -35,7 +35,7 @@ class Library:
 
 @contextlib.contextmanager
 def reference_only() -> Iterator[None]:
-    """A context in which only plain torch forms are used, never compiled forms."""
+    """Return a context in which only plain torch forms are used, never compiled forms."""
     token = _allowed.set(False)
     try:
         yield
@@ -44,12 +44,12 @@ def reference_only() -> Iterator[None]:
 
 
 def compiled_allowed() -> bool:
-    """Whether compiled forms may be used here: false inside `reference_only`."""
+    """Return whether compiled forms may be used here: false inside `reference_only`."""
     return _allowed.get()
 
 
 def has_library() -> bool:
-    """Whether compiled code may be used and is available. Where it is missing, log one warning per process."""
+    """Return whether compiled code may be used and is available. Where it is missing, log one warning per process."""
     if not compiled_allowed():
         return False
     outcome = try_library()
@@ -76,7 +76,7 @@ def load_function(name: str, *arguments: Any) -> Callable[..., None]:
 
 @functools.cache
 def read_structure(file: str, name: str) -> type[ctypes.Structure]:
-    """The structure `name` of a C++ file: numbers of 8 bytes, pointers and `View`s of scan.h, without padding."""
+    """Read the structure `name` of a C++ file: numbers of 8 bytes, pointers and `View`s of scan.h, without padding."""
     text = re.sub(r"//.*", "", (PACKAGE / file).read_text(encoding="utf-8"))
     (body,) = re.findall(rf"^struct {name} {{\n(.*?)^}};", text, re.MULTILINE | re.DOTALL)
     fields: list[tuple[str, type]] = []
@@ -92,7 +92,7 @@ def read_structure(file: str, name: str) -> type[ctypes.Structure]:
 
 
 def describe_library() -> str:
-    """Which library is used and why, or why there is none. Raises what `has_library` raises."""
+    """Return which library is used and why, or why there is none. Raises what `has_library` raises."""
     outcome = try_library()
     if isinstance(outcome, NoLibrary):
         return f"not available: {outcome}"
@@ -114,7 +114,7 @@ def _try(wanted: str) -> Library | NoLibrary:
 
 
 def supported_sets() -> tuple[InstructionSet, ...]:
-    """The instruction sets of this processor, slowest first, as its simplest library tells. Raises `NoLibrary`."""
+    """Return the processor's instruction sets, slowest first, as its simplest library tells. Raises `NoLibrary`."""
     every = this_machine().instruction_sets
     supports = _open(every[0]).lintx_supports
     supports.restype = ctypes.c_int64

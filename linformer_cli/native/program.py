@@ -81,7 +81,7 @@ _DECLARATION = re.compile(
 
 @functools.cache
 def read_signatures() -> dict[str, tuple[Argument, ...]]:
-    """The arguments of every operation, read from the C++ that declares them, with or without a compiled library."""
+    """Read the arguments of every operation from the C++ that declares them, with or without a compiled library."""
     structs: dict[str, tuple[Argument, ...]] = {"Arguments": ()}
     found, struct = {}, ""
     for file in (_FOLDER / "operation.h", *sorted((_FOLDER / "ops").glob("*.h"))):

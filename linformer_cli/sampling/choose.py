@@ -126,5 +126,5 @@ def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Ten
 
 
 def draw_filtered(log_probabilities: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
-    """The next values int64 [B] after `filters`, from [B, levels], with guidance [2 B, levels], and uniforms [B]."""
+    """Draw the next values int64 [B] after `filters`, from [B, levels] (guidance: [2 B, levels]) and uniforms [B]."""
     return invert_cumulative(filter_log_probabilities(log_probabilities, filters).exp(), uniforms)[0]

@@ -81,7 +81,7 @@ class Sampler:
         return SampledBatch(indices, values, time.perf_counter() - began, engine.state_bytes, passes)
 
     def start_tokens(self, count: int, labels: Tensor | None) -> Tensor:
-        """The start tokens of `count` images with these classes, int64 [rows]; with guidance, also without a class."""
+        """Return start tokens int64 [rows] of `count` images of these classes; with guidance, also without a class."""
         tokens = self.model.start_tokens(count, labels)
         return tokens if self.filters.guidance == 1 else torch.cat([tokens, self.model.start_tokens(count)])
 

@@ -37,7 +37,7 @@ class NumberedImages:
         write_file(self.path(index), encode_png(to_picture(image, self.colours), self.describe(index)), flush=False)
 
     def holds(self, index: int) -> bool:
-        """Whether image `index` exists undamaged. Raises `UsageError` for a file of others, which must be kept."""
+        """Return whether image `index` exists undamaged. Raises `UsageError` for a file of others, to keep it."""
         if not self.path(index).exists():
             return False
         try:

@@ -117,6 +117,6 @@ def draw_particles(
 
 
 def _spread(uniforms: NDArray[np.float64], copies: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The random numbers of all particles [particles]: evenly spaced within a group, from the number of its first."""
+    """Return all particles' random numbers [particles]: evenly spaced within a group, from that of its first."""
     first = np.repeat(np.cumsum(copies) - copies, copies)
     return np.asarray((np.arange(len(first)) - first + uniforms[first]) / np.repeat(copies, copies))

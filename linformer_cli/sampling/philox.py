@@ -46,6 +46,6 @@ def _multiply(words: Tensor, factor: int) -> tuple[Tensor, Tensor]:
 
 
 def _signed(bits: int) -> int:
-    """The lower 64 bits, interpreted as a signed integer."""
+    """Return the lower 64 bits, interpreted as a signed integer."""
     bits %= 2**64
     return bits - 2**64 if bits >= 2**63 else bits

@@ -26,7 +26,7 @@ def choose_sampling_precision(model: PixelModel, engine: str) -> Choice:
 
 
 def choose_formats(wanted: SamplingPrecision, model: PixelModel) -> tuple[Choice, dict[str, torch.dtype]]:
-    """The precision in which the native engine samples all models of a table, and the `products` of each engine."""
+    """Choose the precision in which the native engine samples all models of a table, and each engine's `products`."""
     if wanted == "auto":
         choice = choose_sampling_precision(model, NATIVE)
         return choice, {NATIVE: torch.int8} if choice.value == "int8" else {}

@@ -46,7 +46,7 @@ def choose_device(wanted: str) -> Choice:
 
 
 def multiplies_bf16() -> bool:
-    """Whether this processor has instructions that multiply bf16. They may still be slower than float32."""
+    """Return whether this processor has instructions that multiply bf16. They may still be slower than float32."""
     import torch
 
     # This name is private, but torch has no public one.
@@ -55,7 +55,7 @@ def multiplies_bf16() -> bool:
 
 
 def torch_dtype(precision: str) -> "torch.dtype":
-    """The type of a model in this precision. A model for `int8` or `auto` is float32; an engine may round it later."""
+    """Return a model's type in this precision: float32 for `int8` or `auto`, which an engine may round later."""
     import torch
 
     return {"bf16": torch.bfloat16, "fp64": torch.float64}.get(precision, torch.float32)

@@ -38,7 +38,7 @@ def process_rank() -> int:
 
 
 def _count() -> int:
-    """The number of processes; 1 if torchrun's variables are missing or wrong. `join_team` reports wrong variables."""
+    """Count the processes; 1 if torchrun's variables are missing or wrong. `join_team` reports wrong variables."""
     return int(os.environ["WORLD_SIZE"]) if _is_job() and not _find_fault() else 1
 
 
@@ -107,7 +107,7 @@ class Team:
         return max(self.gather(value))
 
     def from_leader(self, work: Callable[[], Value]) -> Value:
-        """The picklable result of `work`, which only rank 0 runs. If it raises `Interrupted`, every process does."""
+        """Return the picklable result of `work`, run by rank 0. If it raises `Interrupted`, every process does."""
         found: Value | None = None
         stopped: Interrupted | None = None
         if self.leads:
@@ -166,7 +166,7 @@ def keep_own(module: object) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def join_team(on_wait: Callable[[str], None] = lambda message: None) -> Iterator[Team]:
-    """The team of this process: `ALONE`, or the one that torchrun's variables describe, connected in the `with` block.
+    """Join this process's team: `ALONE`, or the one that torchrun's variables describe, connected in the `with` block.
 
     After `_PATIENCE` seconds without the others, `on_wait` gets a line once. Leaving the block waits for all. Raises
     `UsageError` for wrong variables of torchrun, and `ProcessLost` if another process has ended.

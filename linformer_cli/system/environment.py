@@ -55,7 +55,7 @@ def processor_name() -> str:
 
 
 def import_extra(package: str, extra: str) -> Any:
-    """The module `package` of an extra of lintx. Raises `LintxError` if it or a library that it needs is missing."""
+    """Import module `package` of an extra of lintx. Raises `LintxError` if it or a library that it needs is missing."""
     try:
         return importlib.import_module(package)
     except (ImportError, OSError) as error:  # soundfile raises OSError if libsndfile is missing

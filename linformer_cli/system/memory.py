@@ -68,7 +68,7 @@ def measure_peak_memory(device: str = "cpu") -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` means that memory ran out, on the CPU or on a GPU."""
+    """Return whether `error` means that memory ran out, on the CPU or on a GPU."""
     import torch
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):

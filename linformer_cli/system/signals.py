@@ -31,7 +31,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[StopRequest]:
-    """A context in which the first SIGINT or SIGTERM sets the request, and the second ends the process at once."""
+    """Open a context in which the first SIGINT or SIGTERM sets the request, and the second ends the process."""
     request = StopRequest()
     previous: dict[int, Any] = {}
 

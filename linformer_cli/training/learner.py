@@ -186,7 +186,7 @@ def share_batch(team: Team, batch: int) -> range:
 
 
 def has_idle_parameters(task: Task[Any, Any]) -> bool:
-    """Whether some parameter does not affect the loss. An image may be too short to use every parameter."""
+    """Return whether some parameter does not affect the loss. An image may be too short to use every parameter."""
     training = task.model.training
     task.model.eval()  # dropout would advance the random generator
     loss, _ = task.measure_loss(task.load_batch(0, range(1)))

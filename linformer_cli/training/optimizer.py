@@ -115,7 +115,7 @@ def _list_moments(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, torch.
 
 
 def build_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
-    """The average of the weights with decay `config.ema` (0: None), at step n at most (1 + n) / (10 + n)."""
+    """Return the average of the weights with decay `config.ema` (0: None), at step n at most (1 + n) / (10 + n)."""
 
     def follow(averaged: Any, current: Any, steps: Tensor | int) -> None:
         get_ema_multi_avg_fn(min(config.ema, float((1 + steps) / (10 + steps))))(averaged, current, steps)

@@ -61,7 +61,7 @@ class Teachers:
     def measure_loss(
         self, model: PixelModel, values: Tensor, labels: Tensor | None, share: float
     ) -> tuple[Tensor, Tensor]:
-        """The loss, `share` of it the cross-entropy with the teachers, and the nats [B, T], for values int64 [B, T]."""
+        """Return the loss, `share` of it cross-entropy with teachers, and the nats [B, T] of values int64 [B, T]."""
         predicted, logs = self.predict(values, labels), _log_probabilities(model, values, labels)
         nats = -logs.gather(-1, values.unsqueeze(-1)).squeeze(-1)
         return share * -(predicted * logs).sum(dim=-1) + (1 - share) * nats, nats

@@ -83,7 +83,7 @@ class RunFolder:
             raise LintxError(f"{removed}; stopped without saving; {hint}")
 
     def compare_data(self, now: DataDigest) -> str:
-        """How the images differ from those at the start, or "". Raises `CheckpointError` for a damaged record."""
+        """Say how the images differ from those at the start, or "". Raises `CheckpointError` for a damaged record."""
         try:
             document = read_json(self.data_file)
         except FileNotFoundError:

@@ -56,7 +56,7 @@ class Task(ABC, Generic[Model, Batch]):
         """Write samples of `model` to `path` with an ending of its own. Return the name of the file."""
 
     def digest_data(self) -> DataDigest | None:
-        """What the run remembers of its images, or None if it compares no images when it is resumed."""
+        """Return what the run remembers of its images, or None if it compares no images when it is resumed."""
         return None
 
     def describe(self, progress: Progress) -> CheckpointInfo:

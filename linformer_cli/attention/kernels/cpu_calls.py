@@ -64,13 +64,13 @@ def with_dense_rows(x: Tensor) -> Tensor:
 
 
 def empty_like_projection(x: Tensor) -> Tensor:
-    """An empty tensor like x [B, H, T, width], with the heads of a position adjacent in memory, as a layer needs."""
+    """Return an empty tensor like x [B, H, T, width] with a position's heads adjacent in memory, as a layer needs."""
     batch, heads, length, width = x.shape
     return x.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
 def empty_like_projections(*parts: Tensor) -> tuple[Tensor, ...]:
-    """An empty tensor like each part [B, H, T, width], adjacent in memory like the parts of one projection."""
+    """Return an empty tensor like each part [B, H, T, width], adjacent in memory like the parts of one projection."""
     batch, heads, length, _ = parts[0].shape
     widths = [heads * part.shape[3] for part in parts]
     joined = parts[0].new_empty(batch, length, sum(widths)).split(widths, dim=-1)

@@ -91,7 +91,7 @@ class Operation(Generic[F_co]):
 
 
 def _triton(module: str) -> ModuleType:
-    """A module of kernels in Triton, which is not installed everywhere."""
+    """Return a module of kernels in Triton, which is not installed everywhere."""
     return importlib.import_module(f"{__package__}.{module}")
 
 
@@ -131,7 +131,7 @@ def find_kernel(
     widths: tuple[int, int] = (0, 0),
     feature_map: str | None = None,
 ) -> F | None:
-    """The kernel for `dtype` and `widths` (K and V) on `device`, or None. Some operations apply a `feature_map`."""
+    """Find the kernel for `dtype` and `widths` (K and V) on `device`, or None. Some kernels apply a `feature_map`."""
     if torch.compiler.is_exporting() or (feature_map is not None and feature_map not in COMPILED_MAPS):
         return None
     if operation.cpu is not None and device.type == "cpu":

@@ -31,7 +31,7 @@ RELU: tl.constexpr = tl.constexpr(COMPILED_MAPS["relu"])
 
 @triton.jit
 def phi(x, MAP: tl.constexpr):
-    """The features of x under feature map number `MAP`; NaN stays NaN."""
+    """Return the features of x under feature map number `MAP`; NaN stays NaN."""
     if MAP == ELU:
         return tl.where(x < 0.0, tl.exp(tl.minimum(x, 0.0)), x + 1.0)
     else:
@@ -41,7 +41,7 @@ def phi(x, MAP: tl.constexpr):
 
 @triton.jit
 def slope(features, MAP: tl.constexpr):
-    """The derivative of the map, computed from the map's result."""
+    """Return the derivative of the map, computed from the map's result."""
     if MAP == ELU:
         return tl.minimum(features, 1.0)
     else:
@@ -67,7 +67,7 @@ def _store_rows(x, rows, head, H, T, t, inside, WIDTH: tl.constexpr):
 
 @triton.jit
 def _sums_places(index, C: tl.constexpr, V: tl.constexpr):
-    """The offsets of number `index` of sums [.., C, V]."""
+    """Return the offsets of number `index` of sums [.., C, V]."""
     return index.to(tl.int64) * C * V + tl.arange(0, C)[:, None] * V + tl.arange(0, V)[None, :]
 
 
@@ -213,7 +213,7 @@ def _backward_keys_kernel(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `attend` of cpu_linear.py returns."""
+    """Return what `attend` of cpu_linear.py returns."""
     require_sums_fit(q, k, v, s, z)
     q, k, v = map(with_dense_rows, (q, k, v))
     s = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3], dtype=torch.float32) if s is None else s.float()
@@ -223,7 +223,7 @@ def attend(
 
 
 def cut_into_segments(batch: int, heads: int, length: int) -> tuple[int, int]:
-    """The number of segments, enough to fill the device, and the number of chunks per segment."""
+    """Return the number of segments, enough to fill the device, and the number of chunks per segment."""
     chunks = -(-length // CHUNK)
     wanted = -(-WANTED_PROGRAMS // (batch * heads))
     per_segment = -(-chunks // wanted)

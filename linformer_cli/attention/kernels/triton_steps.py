@@ -24,7 +24,7 @@ PROGRAMS, LEAST_ROWS = 256, 64
 
 @triton.jit
 def _load_row(x, image, head, image_stride, head_stride, WIDTH: tl.constexpr):
-    """One head of x [B, H, WIDTH], in float32."""
+    """Return one head of x [B, H, WIDTH], in float32."""
     start = x + image.to(tl.int64) * image_stride + head.to(tl.int64) * head_stride
     return tl.load(start + tl.arange(0, WIDTH)).to(tl.float32)
 
@@ -75,7 +75,7 @@ def _step_folded_kernel(
 
 
 def step_folded(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: tuple[Tensor, ...], feature_map: str) -> Tensor:
-    """The output [B, H, V] of linear attention; updates the tensors of a `FoldedState` in place."""
+    """Return the output [B, H, V] of linear attention; updates the tensors of a `FoldedState` in place."""
     q_t, k_t, v_t = map(with_dense_rows, (q_t, k_t, v_t))
     batch, heads, key_width = q_t.shape
     value_width = v_t.shape[-1]
@@ -151,7 +151,7 @@ def _step_cache_kernel(
 
 @triton.jit
 def _join_parts_kernel(parts, y, V: tl.constexpr, PARTS: tl.constexpr):
-    """The output of one head of one image from the `parts` that `_step_cache_kernel` wrote."""
+    """Return the output of one head of one image from the `parts` that `_step_cache_kernel` wrote."""
     place, channels = tl.program_id(0).to(tl.int64), tl.arange(0, V)
     found = parts + (place * PARTS + tl.arange(0, PARTS)) * (V + 2)
     highest = tl.load(found + V + 1)  # that of the first part is finite
@@ -169,7 +169,7 @@ def step_divided_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: tuple[Tenso
 
 
 def step_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: tuple[Tensor, Tensor, Tensor], parts: int = 1) -> Tensor:
-    """The output [B, H, V] of softmax attention; writes k_t and v_t to the tensors of a `FixedCache`.
+    """Return the output [B, H, V] of softmax attention; writes k_t and v_t to the tensors of a `FixedCache`.
 
     `parts`, a power of two, is the number of programs for each head of each image.
     """
@@ -225,7 +225,7 @@ def _await_previous(EARLY: tl.constexpr):
 
 @triton.jit
 def _unit(x, floor):
-    """The direction of silu(x)."""
+    """Return the direction of silu(x)."""
     x *= tl.sigmoid(x)
     return x * tl.rsqrt(tl.sum(x * x, axis=0) + floor)
 
@@ -281,7 +281,7 @@ def _step_sums_kernel(
 
 
 def step_sums(s: Tensor, q_t: Tensor, k_t: Tensor, v_t: Tensor, form: SumsStep) -> Tensor:
-    """What `SumsStep` defines: the output [B, H, V]; updates s [B, H, C, V], which must be dense, in place."""
+    """Return what `SumsStep` defines: the output [B, H, V]; updates s [B, H, C, V], which must be dense, in place."""
     batch, heads, features, channels = s.shape
     inputs: list[object] = []
     widths = (features, features, channels, features, features, features, channels, features, channels)

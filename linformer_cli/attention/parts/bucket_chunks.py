@@ -28,7 +28,7 @@ class BucketLayout(NamedTuple):
 def sort_by_bucket(
     bucket: Tensor, rings: Tensor | None, known: int, buckets: int, window: int
 ) -> tuple[BucketLayout, Tensor]:
-    """The layout of new positions with the buckets [R, N, T] after `known` earlier ones, and the new rings.
+    """Return the layout of new positions with the buckets [R, N, T] after `known` earlier ones, and the new rings.
 
     The rings [R, N, buckets, window] hold the last positions of each bucket in any order. Unused entries are `EMPTY`.
     """
@@ -113,7 +113,7 @@ def attend_in_buckets(
 
 @torch.no_grad()
 def _find_hidden(layout: BucketLayout, below: Tensor) -> Tensor:
-    """Which scores to mask, bool [chunks, window, window]: of keys not seen in the round, or seen in an earlier one."""
+    """Find scores to mask, bool [chunks, window, window]: of keys that the round hides, or that an earlier one saw."""
     rounds, rows_of, size = layout.rows.shape
     window = len(below)
     seen = torch.zeros(rounds, rows_of * size // window, window, window, dtype=torch.bool, device=below.device)

@@ -38,7 +38,7 @@ class FixedCache(NamedTuple):
             part.index_copy_(2, row.unsqueeze(0), x.to(part.dtype).unsqueeze(2))
 
     def read(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The keys and values [B, H, room, .], and which of these rows are filled after this step, bool [1, room]."""
+        """Return keys and values [B, H, room, .], and which of these rows are full after this step, bool [1, room]."""
         room = self.keys.shape[2] if self.room is None else int(self.room)
         seen = torch.arange(room, device=self.keys.device) <= self.place
         return self.keys[:, :, :room], self.values[:, :, :room], seen.unsqueeze(0)
@@ -50,15 +50,15 @@ class CachedAttention(Attention[Options, KeyValueCache]):
     memory = Memory.GROWING
 
     def _keep(self, v: Tensor) -> Tensor:
-        """The values [..., V] that the cache holds, which have width 0 if they are the keys."""
+        """Return the values [..., V] that the cache holds, which have width 0 if they are the keys."""
         return v[..., :0] if self.shared_key_value else v
 
     def attend_cache(self, q: Tensor, cache: KeyValueCache) -> Tensor:
-        """The outputs [B, H, T, V] of the last T positions in `cache`, for their queries q [B, H, T, K]."""
+        """Return the outputs [B, H, T, V] of the last T positions in `cache`, for their queries q [B, H, T, K]."""
         raise NotImplementedError
 
     def step_cache(self, q_t: Tensor, cache: KeyValueCache, position: int) -> Tensor:
-        """The output [B, H, V] of the last position in `cache`, which is number `position`."""
+        """Return the output [B, H, V] of the last position in `cache`, which is number `position`."""
         return self.attend_cache(q_t.unsqueeze(2), cache).squeeze(2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache | None, gates: Gates) -> Out[KeyValueCache]:
@@ -93,14 +93,14 @@ def fit_rows(x: Tensor, rows: int) -> Tensor:
 
 
 def init_cache(batch: int, shape: AttentionShape, rows: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
-    """An empty cache with room for `rows` positions."""
+    """Return an empty cache with room for `rows` positions."""
     widths = (shape.key_width, shape.value_width)
     keys, values = (torch.zeros(batch, shape.heads, rows, width, device=device, dtype=dtype) for width in widths)
     return KeyValueCache(keys, values, host_number())
 
 
 def extend_cache(cache: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueCache:
-    """A new cache that holds `cache` followed by k and v, differentiable, with the same capacity if they fit.
+    """Return a new cache that holds `cache` followed by k and v, differentiable, with the same capacity if they fit.
 
     Without `cache`, k and v become the new cache; they are copied only if gradients are disabled.
     """
@@ -151,7 +151,7 @@ def attend_cached(q: Tensor, cache: KeyValueCache, values: Tensor) -> Tensor:
 
 
 def step_fixed_cache(q_t: Tensor, k_t: Tensor, v_t: Tensor, cache: FixedCache) -> Tensor:
-    """The output [B, H, V] of a step of softmax attention for CUDA graphs; writes k_t and v_t to the cache.
+    """Return the output [B, H, V] of a step of softmax attention for CUDA graphs; writes k_t and v_t to the cache.
 
     Graphs always read and write the same tensors, so the caller adds 1 to the number of positions on the device. All
     inputs and the contiguous cache have one type.
@@ -202,7 +202,7 @@ def add_rows(inputs: MixInputs, count: int) -> int:
 
 
 def cache_format(builder: Builder) -> int:
-    """The code of the format in which `add_cache` creates caches. Operations that read a cache need this code."""
+    """Return the code of the format in which `add_cache` creates caches, for operations that read a cache."""
     return FORMATS["float32" if builder.products == torch.float32 else "bfloat16"]
 
 
@@ -223,7 +223,7 @@ def emit_rows(
 
 
 def place_spans(table: Tensor, layout: CacheLayout) -> Tensor:
-    """The table of `emit_rows` [T, H, spans, 3] of rows, for a table [H, T, spans, 3] of positions.
+    """Return the table of `emit_rows` [T, H, spans, 3] of rows, for a table [H, T, spans, 3] of positions.
 
     A span ends at the end of the ring and goes on at its start. Spans that no query has are left out.
     """

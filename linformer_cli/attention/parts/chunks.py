@@ -33,7 +33,7 @@ PowerOfTwoChunk = Annotated[
 
 
 def iter_halves(positions: int) -> Iterator[int]:
-    """The numbers 1, 2, 4, .. up to positions / 2, where `positions` is a power of two."""
+    """Return the numbers 1, 2, 4, .. up to positions / 2, where `positions` is a power of two."""
     half = 1
     while half < positions:
         yield half
@@ -47,6 +47,6 @@ def split_halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
 
 
 def corners(pairs: Tensor, half: int) -> Tensor:
-    """A view [..., R / (2 half), half, half] of pairs [..., R, R]: those of each piece's second half with its first."""
+    """View pairs [..., R, R] as [..., R / (2 half), half, half]: those of each piece's second half with its first."""
     blocks = split_halves(pairs, half)[1].unflatten(-1, (-1, 2, half))[..., 0, :]
     return blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)

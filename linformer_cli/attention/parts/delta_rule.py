@@ -143,7 +143,7 @@ class DeltaAttention(SumAttention[Options, DeltaState]):
 
     @abstractmethod
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, gates: Gates) -> DeltaInputs:
-        """The inputs of the delta rule for q, k and v of the state's type, and for the gates of T positions."""
+        """Return the inputs of the delta rule for q, k and v of the state's type, and for the gates of T positions."""
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: DeltaState | None, gates: Gates) -> Out[DeltaState]:
         dtype = accumulator_dtype(q.dtype)

@@ -36,7 +36,7 @@ class FoldedState(NamedTuple):
 
 
 def build_folded_state(s: Tensor, z: Tensor, steps: Tensor, dtype: torch.dtype, fold: int = FOLD) -> FoldedState:
-    """A state that takes over s and z, without pending pairs, which have `dtype`; `fold` is a power of 2."""
+    """Return a state that takes over s and z, without pending pairs, which have `dtype`; `fold` is a power of 2."""
     keys, values = (s.new_zeros(*s.shape[:2], fold - 1, width, dtype=dtype) for width in s.shape[2:])
     return FoldedState(s.contiguous(), z.contiguous(), keys, values, steps)
 
@@ -50,7 +50,7 @@ def refill(state: FoldedState, s: Tensor, z: Tensor) -> None:
 
 
 def step_folded(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map: str) -> Tensor:
-    """The output [B, H, V]; updates `state` in place. There must be a kernel of `FOLDED_STEP` for the tensors."""
+    """Return the output [B, H, V]; updates `state` in place. Requires a kernel of `FOLDED_STEP` for the tensors."""
     kernel = kernel_for(FOLDED_STEP, q_t, v_t, feature_map=feature_map)
     assert kernel is not None
     return kernel(q_t, k_t, v_t, state, feature_map)

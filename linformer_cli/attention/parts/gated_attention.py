@@ -69,15 +69,15 @@ class GatedAttention(Attention[Options, State]):
         return replace(shape, heads=1, key_width=options.z_width, value_width=options.value_width or 2 * width)
 
     def list_constants(self, *scaled: tuple["ScaleOffset", float]) -> Tensor:
-        """The scales and offsets that a program needs, each times its factor: [2 * count, K]."""
+        """Return the scales and offsets that a program needs, each times its factor: [2 * count, K]."""
         return torch.cat([factor * torch.stack([each.scale, each.offset]) for each, factor in scaled])
 
     def reversed_bias(self) -> Tensor:
-        """The bias [span] with the largest distance first; zeros if there is none."""
+        """Return the bias [span] with the largest distance first; zeros if there is none."""
         return self.key.scale.new_zeros(self.span) if self.bias is None else self.bias.flip(0)
 
     def build_scale_offset(self) -> ScaleOffset:
-        """A scale and offset for Z. The scale starts near 0 with 'length', and near 1 with 'width'."""
+        """Return a scale and offset for Z. The scale starts near 0 with 'length', and near 1 with 'width'."""
         return ScaleOffset(self.shape.key_width, 0.0 if self.options.scale == "length" else 1.0)
 
     def activate(self, scores: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class GatedAttention(Attention[Options, State]):
         return y if self.weight_scale == 1 else self.weight_scale * y
 
     def start_scores(self, rows: int, columns: int, first: int | Tensor, like: Tensor, causal: bool = True) -> Tensor:
-        """The bias [rows, columns] of distance |d|, d = first + row - column; if `causal`, minus infinity for d < 0.
+        """Return the bias [rows, columns] of distance |d|, d = first + row - column; if `causal`, -inf for d < 0.
 
         Rows are windows of one descending sequence of distances, as the gradient of table look-ups is slow.
         """

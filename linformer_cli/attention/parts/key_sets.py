@@ -44,7 +44,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def weigh(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
-    """The part [.., R, V + 2] of scaled q [.., R, K] for k [.., S, K] and v [.., S, V] but the `hidden` ones."""
+    """Return the part [.., R, V + 2] of scaled q [.., R, K] for k [.., S, K] and v [.., S, V] but the `hidden` ones."""
     scores = q.shape[2:-1].numel() * k.shape[-2]
     return run_within(SCORES_KEPT, scores, functools.partial(weigh_once, hidden), q, k, v)
 
@@ -81,13 +81,13 @@ class Lists(NamedTuple):
     hidden: Tensor
 
     def places(self, length: int) -> Tensor:
-        """Where each of T queries is among all places of the groups, int64 [T]."""
+        """Return where each of T queries is among all places of the groups, int64 [T]."""
         queries = self.queries.flatten()
         return queries.masked_fill(queries < 0, length).argsort()[:length]
 
 
 def weigh_lists(q: Tensor, k: Tensor, v: Tensor, lists: Lists, lengths: Tensor | None) -> Tensor:
-    """The part [B, H, T, V + 2], as defined above, of scaled queries [B, H, T, K] for their lists of keys."""
+    """Return the part [B, H, T, V + 2], as defined above, of scaled queries [B, H, T, K] for their lists of keys."""
     ends = k.shape[2] if lengths is None else lengths.view(-1, 1, 1, 1)
     keys = lists.keys.unsqueeze(0)
     hidden = lists.hidden | ((keys < 0) | (keys >= ends)).unsqueeze(-2)
@@ -107,7 +107,7 @@ def weigh_lists(q: Tensor, k: Tensor, v: Tensor, lists: Lists, lengths: Tensor |
 
 
 def attend_lists(q: Tensor, k: Tensor, v: Tensor, lists: list[Lists], lengths: Tensor | None = None) -> Tensor:
-    """The softmax averages [B, H, T, V] over all lists of queries [B, H, T, K]. Every query must see a key."""
+    """Return the softmax averages [B, H, T, V] over all lists of queries [B, H, T, K]. Every query must see a key."""
     only = lists[0]
     # torch's attention saves the gathered keys and the mask, and all scores if keys and values differ in width.
     many = len(only.queries) * only.keys.shape[2] > _GATHERED * q.shape[2] or only.hidden.numel() > q.nbytes

@@ -51,7 +51,7 @@ def count_buckets(positions: int) -> int:
 
 
 def count_carries(position: int) -> int:
-    """The number of buckets that `position` is merged with, which is also the number of the bucket that it goes to."""
+    """Count the buckets that `position` is merged with, which is also the number of the bucket that it goes to."""
     return (~position & (position + 1)).bit_length() - 1
 
 
@@ -150,7 +150,7 @@ class _ReadPairs(torch.autograd.Function):
 
 
 def _weigh(pairs: Tensor, scales: Tensor) -> Tensor:
-    """Each of `pairs` [.., R, R] times the weight of its level, and 0 above the diagonal."""
+    """Return each of `pairs` [.., R, R] times the weight of its level, and 0 above the diagonal."""
     weighed = torch.zeros_like(pairs)
     torch.mul(pairs.diagonal(dim1=-2, dim2=-1), scales[..., 0], out=weighed.diagonal(dim1=-2, dim2=-1))
     for level, half in enumerate(iter_halves(pairs.shape[-1]), 1):

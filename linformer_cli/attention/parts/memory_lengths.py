@@ -15,7 +15,7 @@ def log_memories(shape: AttentionShape, count: int, least: int = 1) -> Tensor:
 
 
 def of_heads(parameter: Tensor, dtype: torch.dtype, axes: int) -> Tensor:
-    """A parameter [H] in `dtype`, broadcast over a tensor [B, H, ..] with this number of axes."""
+    """Return a parameter [H] in `dtype`, broadcast over a tensor [B, H, ..] with this number of axes."""
     return parameter.to(dtype).view(-1, *[1] * (axes - 2))
 
 

@@ -53,7 +53,7 @@ class Group(NamedTuple):
 
 
 def iter_groups(pattern: Pattern, q: Tensor, rows: int) -> Iterator[Group]:
-    """The groups of the queries q [N, T, K]; no query sees more than `rows` rows."""
+    """Return the groups of the queries q [N, T, K]; no query sees more than `rows` rows."""
     batch, length, _ = q.shape
     block, before = pattern.block, pattern.before
     query = torch.arange(block, device=q.device).unsqueeze(-1) + before
@@ -146,7 +146,7 @@ def _blocks(x: Tensor, block: int) -> Tensor:
 
 
 def _near(x: Tensor, pattern: Pattern, group: Group) -> Tensor:
-    """The near keys or values of every block of the group, [N blocks, before + block, W]."""
+    """Return the near keys or values of every block of the group, [N blocks, before + block, W]."""
     part = x[:, group.start : group.stop + pattern.before]
     pieces = part.unfold(1, pattern.before + pattern.block, pattern.block).transpose(-1, -2)
     return pieces.reshape(-1, *pieces.shape[2:])

@@ -41,7 +41,7 @@ def draw_directions(
 
 
 def seeded_normal(seed: int, layer: int, step: int) -> Callable[[int, int, int], Tensor]:
-    """A source of normal numbers (float64, on the CPU) that depend only on (seed, layer, step), not on the machine."""
+    """Return a source of normal numbers (float64, on the CPU) that depend on (seed, layer, step), not the machine."""
     # numpy guarantees raw words for all versions, but not normal numbers. A float64 has 53 bits.
     words = np.random.Philox(key=np.array([seed, layer], dtype=np.uint64), counter=[0, 0, 0, step])
 
@@ -55,7 +55,7 @@ def seeded_normal(seed: int, layer: int, step: int) -> Callable[[int, int, int],
 
 
 def sine_features(phases: Tensor) -> Tensor:
-    """The vectors [sin, cos] / sqrt(F) [..., 2F] of phases w . x [..., F]; their length is 1."""
+    """Return the vectors [sin, cos] / sqrt(F) [..., 2F] of phases w . x [..., F]; their length is 1."""
     return _SineFeatures.apply(phases)
 
 
@@ -81,7 +81,7 @@ class _SineFeatures(torch.autograd.Function):
 
 
 def divide_by_floored_weight(sums: Tensor, total: Tensor) -> Tensor:
-    """The first V columns of sums [.., V + 1] over max(last column, 0.1 total); `total` [..] is the keys' weight."""
+    """Divide the first V columns of sums [.., V + 1] by max(last, 0.1 total); `total` [..] is the keys' weight."""
     # `split` rather than slices, because its gradient is one copy.
     numerator, weight = sums.split([sums.shape[-1] - 1, 1], dim=-1)
     return divide_by_weight(numerator, torch.maximum(weight.squeeze(-1), WEIGHT_FLOOR * total))
@@ -159,7 +159,7 @@ def divide_sums(
     values: Tensor,
     before: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """The first V columns of sums [B, H, T, V + 1], divided by the last; the rest is that of `replace_vanished`."""
+    """Divide the first V columns of sums [B, H, T, V + 1] by the last; the rest is that of `replace_vanished`."""
     numerator, weight = sums.split([sums.shape[-1] - 1, 1], dim=-1)
     weight = weight.squeeze(-1)
     vanished = weight < smallest_weight(sums.dtype)
@@ -195,7 +195,7 @@ def replace_vanished(
 
 
 def smallest_weight(dtype: torch.dtype) -> float:
-    """The smallest denominator for which underflowing features do not matter."""
+    """Return the smallest denominator for which underflowing features do not matter."""
     limits = torch.finfo(dtype)
     return limits.tiny / limits.eps**2
 

@@ -45,7 +45,7 @@ class Pattern(NamedTuple):
 
 
 def stack_spans(spans: list[Span], stop: Tensor) -> Tensor:
-    """The table int64 [H or 1, T, spans, 3]: first, step and count of the positions from `low` to below `stop` [T]."""
+    """Stack spans, int64 [H or 1, T, spans, 3]: first, step and count of positions from `low` to below `stop` [T]."""
     numbers = []
     for first, step, number, low in spans:
         skipped = torch.as_tensor((low - first + step - 1) // step).clamp(min=0)
@@ -89,7 +89,7 @@ class _Kept:
         self._results: dict[Any, dict[torch.device, Any]] = {}
 
     def find(self, key: Any, compute: Callable[[], Any], device: torch.device) -> Any:
-        """The result of `compute`, which depends only on `key`, on `device`."""
+        """Return the result of `compute`, which depends only on `key`, on `device`."""
         if key not in self._results:
             if len(self._results) == _MOST_KEPT:
                 # The first result stays, because recorded training steps may read it.
@@ -116,10 +116,10 @@ class SpanAttention(CachedAttention[Options]):
 
     @abstractmethod
     def list_patterns(self, position: Tensor, length: int | None = None) -> list[Pattern]:
-        """What queries at `position` int64 [T] see. `length` is given in the bidirectional form, where it is T."""
+        """List what queries at `position` int64 [T] see. `length` is T in the bidirectional form, otherwise None."""
 
     def locate(self, position: Tensor) -> Tensor:
-        """The rows of the cache that hold these positions."""
+        """Return the rows of the cache that hold these positions."""
         return position
 
     @property
@@ -146,7 +146,7 @@ class SpanAttention(CachedAttention[Options]):
         return y
 
     def _share_lists(self, start: int, length: int, row: Callable[[Tensor], Tensor]) -> list[tuple[Heads, list[Lists]]]:
-        """The heads of each pattern, and their lists of rows."""
+        """Return the heads of each pattern, and their lists of rows."""
         position = torch.arange(start, start + length)
         return [
             (heads, [x._replace(keys=row(x.keys)) for x in self._list_keys(sets, position + 1, start)])
@@ -167,7 +167,7 @@ class SpanAttention(CachedAttention[Options]):
         return y
 
     def _list_keys(self, sets: list[tuple[int, list[Span]]], stop: Tensor, start: int = 0) -> list[Lists]:
-        """The lists of keys of each set of spans that has any."""
+        """Return the lists of keys of each set of spans that has any."""
         lists = []
         for apart in sorted({apart for apart, _ in sets}):
             spans = [span for other, spans in sets for span in spans if other == apart]
@@ -175,7 +175,7 @@ class SpanAttention(CachedAttention[Options]):
         return [each for each in lists if each.keys.shape[2]]
 
     def _list_tables(self, position: Tensor) -> list[tuple[Heads, Tensor]]:
-        """The heads and the table of each pattern, for queries at `position`; see `stack_spans`."""
+        """Return the heads and the table of each pattern, for queries at `position`; see `stack_spans`."""
         return [
             (heads, stack_spans([span for _, spans in sets for span in spans], position + 1))
             for heads, sets in self.list_patterns(position)
@@ -192,7 +192,7 @@ class SpanAttention(CachedAttention[Options]):
         return self._step_rows(q_t, cache, [(heads, table.index_select(1, place)[:, 0]) for heads, table, _ in lists])
 
     def _step_rows(self, q_t: Tensor, cache: KeyValueCache | FixedCache, lists: list[tuple[Heads, Tensor]]) -> Tensor:
-        """The output [B, H, V], for the rows int64 [H or 1, S] that some heads see. Negative numbers are no rows."""
+        """Return the output [B, H, V] for rows int64 [H or 1, S] that some heads see. Negative numbers are no rows."""
         q_t = q_t.to(cache.keys.dtype).unsqueeze(2)
         y_t = q_t.new_empty(*q_t.shape[:3], cache.values.shape[3])
         for heads, rows in lists:

@@ -181,7 +181,7 @@ class _DecayWeights(torch.autograd.Function):
 
 
 def multiply_features(features: Tensor, factors: Tensor) -> Tensor:
-    """All products [..., F C] of the features [..., C] and the factors [..., F] of a position."""
+    """Return all products [..., F C] of the features [..., C] and the factors [..., F] of a position."""
     return (factors.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
 
@@ -214,7 +214,7 @@ def _scan_chunks(parts: Tensor, decay: Tensor, carried: Tensor | None) -> Tensor
 
 
 def sum_later(logs: Tensor) -> Tensor:
-    """The sums of `logs` [..., R, C] over later positions. With one sum per feature, float64 would be slow."""
+    """Return the sums of `logs` [..., R, C] over later positions. With one sum per feature, float64 would be slow."""
     return functional.pad(logs[..., 1:, :].flip(-2).cumsum(dim=-2).flip(-2), (0, 0, 0, 1))
 
 
@@ -260,7 +260,7 @@ class _PairwiseProducts(torch.autograd.Function):
 
 
 def _faded_halves(q: Tensor, k: Tensor, log_decay: Tensor, half: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Each piece's later queries and earlier keys, decayed to the border between the halves, and both decay factors."""
+    """Return each piece's later queries and earlier keys, decayed to the border of its halves, and both factors."""
     queries, keys = split_halves(q, half)[1], split_halves(k, half)[0]
     first, second = split_halves(log_decay, half)
     late, early = second.cumsum(dim=-2).exp_(), sum_later(first).exp_()
