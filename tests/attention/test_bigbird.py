@@ -2,7 +2,6 @@
 
 import functools
 
-import pytest
 import torch
 from attention.arguments import build_one, draw_parts
 from attention.cases.bigbird import bigbird, drawn_blocks
@@ -39,38 +38,6 @@ def test_drawn_blocks_match_the_reference() -> None:
             for block in range(40):
                 expected = drawn_blocks(seed, layer, head, block, first, count)
                 assert found[head, block, : len(expected)].tolist() == expected
-
-
-def test_blocks_are_drawn_uniformly_without_replacement() -> None:
-    drawn = draw_blocks(0, 0, heads=4000, blocks=23, first=3, count=5)[:, 22]
-    assert all(len(set(row)) == 5 for row in drawn.tolist())
-    counts = torch.bincount(torch.from_numpy(drawn).flatten(), minlength=23)
-    assert counts[:3].sum() == 0 and counts[20:].sum() == 0
-    # 4000 heads draw 5 of 17 blocks. On average, each block is drawn 1176 times, with a standard deviation of 29.
-    assert ((counts[3:20] - 20000 / 17).abs() < 5 * 29).all()
-
-
-def test_all_earlier_blocks_are_drawn_if_there_are_few() -> None:
-    drawn = draw_blocks(0, 0, heads=5, blocks=8, first=2, count=3)[:, 7]
-    assert all(sorted(row) == [2, 3, 4] for row in drawn.tolist())
-
-
-def test_drawn_blocks_do_not_depend_on_the_number_of_blocks() -> None:
-    few, many = (draw_blocks(7, 1, heads=2, blocks=blocks, first=1, count=3) for blocks in (20, 300))
-    assert (few == many[:, :20]).all()
-
-
-@pytest.mark.parametrize("changed", [{"seed": 1}, {"layer": 1}])
-def test_another_seed_or_layer_draws_other_blocks(changed: dict[str, int]) -> None:
-    first = draw_blocks(**{"seed": 0, "layer": 0} | changed, heads=2, blocks=60, first=1, count=2)
-    other = draw_blocks(seed=0, layer=0, heads=2, blocks=60, first=1, count=2)
-    assert (first == other)[:, 20:].mean() < 0.15
-    assert (other[0] != other[1]).any(), "two heads draw the same blocks"
-    inputs = draw(100)
-    options = {"block": 4, "seed": changed.get("seed", 0)}
-    y, _ = build(layer=changed.get("layer", 0), **options).attend(*inputs)
-    expected = bigbird(*inputs, 4, 1, 2, changed.get("seed", 0), changed.get("layer", 0))
-    assert_agree(y, expected, FLOAT64)
 
 
 def test_sequences_may_be_longer_than_the_image() -> None:

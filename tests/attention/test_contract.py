@@ -296,12 +296,13 @@ def test_state_bytes_are_exact(case: Case, way: str, dtype: torch.dtype) -> None
 
 @every_case
 @every_way
-def test_a_state_holds_no_larger_storage(case: Case, way: str) -> None:
-    """A view of a larger tensor keeps all of it in memory."""
+@loop_over("batch", [1, 2])
+def test_a_state_holds_no_larger_storage(case: Case, way: str, batch: int) -> None:
+    """A view of a larger tensor keeps all of it in memory. Slices of single images are contiguous."""
     mechanism = build(case)
-    state = make_state(mechanism, draw(mechanism), way)
+    state = make_state(mechanism, draw(mechanism, LENGTH, batch), way)
     held = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in state_tensors(state)}
-    assert sum(held.values()) == mechanism.state_bytes(2, LENGTH, torch.float64)
+    assert sum(held.values()) == mechanism.state_bytes(batch, LENGTH, torch.float64)
 
 
 @every_case

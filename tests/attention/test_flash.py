@@ -9,11 +9,9 @@ from attention.cases.gau import fill_parameters
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention.base import AttentionShape, state_tensors
-from linformer_cli.attention.flash import FlashAttention, FlashOptions
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.flash import FlashAttention
 from linformer_cli.model.mixers import build_attention
-
-CPU = torch.device("cpu")
 
 
 def build(dtype: torch.dtype = torch.float64, **options: Any) -> FlashAttention:
@@ -51,32 +49,3 @@ def test_chunks_are_counted_from_the_start_of_the_image() -> None:
         assert_agree(y[:, :, place - 9], alone[:, :, 0], FLOAT64)
     second, _ = mechanism.attend(*(part[:, :, 16:18] for part in (z, z, v)))
     assert_agree(y[:, :, 17 - 9], second[:, :, 1], FLOAT64)
-
-
-@pytest.mark.parametrize("length", [7, 16, 32, 37])
-def test_the_state_is_the_current_chunk_and_one_sum(length: int) -> None:
-    mechanism, (z, _, v) = build(chunk=16), draw(length)
-    edge = length // 16 * 16
-    keys = z * mechanism.linear_key.scale + mechanism.linear_key.offset
-    expected = torch.einsum("bhtk,bhtv->bhkv", keys[:, :, :edge], v[:, :, :edge])
-    stepped = mechanism.init_state(2, length, CPU, torch.float64)
-    for t in range(length):
-        _, stepped = mechanism.step(z[:, :, t], z[:, :, t], v[:, :, t], stepped)
-    for state in (mechanism.attend(z, z, v)[1], stepped):
-        assert int(state.position) == length
-        assert_agree(state.s, expected, FLOAT64)
-        assert torch.equal(state.z[:, :, : length - edge], z[:, :, edge:])
-        assert torch.equal(state.v[:, :, : length - edge], v[:, :, edge:])
-
-
-def test_the_state_of_a_single_image_holds_no_larger_tensor() -> None:
-    """With a batch of 1, slices of larger tensors are contiguous, so only an explicit copy frees the memory."""
-    mechanism = build(chunk=16)
-    for length in (1, 16, 40):
-        _, state = mechanism.attend(*draw(length, batch=1))
-        held = sum(tensor.untyped_storage().nbytes() for tensor in state_tensors(state))
-        assert held == mechanism.state_bytes(1, length, torch.float64)
-
-
-def test_the_default_chunk_size_is_that_of_the_source() -> None:
-    assert FlashOptions().chunk == 256

@@ -1,6 +1,5 @@
 """Tests of the gated attention unit and of the code that it shares with flash; test_contract.py covers the rest."""
 
-import math
 from typing import Any
 
 import pytest
@@ -50,12 +49,6 @@ def test_two_positions_match_a_computation_by_hand() -> None:
     # 2 * 2 / 4 + 0.5 at (1, 1).
     expected = torch.tensor([3.5**2, 1.75**2 + 10 * 1.5**2], dtype=torch.float64)
     assert_agree(mechanism.attend(z, z, v)[0].flatten(), expected, FLOAT64)
-
-
-def test_laplace_is_one_half_at_mu_and_zero_far_below() -> None:
-    mechanism = build(activation="laplace")
-    scores = torch.tensor([math.sqrt(0.5), -10.0, -math.inf, 10.0], dtype=torch.float64)
-    assert_agree(mechanism.activate(scores), torch.tensor([0.5, 0.0, 0.0, 1.0], dtype=torch.float64), FLOAT64)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 16, 40, 1000])

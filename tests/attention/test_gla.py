@@ -12,20 +12,12 @@ from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.gla import GlaAttention
 from linformer_cli.model.mixers import build_attention
 
-CPU = torch.device("cpu")
 SHAPE = AttentionShape(heads=2, key_width=4, value_width=5, positions=784, row=28)
 every_gate = pytest.mark.parametrize("gate", ["vector", "scalar"])
 
 
 def build(gate: str = "vector", dtype: torch.dtype = torch.float64, **options: Any) -> GlaAttention:
     return build_one("gla", dtype, key_width=4, gate=gate, **options)
-
-
-def test_extra_scalars_are_counted_for_the_gates_and_the_output_gate() -> None:
-    assert build().extra_per_head == 4 + 5
-    assert build(output_gate=False).extra_per_head == 4
-    assert build("scalar").extra_per_head == 1 + 5
-    assert build("scalar", output_gate=False).extra_per_head == 1
 
 
 @pytest.mark.parametrize("temperature", [1.0, 16.0, 400.0])

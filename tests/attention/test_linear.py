@@ -11,8 +11,6 @@ from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
 
 from linformer_cli.attention import linear
-from linformer_cli.attention.linear import LinearOptions, LinearState
-from linformer_cli.attention.parts.sums import divide_by_weight
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import parse_options
 
@@ -63,22 +61,6 @@ def test_a_tiny_weight_is_not_treated_as_zero() -> None:
     torch.testing.assert_close(y_t, v[:, :, 0])
 
 
-def test_the_default_map_is_elu() -> None:
-    assert LinearOptions().feature_map == "elu"
-    inputs = draw_parts(20)
-    assert torch.equal(build().attend(*inputs)[0], build(feature_map="elu").attend(*inputs)[0])
-
-
-def test_the_state_is_the_two_sums() -> None:
-    attention = build(feature_map="relu", chunk=16)
-    q, k, v = draw_parts(40)
-    _, state = attention.attend(q, k, v)
-    assert isinstance(state, LinearState)
-    phi_k = k.clamp(min=0)
-    assert_agree(state.s, torch.einsum("bhtc,bhtv->bhcv", phi_k, v), FLOAT64)
-    assert_agree(state.z, phi_k.sum(dim=2), FLOAT64)
-
-
 def test_training_saves_no_sum_per_position() -> None:
     attention = build(torch.float32)
     inputs = [part.requires_grad_() for part in draw_parts(2048, torch.float32)]
@@ -91,24 +73,3 @@ def test_training_saves_no_sum_per_position() -> None:
 def test_the_features_option_is_refused_for_a_map_of_fixed_width(feature_map: str) -> None:
     with pytest.raises(UsageError, match=f"'features' is for feature_map 'learned'.*'{feature_map}' is fixed"):
         parse_options("linear", {"feature_map": feature_map, "features": 8})
-
-
-def test_the_features_option_sets_the_width_of_the_learned_map() -> None:
-    attention = build(feature_map="learned", features=9)
-    assert attention.init_state(3, 1, CPU, torch.float64).s.shape == (3, 2, 9, 5)
-    assert build(feature_map="learned").init_state(3, 1, CPU, torch.float64).s.shape == (3, 2, 6, 5)
-
-
-def test_division_by_a_weight_of_zero_gives_zero() -> None:
-    numerator = draw_parts(3, widths=(4, 1, 1))[0].requires_grad_()
-    weight = torch.tensor([[2.0, 0.0, -0.5], [0.0, 1e-300, 1.0]], dtype=torch.float64)
-    weight = weight.expand(2, 2, 3).clone().requires_grad_()
-    y = divide_by_weight(numerator, weight)
-    nothing = weight == 0
-    assert torch.equal(y[nothing], torch.zeros(4, 4, dtype=torch.float64))
-    assert torch.equal(y[~nothing], (numerator / weight.unsqueeze(-1))[~nothing])
-    # A weight of 1e-300 is treated like any other and has a large gradient. Weights of 0 have no gradient.
-    y[:, :, :2].sum().backward()
-    assert not numerator.grad[nothing].any()
-    assert not weight.grad[nothing].any()
-    assert bool(torch.isfinite(numerator.grad).all())

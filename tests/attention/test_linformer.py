@@ -3,36 +3,13 @@
 import functools
 
 import pytest
-import torch
-from attention.arguments import build_one, draw_parts, step_through
+from attention.arguments import build_one
 from attention.cases.linformer import SHARES
-from tolerances import FLOAT64, assert_agree
 
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import parse_options
 
-CPU = torch.device("cpu")
-
-
 build = functools.partial(build_one, "linformer")
-
-
-@pytest.mark.parametrize("way", ["attend", "step"])
-def test_the_state_is_a_stack_of_rows_and_the_unfinished_block(way: str) -> None:
-    attention = build(block=8, rank=2)
-    q, k, v = draw_parts(19)
-    if way == "attend":
-        _, state = attention.attend(q, k, v)
-    else:
-        _, state = step_through(attention, [q, k, v], attention.init_state(2, 19, CPU, torch.float64))
-    for stack, x, projection in (
-        (state.keys, k, attention.key_projection),
-        (state.values, v, attention.value_projection),
-    ):
-        rows = [projection @ x[:, :, start : start + 8] for start in (0, 8)]
-        assert_agree(stack[:, :, :7], torch.cat([*rows, x[:, :, 16:]], dim=2), FLOAT64)
-        assert stack.shape[2] == 2 * 2 + 8
-    assert int(state.position) == 19
 
 
 def test_the_default_block_is_a_row_and_the_default_rank_is_at_most_the_block() -> None:

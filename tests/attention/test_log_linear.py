@@ -10,7 +10,6 @@ from loops import loop_over
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 
 from linformer_cli.attention.log_linear import LogLinearAttention
-from linformer_cli.attention.parts.level_sums import count_buckets, count_carries
 from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
@@ -30,36 +29,6 @@ def test_the_number_of_levels_is_one_plus_log2_of_the_positions(over: str, posit
     attention = build(over, positions)
     assert attention.extra_per_head == levels + OVER.index(over)
     assert len(attention.init_state(1, positions, CPU, torch.float32).s[0, 0]) == int(math.log2(positions)) + 1
-
-
-@pytest.mark.parametrize("length", [1, 2, 12, 13, 40])
-def test_bucket_b_holds_two_to_the_b_positions(length: int) -> None:
-    """With linear attention as the base, a bucket is the sum of phi(k) v^T over its positions."""
-    attention = build("linear", chunk=8)
-    q, k, v, state, extra = draw_for(attention, length)
-    s = attention.attend(q, k, v, state, extra)[1].s
-    terms = torch.where(k > 0, k + 1, k.exp()).unsqueeze(-1) * torch.nn.functional.pad(v, (0, 1), value=1).unsqueeze(-2)
-    end = 0
-    for bucket in reversed(range(s.shape[2])):
-        start, end = end, end + (length & 1 << bucket)
-        assert_agree(s[:, :, bucket], terms[:, :, start:end].sum(dim=2), FLOAT64)
-    assert end == length
-
-
-@every_base
-def test_only_the_buckets_of_levels_with_a_weight_are_read(over: str) -> None:
-    """Position 13 reads itself at level 0, position 12 at level 1, 8 to 11 at level 3, and 0 to 7 at level 4."""
-    attention = build(over, chunk=4)
-    q, k, v, state, extra = draw_for(attention, 14)
-    for level, seen in {0: range(13, 14), 1: range(12, 13), 3: range(8, 12), 4: range(8)}.items():
-        scales = torch.full_like(extra[..., OVER.index(over) :], -CERTAIN)
-        scales[..., level] = 0
-        only = torch.cat([extra[..., : OVER.index(over)], scales], dim=-1)
-        v.requires_grad_()
-        y, _ = attention.attend(q, k, v, state, only)
-        (gradient,) = torch.autograd.grad(y[:, :, 13].sum(), v)
-        # Over linear attention, the smallest weight is exp(-64), not 0.
-        assert (gradient.abs().sum(dim=(0, 1, 3)) > 1e-20).nonzero().flatten().tolist() == list(seen)
 
 
 @pytest.mark.parametrize("over", ["linear", "deltanet"])
@@ -111,13 +80,3 @@ def test_the_triangular_system_is_solved_accurately_for_a_repeated_key(chunk: in
         assert_agree(attention.attend(*inputs)[1].s, expected.s, FLOAT64)
         single = [None if part is None else part.float() for part in inputs]
         assert_agree(attention.attend(*single)[1].s, expected.s, FLOAT32_DRIFT)
-
-
-def test_a_position_is_merged_with_the_buckets_of_its_trailing_one_bits() -> None:
-    buckets: set[int] = set()
-    for position in range(200):
-        carries = count_carries(position)
-        assert buckets >= set(range(carries)) and carries not in buckets
-        buckets = (buckets - set(range(carries))) | {carries}
-        assert sum(2**bucket for bucket in buckets) == position + 1
-        assert max(buckets) == count_buckets(position + 1) - 1

@@ -14,9 +14,6 @@ from linformer_cli.attention.longformer import LongformerOptions
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import parse_options
 
-CPU = torch.device("cpu")
-
-
 build = functools.partial(build_one, "longformer", key_width=4, value_width=4)
 draw = functools.partial(draw_parts, widths=(4, 4, 4))
 
@@ -63,21 +60,6 @@ def test_dilations_may_be_a_number_or_a_list_and_alternate_by_default() -> None:
     for given, expected in ((3, (3, 3, 3, 3)), ("2", (2, 2, 2, 2)), ("1, 6", (1, 6, 1, 6))):
         assert parse_options("longformer", {"dilation": given}).dilations(4) == expected
     assert [LongformerOptions().dilations(heads) for heads in (1, 2, 5)] == [(1,), (1, 4), (1, 4, 1, 4, 1)]
-
-
-def test_the_ring_buffer_covers_the_widest_head() -> None:
-    attention = build(heads=4, window=7, dilation="1,2,2,5", globals=3)
-    assert attention.ring == 31
-    assert attention.init_state(3, 1, CPU, torch.float64).keys.shape == (3, 4, 34, 4)
-
-
-def test_the_state_is_the_globals_and_the_last_positions() -> None:
-    attention = build(window=4, dilation=2, globals=3)
-    q, k, v = draw(25)
-    _, state = attention.attend(q, k, v)
-    assert torch.equal(state.keys[:, :, :3], k[:, :, :3])
-    assert torch.equal(state.values[:, :, 3:], v[:, :, [21, 22, 23, 24, 18, 19, 20]])  # position 21 is in row 0
-    assert int(state.position) == 25
 
 
 def test_an_invalid_dilation_or_one_that_does_not_fit_is_refused() -> None:

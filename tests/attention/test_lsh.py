@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 from attention.arguments import build_one, step_through
-from attention.cases.lsh import hashes, lsh, scores, seen_by_rounds
+from attention.cases.lsh import lsh, scores, seen_by_rounds
 from attention.inputs import Inputs
 from loops import first_fast
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention.lsh import EMPTY, LshAttention
+from linformer_cli.attention.lsh import LshAttention
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import build_attention, parse_options
 
@@ -62,24 +62,6 @@ def test_a_position_without_neighbours_returns_its_own_value() -> None:
     assert bool(torch.isfinite(gradient).all())
     stepped, _ = step_through(attention, (q.detach(), q.detach(), v), attention.init_state(2, 12, CPU, torch.float64))
     assert_agree(stepped, y.detach(), FLOAT64)
-
-
-@pytest.mark.parametrize("way", ["attend", "blocks", "step"])
-def test_a_ring_buffer_holds_the_last_positions_of_its_bucket(way: str) -> None:
-    attention, (q, v) = build(rounds=3, buckets=8, window=5), draw()
-    if way == "step":
-        _, state = step_through(attention, (q, q, v), attention.init_state(2, LENGTH, CPU, torch.float64))
-    else:
-        state = None
-        for start, stop in ((0, LENGTH),) if way == "attend" else ((0, 1), (1, 40), (40, 43), (43, LENGTH)):
-            _, state = attention.attend(q[:, :, start:stop], q[:, :, start:stop], v[:, :, start:stop], state)
-    bucket = hashes(q, attention.rotations)
-    assert state.rings.shape == (2, 2, 3, 8, 5)
-    for image, head, number, index in torch.cartesian_prod(*map(torch.arange, state.rings.shape[:4])).tolist():
-        members = (bucket[number, image, head] == index).nonzero().flatten()[-5:]
-        ring = state.rings[image, head, number, index].sort().values
-        assert ring[5 - len(members) :].tolist() == members.tolist()
-        assert bool((ring[: 5 - len(members)] == EMPTY).all())
 
 
 @pytest.mark.parametrize("length", first_fast([7, 700]))

@@ -9,7 +9,6 @@ from attention.arguments import build_one, draw_for, step_through
 from loops import loop_over
 from tolerances import FLOAT32_DRIFT, FLOAT64, all_finite, assert_agree
 
-CPU = torch.device("cpu")
 MAMBA_2 = {"trapezoidal": False, "rotation": False, "normalise": False, "rate": "head"}
 
 

@@ -17,9 +17,6 @@ from linformer_cli.attention.kernels import cpu_recurrences as kernels
 from linformer_cli.model.mixers import build_attention
 from linformer_cli.native.library import reference_only
 
-CPU = torch.device("cpu")
-
-
 build = functools.partial(build_one, "mesa")
 draw = functools.partial(draw_parts, widths=(6, 6, 5, 2))
 

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 from attention.arguments import build_one, draw_parts
-from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import parse_options
 
-CPU = torch.device("cpu")
 ROW, LENGTH = 6, 24
 every_distance = pytest.mark.parametrize("distance", ["raster", "plane"])
 
@@ -77,47 +75,8 @@ def test_plane_weights_depend_on_rows_and_columns(waves: int) -> None:
     assert bool((weights.tril() > -1e-12).all())
 
 
-def decay_by_distance(order: float) -> Tensor:
-    """Weights [T, T] that halve with every unit of distance, which is city-block for order 1 and Euclidean for 2."""
-    places = torch.tensor([(t // ROW, t % ROW) for t in range(LENGTH)], dtype=torch.float64)
-    return torch.exp2(-torch.cdist(places, places, p=order, compute_mode="donot_use_mm_for_euclid_dist"))
-
-
-@pytest.mark.parametrize(
-    ("distance", "rank"),
-    [("raster", 1), ("plane", 5), ("city-block", ROW), ("Euclidean", LENGTH // 2)],
-)
-def test_weights_of_later_positions_for_earlier_ones_have_the_documented_rank(distance: str, rank: int) -> None:
-    """A running sum needs at least this many features for each key dimension."""
-    orders = {"city-block": 1.0, "Euclidean": 2.0}
-    weights = decay_by_distance(orders[distance]) if distance in orders else weigh_pairs(1, distance=distance)[0]
-    sizes = torch.linalg.svdvals(weights[LENGTH // 2 :, : LENGTH // 2])
-    assert int((sizes > 1e-9 * sizes[0]).sum()) == rank
-
-
-def test_the_plane_distance_has_a_wider_state() -> None:
-    assert build().init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 4, 5)
-    assert build(distance="plane").init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 20, 5)
-    assert build(distance="plane", waves=1).init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 12, 5)
-
-
 def test_incompatible_options_are_refused(raises_one_line: Any) -> None:
     with raises_one_line(UsageError, "'waves' is for distance 'plane'"):
         parse_options("retention", {"waves": 2})
     with raises_one_line(UsageError, "shortest memory", "30", "20"):
         parse_options("retention", {"shortest_memory": 30, "longest_memory": 20})
-
-
-@every_distance
-def test_the_state_tracks_the_column(distance: str) -> None:
-    attention, (q, k, v, _, gate) = build(distance=distance), draw()
-    whole, _ = attention.attend(q, k, v, None, gate)
-    _, state = attention.attend(q[:, :, :15], k[:, :, :15], v[:, :, :15], None, gate[:, :, :15])
-    assert int(state.position) == 15
-    rest = [part[:, :, 15:] for part in (q, k, v)]
-    found, after = attention.attend(*rest, state, gate[:, :, 15:])
-    assert_agree(found, whole[:, :, 15:], FLOAT64)
-    assert int(after.position) == 40
-    misplaced, _ = attention.attend(*rest, state._replace(position=state.position + 1), gate[:, :, 15:])
-    # With raster distances, the column does not matter.
-    assert bool((misplaced - found).abs().max() > 1e-3) == (distance == "plane")

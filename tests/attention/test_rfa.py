@@ -8,7 +8,6 @@ import torch
 from attention.arguments import build_one, draw_parts
 from tolerances import FLOAT64, assert_agree
 
-CPU = torch.device("cpu")
 with_and_without_gate = pytest.mark.parametrize("gate", [True, False])
 
 
@@ -18,15 +17,6 @@ build = functools.partial(build_one, "rfa")
 def draw(length: int, gate: bool = True, dtype: torch.dtype = torch.float64) -> list[Any]:
     parts = draw_parts(length, dtype, widths=(6, 6, 5, 1))
     return parts if gate else [*parts[:4], None]
-
-
-def test_the_defaults_are_a_gate_and_2_k_frequencies() -> None:
-    attention = build(key_width=8)
-    assert (attention.extra_per_head, attention.extra_bias, attention.frequencies) == (1, 5.0, 16)
-    assert attention.directions.shape == (16, 8)
-    assert attention.init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 32, 6)
-    assert build(gate=False).extra_per_head == 0
-    assert build(frequencies=7).init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 14, 6)
 
 
 @with_and_without_gate

@@ -20,14 +20,6 @@ def draw(length: int = 40, extra: int = 8) -> list[Any]:
     return draw_parts(length, widths=(4, 4, 5, extra))
 
 
-def test_the_parameters_have_one_number_per_key_dimension() -> None:
-    names = ["decay_bias", "rate_bias", "removal", "replacement", "bonus"]
-    parameters = dict(build().named_parameters())
-    assert list(parameters) == names
-    assert all(parameter.shape == (2, 4) for parameter in parameters.values())
-    assert [name for name, _ in build(bonus=False).named_parameters()] == names[:-1]
-
-
 @pytest.mark.parametrize(("row", "shortest"), [(28, 28), (1, 2)])
 def test_initial_memories_of_a_head_range_from_an_image_to_a_row(row: int, shortest: float) -> None:
     """The memory is the number of positions after which a value has decayed to 1/e."""

@@ -18,7 +18,6 @@ from linformer_cli.attention.sparse import SparseAttention, SparseOptions
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import build_attention, parse_options
 
-CPU = torch.device("cpu")
 LENGTH = 130
 
 

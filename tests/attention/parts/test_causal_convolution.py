@@ -6,7 +6,7 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.nystrom import CausalConvolution, RecentValues
+from linformer_cli.attention.nystrom import CausalConvolution
 
 HEADS, WIDTH = 3, 2
 
@@ -18,11 +18,6 @@ def build(kernel: int) -> CausalConvolution:
 
 def draw(length: int) -> Tensor:
     return torch.randn(2, HEADS, length, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def ordered(recent: RecentValues) -> Tensor:
-    """Return the values of the ring buffer, oldest first."""
-    return recent.values.roll(-int(recent.oldest), 2)
 
 
 @loop_over("kernel", [2, 5, 33, 34, 70])
@@ -37,19 +32,6 @@ def test_the_causal_convolution_equals_torchs_convolution_padded_on_the_left(ker
     for t in range(length):
         outputs.append(convolution.step(v[:, :, t], recent, torch.float64))
     assert_agree(torch.stack(outputs, dim=2), expected, FLOAT64)
-
-
-def test_the_ring_buffer_holds_only_the_last_values() -> None:
-    convolution, v = build(4), draw(9)
-    padded = functional.pad(v, (0, 0, 3, 0))
-    stepped = convolution.init_recent(2, WIDTH, v.device, v.dtype)
-    for t in range(9):
-        convolution.step(v[:, :, t], stepped, torch.float64)
-        assert torch.equal(ordered(stepped), padded[:, :, t + 1 : t + 4])
-        _, carried = convolution.attend(v[:, :, : t + 1], None, torch.float64)
-        assert torch.equal(ordered(carried), padded[:, :, t + 1 : t + 4])
-    _, carried = convolution.attend(v[:, :, :2], stepped, torch.float64)
-    assert torch.equal(ordered(carried), torch.cat([v[:, :, 8:], v[:, :, :2]], dim=2))
 
 
 def test_the_ring_buffer_has_the_type_of_the_values() -> None:

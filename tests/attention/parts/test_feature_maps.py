@@ -5,14 +5,12 @@ import math
 import pytest
 import torch
 from loops import loop_over
-from tolerances import FLOAT64, all_finite, assert_agree
+from tolerances import all_finite
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
 from linformer_cli.model.mixers import build_attention
-
-WIDTHS = {"elu": 6, "relu": 6, "poly2": 21, "taylor2": 28, "learned": 6}
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -22,13 +20,6 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
 def build_map(name: str) -> FeatureMap:
     torch.manual_seed(4)
     return FEATURE_MAPS[name](3, 6).double()
-
-
-@pytest.mark.parametrize("name", FEATURE_MAPS)
-def test_the_declared_width_is_that_of_the_output(name: str) -> None:
-    feature_map = build_map(name)
-    assert feature_map(draw(2, 3, 5, 6)).shape == (2, 3, 5, WIDTHS[name])
-    assert feature_map.width == WIDTHS[name]
 
 
 @pytest.mark.parametrize("name", FEATURE_MAPS)
@@ -52,13 +43,6 @@ def test_elu_keeps_its_slope_far_below_zero() -> None:
     torch.testing.assert_close(x.grad.double(), expected, rtol=2e-7, atol=0)
 
 
-def test_elu_does_not_modify_its_input() -> None:
-    x = draw(2, 3, 6)
-    before = x.clone()
-    FEATURE_MAPS["elu"](3, 6)(x)
-    assert torch.equal(x, before)
-
-
 def test_taylor2_weights_are_at_least_one_half() -> None:
     feature_map = FEATURE_MAPS["taylor2"](1, 6)
     q = draw(1, 1, 1000, 6)
@@ -72,18 +56,6 @@ def test_taylor2_weights_are_at_least_one_half() -> None:
 def test_poly2_keeps_its_precision_in_a_model_cast_to_bfloat16() -> None:
     x = draw(1, 3, 5, 6)
     assert torch.equal(build_map("poly2").bfloat16()(x), build_map("poly2")(x))
-
-
-def test_the_learned_map_has_one_layer_per_head() -> None:
-    torch.manual_seed(4)
-    feature_map, x = Learned(3, 6, 11).double(), draw(2, 3, 5, 6)
-    phi = feature_map(x)
-    assert phi.shape == (2, 3, 5, 11)
-    assert feature_map.width == 11
-    torch.nn.init.normal_(feature_map.bias)
-    for head in range(3):
-        expected = torch.nn.functional.linear(x[:, head], feature_map.weight[head], feature_map.bias[head]).relu()
-        assert_agree(feature_map(x)[:, head], expected, FLOAT64)
 
 
 def test_no_learned_feature_is_always_zero_initially() -> None:

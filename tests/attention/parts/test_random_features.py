@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.parts.random_features import (
-    divide_by_floored_weight,
     draw_directions,
     seeded_normal,
-    sine_features,
 )
 
 
@@ -47,25 +45,3 @@ def test_seeded_numbers_never_change() -> None:
     numbers = seeded_normal(3, 1, 200)(1, 2, 2)
     expected = [[[0.3623335285760487, -0.001491672665347493], [0.1325460710072927, 0.5056575565830741]]]
     torch.testing.assert_close(numbers, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
-
-
-def test_numbers_depend_on_seed_layer_and_step() -> None:
-    drawn = [seeded_normal(*key)(1, 2, 4) for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
-    for index, numbers in enumerate(drawn):
-        for other in drawn[:index]:
-            assert not torch.isclose(numbers, other).any()
-
-
-def test_sine_features_have_length_one_and_give_cosines() -> None:
-    phases = torch.linspace(-9, 9, 40, dtype=torch.float64).reshape(8, 5)
-    features = sine_features(phases)
-    products = features @ features.T
-    expected = (phases.unsqueeze(1) - phases).cos().mean(-1)
-    torch.testing.assert_close(products, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(products.diagonal(), torch.ones(8, dtype=torch.float64), rtol=0, atol=1e-12)
-
-
-def test_the_floor_also_raises_negative_denominators() -> None:
-    sums = torch.tensor([[2.0, 4.0], [2.0, 0.1], [2.0, -4.0], [2.0, 0.0]])
-    found = divide_by_floored_weight(sums, torch.tensor([10.0, 10.0, 10.0, 0.0]))
-    torch.testing.assert_close(found, torch.tensor([[0.5], [2.0], [2.0], [0.0]]))
