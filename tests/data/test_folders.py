@@ -153,17 +153,6 @@ def test_the_first_held_out_images_cover_all_classes(tmp_path: Path, cache: Path
     assert labels is not None and labels.tolist() == sorted(labels)
 
 
-def test_the_cache_of_an_earlier_version_is_rebuilt(tmp_path: Path, cache: Path, monkeypatch) -> None:
-    write_pictures(tmp_path / "pictures", 10)
-    monkeypatch.setattr(folders, "CACHE_VERSION", 1)
-    load(tmp_path / "pictures", "train", 8, 3, cache)
-    monkeypatch.undo()
-    (before,) = cache.iterdir()
-    load(tmp_path / "pictures", "train", 8, 3, cache)
-    (after,) = cache.iterdir()
-    assert after != before
-
-
 def test_a_test_folder_does_not_change_the_size_of_validation(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures" / "train", 20)
     write_pictures(tmp_path / "pictures" / "test", 60, seed=1)

@@ -13,7 +13,6 @@ from PIL import Image, ImageDraw, ImageFilter
 from linformer_cli.checkpoint_files import Frame
 from linformer_cli.config import ImageShape
 from linformer_cli.data.framing import frame_picture, measure_frame
-from linformer_cli.data.images import load_images
 from linformer_cli.data.look import Look
 from linformer_cli.data.pictures import load_picture
 
@@ -60,11 +59,6 @@ def test_photographs_colour_and_empty_images_have_no_frame() -> None:
     assert measure_frame(random[..., :1]) is None
     assert measure_frame(np.zeros((20, 16, 16, 1), np.uint8)) is None
     assert measure_frame(np.full((1, 2, 2, 1), 9, np.uint8)) is None
-
-
-def test_glyphs_have_a_frame() -> None:
-    found = load_images("glyphs", "test").look.frame
-    assert found is not None and found.ground == 0 and 10 < found.box < 20
 
 
 @loop_over(

@@ -11,7 +11,7 @@ from loops import loop_over
 from PIL import Image
 
 from linformer_cli.config import DataConfig, ImageShape
-from linformer_cli.data import SPLITS, Split
+from linformer_cli.data import SPLITS
 from linformer_cli.data import images as images_module
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet, load_for_training, load_images
@@ -63,16 +63,6 @@ def test_train_and_validation_are_disjoint_and_complete(count: int, train: int, 
     assert first.labels is not None
     assert second.labels is not None
     np.testing.assert_array_equal(np.concatenate([first.labels, second.labels]), labels)
-
-
-def test_the_test_split_contains_all_images_of_the_test_files(tmp_path: Path) -> None:
-    save_arrays(tmp_path, part="train")
-    pixels = np.full((7, 4, 5), 9, np.uint8)
-    name = save_arrays(tmp_path, part="test", images=pixels)
-    found = load_images(name, "test")
-    assert len(found) == 7
-    assert found.images.min() == 9
-    assert load_images(name, "train").images.max() > 9
 
 
 def test_a_single_training_image_is_refused(tmp_path: Path, raises_one_line) -> None:
@@ -273,13 +263,6 @@ def test_the_data_folder_comes_from_the_argument_or_the_environment_or_the_cache
         (tmp_path / "home" / ".cache" / "lintx" / "data", "the default"),
     ]
     assert all(root.is_dir() for root, _ in asked_root)
-
-
-@pytest.mark.parametrize(("split", "count"), [("train", 45), ("validation", 5), ("test", 10)])
-def test_the_split_rule_holds_for_torchvision_sets(
-    split: Split, count: int, asked_root: list[tuple[Path, str]]
-) -> None:
-    assert len(load_images("cifar10", split)) == count
 
 
 @pytest.mark.parametrize("name", ["mnist", "array", "glyphs"])
