@@ -183,18 +183,6 @@ def test_writing_to_a_link_keeps_the_link(tmp_path):
     assert (tmp_path / "real" / "a").read_bytes() == b"data"
 
 
-def test_a_named_pipe_is_written_to_and_not_replaced(tmp_path):
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        write_file(path, b"data")
-        assert os.read(reader, 10) == b"data"
-    finally:
-        os.close(reader)
-    assert path.is_fifo()
-
-
 def test_more_data_than_a_pipe_holds_arrives_completely(tmp_path):
     path, data = tmp_path / "pipe", bytes(range(256)) * 4096
     os.mkfifo(path)

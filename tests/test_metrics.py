@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-from machine import TIMING_METRICS
 
 from linformer_cli import files as files_module
 from linformer_cli import metrics as metrics_module
@@ -83,14 +82,6 @@ def test_missing_and_empty_metrics_give_a_one_line_error(tmp_path, raises_one_li
         load_runs([tmp_path / "first"])
 
 
-def test_cells_are_read_unchanged(tmp_path, raises_one_line) -> None:
-    file = write_run(tmp_path / "first", TRAINED) / "metrics.csv"
-    assert read_metrics(file) == [dict(zip(COLUMNS, TRAINED.split(","), strict=True))]
-    assert read_metrics(tmp_path / "missing.csv") == []
-    with raises_one_line(LintxError, "cannot read"):
-        read_metrics(tmp_path)
-
-
 # Writing and cutting
 
 
@@ -112,11 +103,6 @@ def test_metrics_that_were_not_measured_have_empty_cells(tmp_path) -> None:
     assert float(first["train_bits_per_dim"]) == 0.1 + 0.2
     assert first["validation_bits_per_dim"] == second["train_bits_per_dim"] == ""
     assert float(second["validation_bits_per_dim"]) == 1e-9
-
-
-def test_timing_metrics_are_columns() -> None:
-    assert set(TIMING_METRICS) < set(COLUMNS)
-    assert "step" not in TIMING_METRICS
 
 
 @pytest.mark.parametrize(("step", "kept"), [(0, 0), (1, 0), (2, 1), (4, 3), (5, 3), (10, 4), (11, 4)])
@@ -171,9 +157,3 @@ def test_labels_differ_between_runs(runs, labels, tmp_path, monkeypatch) -> None
     found = label_runs([Path(run) for run in runs])
     here = "/".join(tmp_path.resolve().parts[-2:])
     assert found == [label.format(here=here) for label in labels]
-
-
-def test_a_run_named_twice_is_refused(tmp_path, monkeypatch, raises_one_line) -> None:
-    monkeypatch.chdir(tmp_path)
-    with raises_one_line(UsageError, "named twice"):
-        label_runs([Path("runs/a"), Path("runs/../runs/a")])

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import itertools
-import json
 import math
 import signal
 from types import SimpleNamespace
@@ -21,13 +20,12 @@ from linformer_cli.errors import Interrupted
 from linformer_cli.evaluation.bits import Bits, measure_nats
 from linformer_cli.report.grids import read_png_metadata, render_grid
 from linformer_cli.sampling.decode import sample_images
-from linformer_cli.system import timing
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training import loop as loop_module
 from linformer_cli.training import pixel_task as pixel_module
 from linformer_cli.training.learner import Step
 from linformer_cli.training.pixel_task import build_model
-from linformer_cli.training.progress import LossTrend, Progress
+from linformer_cli.training.progress import Progress
 from linformer_cli.training.task import learning_rate_at
 
 # The order of events
@@ -275,19 +273,6 @@ def test_the_speed_of_a_resumed_run_counts_only_the_steps_since_it_was_resumed(c
     assert row.images_per_second <= fastest
 
 
-def test_a_dry_run_times_a_step(configure, tmp_path, monkeypatch) -> None:
-    trainer = begin(configure(), tmp_path / "run")
-    readings = iter([10.0, 12.5])
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
-    assert trainer.time_one_step() == 2.5
-
-
-def test_progress_can_be_read_back_from_json() -> None:
-    progress = Progress(step=3, best_bits_per_dim=1.5, loss=LossTrend(4, 0.1 + 0.2, 0.5, True))
-    values = json.loads(json.dumps(dataclasses.asdict(progress)))
-    assert Progress.from_values(values) == progress
-
-
 def test_progress_without_a_loss_trend_can_be_read() -> None:
     values = dataclasses.asdict(Progress(step=3))
     del values["loss"]
@@ -380,17 +365,6 @@ def test_features_are_redrawn_at_the_interval_and_shared_with_the_averaged_model
     # Validation, samples and saves do not redraw the directions.
     for ours, theirs in zip(directions(trainer.task.model), directions(load_model(trainer.folder.last)), strict=True):
         assert torch.equal(ours, theirs)
-
-
-def test_random_features_depend_only_on_the_seed_and_the_step(configure, tmp_path) -> None:
-    drawn = []
-    for name, changes in (("a", {}), ("b", {"learning_rate": 1e-3, "batch": 2}), ("c", {"seed": 1})):
-        trainer = begin(configure(model=REDRAWN, **changes), tmp_path / name)
-        train(trainer)
-        drawn.append(directions(trainer.task.model))
-    for ours, same, other in zip(*drawn, strict=True):
-        assert torch.equal(ours, same)
-        assert not torch.isclose(ours, other).any()
 
 
 def test_a_run_may_be_checked_at_intervals_of_time(configure, tmp_path, monkeypatch) -> None:

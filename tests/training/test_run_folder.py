@@ -16,7 +16,7 @@ from linformer_cli import files as files_module
 from linformer_cli.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from linformer_cli.documents import Config, parse_config
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
-from linformer_cli.metrics import COLUMNS, MetricsRow, append_row
+from linformer_cli.metrics import MetricsRow, append_row
 from linformer_cli.training import run_folder as run_folder_module
 from linformer_cli.training.run_folder import RunFolder, claim_run, find_newest_run
 
@@ -50,13 +50,6 @@ def test_runs_started_in_the_same_second_have_different_folders(tmp_path: Path, 
         RunFolder(run).create(configure())
 
 
-def test_a_folder_of_runs_that_cannot_be_created_gives_a_one_line_error(tmp_path, monkeypatch, raises_one_line) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").write_text("in the way")
-    with raises_one_line(LintxError, "cannot read or write 'runs'"):
-        claim_run("tiny")
-
-
 def test_the_newest_run_is_found(tmp_path: Path, monkeypatch, raises_one_line) -> None:
     monkeypatch.chdir(tmp_path)
     with raises_one_line(UsageError, "no run in 'runs'", "lintx train --resume FOLDER"):
@@ -69,17 +62,6 @@ def test_the_newest_run_is_found(tmp_path: Path, monkeypatch, raises_one_line) -
 
 
 # Creating a run
-
-
-@pytest.mark.parametrize("exists", [False, True])
-def test_a_new_run_has_its_configuration_and_empty_metrics(tmp_path: Path, exists: bool) -> None:
-    folder = RunFolder(tmp_path / "deep" / "run")
-    if exists:
-        folder.path.mkdir(parents=True)
-    folder.create(configure())
-    assert {path.name for path in folder.path.iterdir()} == {"config.toml", "metrics.csv", ".lock"}
-    assert folder.metrics_file.read_text().strip() == ",".join(COLUMNS)
-    assert folder.read_config() == configure()
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path, raises_one_line) -> None:
@@ -123,12 +105,6 @@ def test_a_run_created_by_another_process_is_left_alone(tmp_path: Path, monkeypa
     with raises_one_line(UsageError, "exists already"):
         RunFolder(folder.path).create(configure())
     assert folder.read_config() == configure(train={"steps": 9})
-
-
-def test_an_unwritable_path_is_named(tmp_path: Path, raises_one_line) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with raises_one_line(LintxError, "cannot read or write", "Not a directory"):
-        RunFolder(tmp_path / "file" / "run").create(configure())
 
 
 # config.toml

@@ -68,11 +68,6 @@ def test_muon_has_its_own_default_learning_rate(write) -> None:
     assert build(preset="mnist-paper", train={"optimizer": "muon"}).train.learning_rate == 1e-4
 
 
-def test_a_preset_option_overrides_the_preset_in_the_file(write) -> None:
-    config = build(write('preset = "tiny"\n[model]\nheads = 3'), "mnist-paper")
-    assert (config.preset, config.model.layers, config.model.heads) == ("mnist-paper", 8, 3)
-
-
 def test_a_preset_may_have_training_settings(write) -> None:
     config = build(preset="mnist-paper", train={"steps": 5})
     assert config.train.optimizer == "radam"
@@ -81,13 +76,6 @@ def test_a_preset_may_have_training_settings(write) -> None:
     assert build(file, train={"optimizer": "adamw"}).train.learning_rate == 0.5
     assert build(file, train={"optimizer": "adamw"}).train.optimizer == "adamw"
     assert build(file, "tiny").train.optimizer == "adamw"
-
-
-def test_the_data_set_is_known_before_its_images_are_loaded(write) -> None:
-    file = write('[data]\nname = "glyphs"\nimage_size = 9')
-    settings = merge_settings(Given(data={"data_dir": "/somewhere"}), file)
-    data = settings.data
-    assert (data.name, data.image_size, data.data_dir) == ("glyphs", (9, 9), "/somewhere")
 
 
 def test_data_sets_have_default_presets() -> None:
@@ -212,14 +200,6 @@ def test_a_missing_or_unreadable_file_gives_a_one_line_error(tmp_path: Path, rai
         build(tmp_path / "binary.toml")
 
 
-def test_merging_does_not_change_presets_or_options(write) -> None:
-    before = PRESETS["tiny"].model_dump()
-    flags: dict[str, Any] = {"attention_options": {"chunk": 8}}
-    build(write('[model]\nattention_options = {feature_map = "relu"}'), "tiny", model=flags)
-    assert flags == {"attention_options": {"chunk": 8}}
-    assert PRESETS["tiny"].model_dump() == before
-
-
 # Resuming a run
 
 
@@ -279,12 +259,6 @@ def test_network_and_data_default_to_the_source(source) -> None:
         checkpoint=str(source.path), weights_sha256=source.digest, attention="linear", step=3
     )
     assert merge_settings(Given()).build(IMAGE).init_from is None
-
-
-def test_a_changed_mechanism_starts_with_default_options(source) -> None:
-    config = build_from(source, model={"attention": "softmax", "layers": 3})
-    assert (config.model.attention, config.model.attention_options, config.model.layers) == ("softmax", {}, 3)
-    assert config.model.width == source.info.model.width
 
 
 def test_a_preset_overrides_the_source_and_the_file_overrides_both(source, write) -> None:

@@ -39,11 +39,6 @@ def test_a_cosine_schedule_falls_from_the_learning_rate_to_its_minimum() -> None
     assert rates == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_constant_schedule_is_constant() -> None:
-    config = TrainConfig(steps=1, learning_rate=0.5, schedule="constant", warmup_steps=0)
-    assert [learning_rate_at(config, step, step / 9) for step in range(10)] == [0.5] * 10
-
-
 def test_a_trapezoid_schedule_is_constant_and_falls_linearly_in_the_last_quarter() -> None:
     config = TrainConfig(
         steps=1, learning_rate=0.5, final_learning_rate_fraction=0.1, schedule="trapezoid", warmup_steps=0

@@ -162,13 +162,6 @@ def test_a_deeper_model_starts_with_the_output_of_its_source(pair, attention) ->
         assert all(last.weight.grad.abs().max() > 0 for last in block.branch_ends())
 
 
-def test_a_deeper_model_copies_projections_in_parts(pair) -> None:
-    model, origin = pair("shared", "linear", layers=4)
-    transfer_weights(model, origin)
-    ours, theirs = (one.state_dict()[f"blocks.{i}.attention.input.weight"] for one, i in ((model, 2), (origin, 1)))
-    assert torch.equal(ours, torch.cat([theirs[:ROWS], theirs[:ROWS], theirs[ROWS : 2 * ROWS]]))
-
-
 def test_a_shallower_model_copies_the_first_blocks(pair) -> None:
     model, origin = pair("linear", "linear", layers=1)
     moved = transfer_weights(model, origin)
