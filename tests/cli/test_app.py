@@ -68,13 +68,6 @@ def test_without_a_command_lintx_shows_how_to_start_and_bench_its_help(lintx):
     assert bench.stdout.strip() == lintx("bench", "--help").stdout.strip()
 
 
-def test_help_has_panels_examples_first_and_no_types_of_python(lintx):
-    assert lintx("--help").stdout.index("Start") < lintx("--help").stdout.index("Measure")
-    page = lintx("train", "--help").stdout
-    assert page.index("lintx train pictures/") < page.index("Without arguments")
-    assert not any(kind in page for kind in ("<bool>", "<int", "<float", "<=x", "x>="))
-
-
 def test_shell_completion_offers_commands_and_values_without_loading_torch():
     expected = {
         "lintx tr": {"train"},
@@ -117,16 +110,12 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["sample", "--tempratur", "1"], 2, "No such option: --tempratur"),
         (["sample", "nosuch"], 2, "unknown checkpoint 'nosuch'"),
         (["sample", "no/such"], 1, "no checkpoint at 'no/such'"),
-        (["sample", "-n", "0"], 2, "-n"),
         (["sample", "--temperature", "inf"], 2, "--temperature must be above 0 and finite, found inf"),
         (["sample", "--device", "tpu"], 2, "unknown device 'tpu'"),
         (["sample", "-o", "-", "--json"], 2, "both write to stdout"),
         (["sample", "-o", "grid.jpg"], 2, "-o writes a PNG, found 'grid.jpg'; give it a name that ends in .png"),
-        (["sample", "--gif", "grid.png"], 2, "--gif writes a GIF, found 'grid.png'"),
-        (["complete", "x.png", "-o", "x.jpeg"], 2, "-o writes a PNG"),
         (["complete", "x.png", "--gif", "x.webp"], 2, "--gif writes a GIF"),
         (["complete", "x.png", "-o", "-"], 2, "-o cannot write to stdout; give it the name of a file"),
-        (["sample", "--gif", "-"], 2, "--gif cannot write to stdout"),
         (["complete"], 2, "Missing argument"),
         (["complete", "x.png", "y.png", "--keep", "left:5px"], 2, "found 'left:5px'"),
         (["bench", "smaple"], 2, "Did you mean 'sample'?"),
@@ -139,32 +128,23 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["bench", "sample", "--preset", "tiny", "--image-size", "5000"], 2, "can have at most 1,048,576 values"),
         (["bench", "sample", "--preset", "tiny", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["bench", "sample", "--attention", "sofmax"], 2, "unknown attention 'sofmax'"),
-        (["bench", "train", "--attention", "sofmax"], 2, "unknown attention 'sofmax'"),
         (["bench", "copy", "--plot", "copy.pdf"], 2, ".png or .svg"),
-        (["bench", "copy", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["bench", "copy", "--budget", "soon"], 2, "is not a time"),
         (["bench", "copy", "--length", "4"], 2, "at least 8"),
         (["bench", "copy", "--width", "30"], 2, "a multiple of 8"),
-        (["bench", "train", "--preset", "tiny,mnist-smal"], 2, "did you mean 'mnist-small'?"),
-        (["bench", "train", "--batch", "0"], 2, "--batch takes whole numbers above 0 separated by commas"),
-        (["bench", "paper", "--budget", "soon"], 2, "'soon' is not a time"),
         (["bench", "paper", "--runs", "nowhere/at-all"], 1, "no checkpoint at 'nowhere/at-all'"),
         (["bench", "attention", "--positions", "0"], 2, "--positions takes whole numbers above 0 separated by commas"),
-        (["bench", "attention", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["bench", "attention", "--attention", "linear:chnk=3"], 2, "did you mean 'chunk'?"),
         (["bench", "attention", "--attention", "linear,linear"], 2, "'linear' is given twice"),
         (["bench", "approximation", "--norms", "1,-1"], 2, "--norms takes numbers above 0"),
         (["bench", "approximation", "--features", "x"], 2, "--features takes whole numbers"),
-        (["bench", "approximation", "--plot", "x.pdf"], 2, "ends in .png or .svg"),
         (["bench", "approximation", "--maps", "positve"], 2, "'positve' does not estimate softmax"),
-        (["bench", "attention", "--limit", "soon"], 2, "'soon' is not a time"),
         (["train", "--preset", "mnist-smal"], 2, "did you mean 'mnist-small'?"),
         # The data set does not exist either, but the attention is checked first.
         (["train", "--data", "array:nowhere", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["train", "--data", "array:nowhere", "--attention-option", "chunk=x"], 2, "chunk"),
         (["train", "--data", "array:nowhere", "--batch", "0"], 2, "Invalid value for '--batch'"),
         (["train", "--data", "array:nowhere", "--steps", "1", "--epochs", "1"], 2, "set the length by steps or epochs"),
-        (["train", "--data", "glyphs", "--attention-option", "chnk=3"], 2, "did you mean 'chunk'?"),
         (["train", "--data", "glyphs", "--attention-option", "chunk"], 2, "KEY=VALUE"),
         (["train", "--data", "glyphs", "--attention-option", "features=8"], 2, "is for feature_map 'learned'"),
         (["train", "--data", "mnsit"], 2, "did you mean 'mnist'?"),
@@ -174,7 +154,6 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["train", "--resume", "nosuch"], 1, "not a run folder"),
         (["eval", "--data", "array:nosuch"], 1, "nosuch"),
         (["compare", "--attention", "linaer"], 2, "did you mean 'linear'?"),
-        (["compare", "--data", "glyphs", "--preset", "tiyn"], 2, "did you mean 'tiny'?"),
         (["attentions", "linaer"], 2, "did you mean 'linear'?"),
         (["attentions", "--checkpoint", "mnist-deep", "--heads", "2"], 2, "--checkpoint sets the sizes"),
         (["plot", "nowhere", "--grids", "3"], 2, "--grids needs --samples FILE"),

@@ -1,7 +1,6 @@
 """Tests of every command on a small model, from the command line to files and JSON."""
 
 import csv
-import json
 import shutil
 import signal
 import time
@@ -22,7 +21,6 @@ from linformer_cli.data import images, pictures
 from linformer_cli.errors import LintxError
 from linformer_cli.metrics import COLUMNS
 from linformer_cli.report.grids import read_png_metadata
-from linformer_cli.sampling.decode import Sampler
 
 SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny")  # 10 x 10 images
 
@@ -125,15 +123,6 @@ def test_a_run_whose_weights_cannot_be_copied_leaves_no_folder(lintx, run_folder
     assert outcome.code == 1 and "none of the 32 tensors" in outcome.stderr
     assert not (tmp_path / "run").exists()
     assert lintx("train", "--resume", run_folder, "--init-from", run_folder).code == 2
-
-
-def test_the_values_per_pass_are_the_mean_over_all_images(lintx, run_folder, tmp_path):
-    outcome = lintx(
-        "sample", run_folder, "-n", 3, "--batch", 1, "-o", tmp_path / "grid.png", "--precision", "fp32", "--json"
-    )
-    sampler = Sampler(load_model(run_folder))
-    passes = [sampler.sample([index]).passes for index in range(3)]
-    assert outcome.document["values_per_pass"] == pytest.approx(3 * sampler.model.config.image.positions / sum(passes))
 
 
 @pytest.mark.smoke
@@ -491,11 +480,6 @@ def test_export_writes_a_program(lintx, run_folder, tmp_path):
     assert again.code == 2 and "exists already; choose another file" in again.stderr
     folder = lintx("export", run_folder, tmp_path / "folder", "--dtype", "int8")
     assert folder.code == 2 and "ends in .lintx" in folder.stderr and not (tmp_path / "folder").exists()
-
-
-def test_stdout_holds_only_json(lintx, run_folder, tmp_path):
-    outcome = lintx("sample", run_folder, "-n", 1, "-o", tmp_path / "x.png", "--json")
-    assert json.loads(outcome.stdout) and "wrote" in outcome.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), first_fast([(signal.SIGINT, 130), (signal.SIGTERM, 143)]))

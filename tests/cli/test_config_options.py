@@ -75,14 +75,6 @@ def test_a_wrong_time_is_refused() -> None:
         CliRunner().invoke(app, ["a", "--pause", "soon"], catch_exceptions=False)
 
 
-def test_help_texts_come_from_the_fields() -> None:
-    code, text = run("--help")
-    assert code == 0
-    for name, field in Sizes.model_fields.items():
-        assert "--" + name.replace("_", "-").removesuffix("s") in text
-        assert field.description in text
-
-
 def test_defaults_come_from_the_presets(monkeypatch: pytest.MonkeyPatch) -> None:
     def default(config: type[Config], name: str) -> str:
         return describe_default(name, config.model_fields[name])

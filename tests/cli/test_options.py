@@ -46,12 +46,6 @@ def test_wrong_pairs_are_refused(pairs):
         parse_pairs(pairs, "--x")
 
 
-def test_sizes_and_numbers_are_parsed() -> None:
-    assert parse_sizes("1,64", "--x") == [1, 64]
-    assert parse_size(str(LARGEST_COUNT), "--x", "1") == LARGEST_COUNT
-    assert parse_numbers("0.5,1e300", "--x") == [0.5, 1e300]
-
-
 @loop_over("parse", [partial(parse_size, example="1"), parse_sizes, parse_numbers])
 @loop_over("text", ["", "0", "-1", "x", "1,", "nan", "inf"])
 def test_numbers_that_are_not_positive_are_refused(parse, text) -> None:

@@ -94,16 +94,6 @@ def test_mistakes_give_a_one_line_error(lintx, tmp_path, monkeypatch, arguments,
     assert not list(tmp_path.glob("*.png"))
 
 
-@pytest.mark.parametrize(
-    ("option", "code", "part"),
-    [("-o", 2, "a plot is a PNG or an SVG, found '/'"), ("--samples", 1, "cannot write /: is a directory")],
-)
-def test_the_root_folder_is_refused_as_an_output(lintx, run_folder, option, code, part):
-    outcome = lintx("plot", run_folder, option, "/")
-    assert (outcome.code, outcome.stdout) == (code, "")
-    assert part in outcome.stderr and len(outcome.stderr.splitlines()) == 1
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
 @pytest.mark.parametrize("option", first_fast(["-o", "--samples"]))
 def test_a_pipe_without_a_reader_does_not_hang(run_folder, tmp_path, option):

@@ -11,7 +11,6 @@ from PIL import Image
 from linformer_cli.config import ImageShape
 from linformer_cli.data.images import load_images
 from linformer_cli.data.look import Look
-from linformer_cli.evaluation.scores import area_under_curve
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +89,3 @@ def test_what_cannot_be_scored_is_said(run_folder, pictures, lintx, tmp_path) ->
     ):
         outcome = lintx("score", *arguments, "--checkpoint", run_folder)
         assert (outcome.code, outcome.stdout) == (code, "") and message in outcome.stderr, outcome.stderr
-
-
-def test_the_area_under_the_curve_is_the_share_of_ordered_pairs() -> None:
-    random = np.random.default_rng(1)
-    positive, negative = random.integers(0, 6, 40) / 2, random.integers(0, 5, 30) / 2
-    pairs = positive[:, None] - negative[None, :]
-    assert area_under_curve(positive, negative) == pytest.approx(((pairs > 0) + (pairs == 0) / 2).mean())

@@ -3,7 +3,6 @@
 import math
 import sys
 import tomllib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -307,13 +306,3 @@ def test_a_log_needs_its_package_and_a_known_name(lintx, tmp_path, monkeypatch):
         outcome = lintx("train", *SMALL, "--log", logs, "--out", tmp_path / "run")
         assert (outcome.code, outcome.stdout) == (code, "") and said in outcome.stderr
         assert len(outcome.stderr.splitlines()) == 1 and list(tmp_path.iterdir()) == []
-
-
-def test_a_log_gets_the_figures_of_the_run(lintx, tmp_path, monkeypatch):
-    rows = []
-    run = SimpleNamespace(log=rows.append, define_metric=lambda name, step_metric: None, finish=lambda: rows.append(0))
-    stub = SimpleNamespace(init=lambda **settings: run, Image=str, Error=ValueError)
-    monkeypatch.setitem(sys.modules, "wandb", stub)
-    assert lintx("train", *SMALL, "--log", "wandb,wandb", "--out", tmp_path / "run").code == 0
-    assert rows[0]["step"] == 2 and rows[0]["validation_bits_per_dim"] > 0
-    assert rows[-1] == 0 and len(rows) == 3  # the validation, the grid and the end
