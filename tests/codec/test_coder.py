@@ -152,27 +152,6 @@ def test_the_sum_is_exact_for_flat_and_for_sharp_distributions(build_tiny_model,
         assert frequencies.max() == WHOLE - 15
 
 
-def test_constriction_keeps_the_frequencies() -> None:
-    """A range coder with 24 bits stores each value in exactly log2(2^24 / frequency) bits, up to the last words."""
-    stream = pytest.importorskip("constriction").stream
-    family = stream.model.Categorical(perfect=False)
-    rng = np.random.default_rng(0)
-    for levels in (2, 3, 256, 1024):
-        cuts = np.sort(rng.integers(0, WHOLE - levels + 1, (500, levels - 1)), axis=1)
-        # Skewed distributions: most values have the smallest frequency.
-        cuts[::2, : levels // 2] = cuts[::2, :1]
-        rest = np.diff(cuts, axis=1, prepend=0, append=WHOLE - levels).astype(np.float64)
-        # The first and the last number of each value's part, seen by a decoder that starts with this number.
-        ends = np.cumsum(rest + 1, axis=1).astype(np.int64)
-        rows = rng.integers(0, 500, 200)
-        values = rng.integers(0, levels, 200)
-        for row, value in zip(rows, values, strict=True):
-            for quantile in (ends[row, value] - 1, ends[row, value] - int(rest[row, value]) - 1):
-                word = np.array([quantile << 8, 0], dtype=np.uint32)
-                found = stream.queue.RangeDecoder(word).decode(family, rest[row : row + 1])
-                assert found[0] == value
-
-
 @every_model
 def test_every_instruction_set_writes_the_same_data(build_tiny_model, instruction_set, changes, monkeypatch) -> None:
     model = build_tiny_model(**changes)

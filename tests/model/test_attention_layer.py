@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from linformer_cli.attention.base import measure_state_bytes, state_tensors
 from linformer_cli.attention.catalogue import CATALOGUE
-from linformer_cli.config import ImageShape, ModelConfig, NetworkConfig
+from linformer_cli.config import NetworkConfig
 from linformer_cli.documents import parse_config
 from linformer_cli.errors import UsageError
 from linformer_cli.model.attention_layer import AttentionLayer
@@ -158,21 +158,6 @@ def test_vectors_of_zeros_have_finite_gradients(build_model) -> None:
     assert all(bool(parameter.grad.isfinite().all()) for parameter in layer.parameters() if parameter.grad is not None)
 
 
-def test_parts_have_few_parameters(build_model) -> None:
-    def count(**parts: Any) -> int:
-        return sum(parameter.numel() for parameter in build_layer(build_model, "linear", **parts).parameters())
-
-    heads = 2 * 6
-    plain = count()
-    assert count(short_convolution=4) - plain == 4 * 3 * heads
-    assert count(normalise_keys=True) == plain
-    assert count(norm_heads=True) - plain == heads
-    assert count(output_gate=True) - plain == heads * (16 + 1)
-    # A shared projection of queries and keys is convolved once.
-    shared = build_layer(build_model, "lsh", short_convolution=4).convolution
-    assert shared is not None and shared.columns == 2 * heads
-
-
 @pytest.mark.parametrize("attention", ["gau", "flash", "single_head", "lstm"])
 def test_blocks_without_an_attention_layer_refuse_parts(raises_one_line, build_config, attention: str) -> None:
     config = build_config(attention, short_convolution=4, norm_heads=True)
@@ -193,17 +178,6 @@ def test_every_other_mechanism_takes_all_parts_except_a_second_output_gate(raise
 def test_a_convolution_of_width_1_is_refused(raises_one_line) -> None:
     with raises_one_line(UsageError, "short_convolution must be 0 (none) or at least 2, found 1"):
         parse_config(NetworkConfig, {"short_convolution": 1}, "model")
-
-
-def test_a_configuration_without_parts_has_none() -> None:
-    """Checkpoints from before these settings lack their keys."""
-    keys = ModelConfig(image=ImageShape(height=4, width=4)).model_dump()
-    for name in ALL:
-        assert not keys.pop(name)
-    config = ModelConfig.model_validate(keys)
-    assert config.layer_parts == []
-    names = {name for name, _ in build_blocks(config)[0].named_parameters() if name.startswith("attention.")}
-    assert names == {f"attention.{part}.{kind}" for part in ("input", "output") for kind in ("weight", "bias")}
 
 
 def test_listed_state_bytes_count_the_convolution(build_config) -> None:

@@ -205,17 +205,6 @@ def test_a_gated_block_matches_its_formula(build_config: BuildConfig, norm: str)
     assert_agree(block.attend(x, None)[0], y if norm == "pre" else block.norm(y), FLOAT64)
 
 
-@pytest.mark.parametrize("attention", ["gau", "flash"])
-def test_a_gated_block_needs_no_feed_forward(build_config: BuildConfig, attention: str) -> None:
-    """As in the source, a gated block has about half the parameters of a block with a fourfold feed-forward width."""
-    network = {"width": 64, "heads": 4, "head_width": 16, "feed_forward": 256, "attention_options": {}}
-    gated, transformer = (build_block(build_config(name, **network)) for name in (attention, "softmax"))
-    outside = 3 * 64 * 128 + 64 * 128 + 2 * 128 + 128 + 64 + 2 * 64
-    inside = sum(parameter.numel() for parameter in gated.inner.parameters())
-    assert count_parameters(gated) == outside + inside
-    assert count_parameters(gated) < 0.75 * count_parameters(transformer)
-
-
 @loop_over("attention", ["gau", "flash", "lstm", "none"])
 @loop_over("norm", ["pre", "post"])
 def test_dropout_acts_on_the_only_branch(build_config: BuildConfig, attention: str, norm: str) -> None:

@@ -9,7 +9,6 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import fork_state, measure_state_bytes
-from linformer_cli.config import ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
 
 CLASSES = 3
@@ -75,12 +74,6 @@ def test_parallel_passes_and_steps_agree_and_images_keep_their_class(build_model
     assert_agree(rest, whole[:, 7:].repeat_interleave(2, dim=0), FLOAT64)
 
 
-def test_only_used_classes_get_gradients(build_model: BuildModel) -> None:
-    model = build_model(classes=4)
-    model.nats(draw_values(model), torch.tensor([0, 2, 2, 0])).sum().backward()
-    assert (model.embedding.classes.weight.grad.abs().sum(dim=1) > 0).tolist() == [True, False, True, False]
-
-
 def test_an_unknown_class_is_refused(build_model: BuildModel) -> None:
     model = build_model(classes=CLASSES)
     for wrong in ([0, 3], [-1, 0], [0], [0, 1, 2]):
@@ -96,15 +89,6 @@ def test_an_unknown_class_is_refused(build_model: BuildModel) -> None:
 def test_default_classes_rotate(build_model: BuildModel) -> None:
     assert build_model(classes=CLASSES).take_turns(range(2, 9)).tolist() == [2, 0, 1, 2, 0, 1, 2]
     assert build_model().take_turns(range(2, 5)).tolist() == [0, 0, 0]
-
-
-def test_a_model_without_classes_has_no_class_state(build_model: BuildModel) -> None:
-    model = build_model()
-    assert "embedding.classes.weight" not in model.state_dict()
-    state = model.init_state(4).embedding
-    assert state.label.shape == (4, 0) and model.config.class_bits_per_dim == 0
-    # Checkpoints from before classes existed have no such field.
-    assert ModelConfig.model_validate(model.config.model_dump(exclude={"classes"})) == model.config
 
 
 def test_the_likelihood_without_a_class_is_the_mean_over_the_classes(build_model: BuildModel) -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -144,15 +143,6 @@ def test_neighbour_tables_read_four_pixels_of_one_channel(channels: int) -> None
         assert moved[:, place].nonzero().flatten().tolist() == sorted(source for source in row if source >= 0)
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_the_value_of_the_start_token_has_no_effect(context: Context) -> None:
-    embedding = build(context, (3, 4, 3))
-    tokens = draw_tokens(embedding)
-    other = tokens.clone()
-    other[:, 0] = 255 - other[:, 0]
-    assert torch.equal(embed(embedding, other), embed(embedding, tokens))
-
-
 @loop_over("context", ["previous", "recent", "neighbours"])
 @loop_over("size", [(3, 4, 3), (4, 3, 1), (1, 1, 1)])
 def test_grid_vectors_are_sums_of_table_rows(context: Context, size: tuple[int, int, int]) -> None:
@@ -243,12 +233,3 @@ def test_a_state_holds_no_larger_storage(context: Context) -> None:
         _, state = embedding(draw_tokens(embedding) % 3, embedding.init_state(2, CPU))
     for tensor in state_tensors(state):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
-
-
-def test_every_table_row_that_was_used_has_a_gradient(build_config: Callable[..., ModelConfig]) -> None:
-    torch.manual_seed(0)
-    embedding = PixelEmbedding(build_config(size=(4, 5, 3), levels=8)).double()
-    tokens = draw_tokens(embedding, 50)
-    embedding(tokens, embedding.init_state(50, CPU))[0].sum().backward()
-    for name, parameter in embedding.named_parameters():
-        assert parameter.grad is not None and bool((parameter.grad.abs().sum(dim=1) > 0).all()), name

@@ -174,17 +174,6 @@ def test_draws_at_extreme_parameters_are_valid(build_config: BuildConfig, kind: 
             assert bool(((values >= 0) & (values < 256)).all())
 
 
-@every_head
-def test_each_image_of_a_batch_is_drawn_with_its_own_random_number(build_config: BuildConfig, kind: str) -> None:
-    head = build(build_config, kind)
-    parameters = draw_parameters(head, 40)
-    uniforms = torch.rand(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    together = head.draw(parameters, uniforms)
-    alone = [head.draw(parameters[index : index + 1], uniforms[index : index + 1]) for index in range(40)]
-    assert torch.equal(together, torch.cat(alone))
-    assert len(together.unique()) > 5
-
-
 @every_type
 @pytest.mark.parametrize("precise", [Tensor.double, Tensor.float], ids=["double", "device-without-double"])
 def test_a_value_of_probability_zero_is_never_drawn(dtype: torch.dtype, precise, monkeypatch) -> None:
@@ -219,11 +208,3 @@ def test_probabilities_need_not_add_up_to_one() -> None:
     probabilities = torch.tensor([[0.1, 0.2, 0.3]], dtype=torch.float64)
     uniforms = torch.tensor([0.0, 0.4999 / 3, 0.501 / 3, 0.499, 0.501, 0.9999], dtype=torch.float64)
     assert invert_cumulative(probabilities.expand(6, -1), uniforms)[0].tolist() == [0, 0, 1, 1, 2, 2]
-
-
-def test_the_named_head_is_built(build_config: BuildConfig) -> None:
-    categorical, mixture = build(build_config, "categorical", 16), build(build_config, "mixture", 16, mixtures=7)
-    assert isinstance(categorical, CategoricalHead) and isinstance(mixture, MixtureHead)
-    assert categorical.projection.out_features == 16
-    assert mixture.projection.out_features == 21
-    assert mixture(torch.zeros(2, 5, 16)).shape == (2, 5, 21)

@@ -5,26 +5,12 @@ from typing import Any
 
 import pytest
 
-from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.config import ModelConfig
 from linformer_cli.errors import UsageError
-from linformer_cli.model.blocks import TransformerBlock
-from linformer_cli.model.gated_block import GatedBlock
-from linformer_cli.model.lstm import LstmBlock, LstmOptions
-from linformer_cli.model.mixers import BASELINES, build_blocks, describe_mixing, parse_options
-from linformer_cli.model.none import NoneBlock
+from linformer_cli.model.lstm import LstmOptions
+from linformer_cli.model.mixers import build_blocks, parse_options
 
 BuildConfig = Callable[..., ModelConfig]
-
-
-def test_every_name_builds_its_block(build_config: BuildConfig) -> None:
-    assert not CATALOGUE.keys() & BASELINES.keys()
-    others = {"gau": GatedBlock, "flash": GatedBlock, "lstm": LstmBlock, "none": NoneBlock}
-    for name in [*CATALOGUE, *BASELINES]:
-        (block, *_) = build_blocks(build_config(name))
-        assert type(block) is others.get(name, TransformerBlock)
-        if name in CATALOGUE:
-            assert CATALOGUE[name].gated == isinstance(block, GatedBlock)
 
 
 def test_an_unknown_name_gets_a_suggestion(raises_one_line: Any, build_config: BuildConfig) -> None:
@@ -41,8 +27,3 @@ def test_options_of_a_baseline_are_validated(build_config: BuildConfig) -> None:
         parse_options("lstm", {"hiden": 12})
     with pytest.raises(UsageError, match=r"hidden.*greater than 0.*found 0"):
         build_blocks(build_config("lstm", attention_options={"hidden": 0}))
-
-
-def test_a_baseline_is_not_described_as_attention() -> None:
-    assert describe_mixing("linear") == "linear attention"
-    assert describe_mixing("lstm") == "lstm (recurrent baseline)"

@@ -70,12 +70,6 @@ def test_a_prediction_continues_the_difference_of_the_channel_before(share_missi
         assert prediction == pytest.approx(2 * expected / 15 - 1, abs=1e-12)
 
 
-def test_surroundings_are_the_known_pixels_of_four_rows() -> None:
-    pixels = list_surroundings()
-    assert len(pixels) == len(set(pixels)) == 4 + 3 * 9
-    assert all(0 <= up <= 3 and abs(left) <= 4 and (up > 0 or left > 0) for up, left in pixels)
-
-
 @pytest.mark.parametrize("levels", [2, 16, 256])
 def test_a_vector_is_computed_by_two_layers_from_two_numbers_per_value(levels: int) -> None:
     torch.manual_seed(0)
@@ -128,17 +122,6 @@ def test_rows_match_pairs_and_hashes(channel: int) -> None:
         for a, b, c, d in values
     ]
     assert find_rows(torch.tensor(values), torch.full((len(values),), channel)).tolist() == expected
-
-
-def test_pairs_have_separate_rows_and_hashes_are_spread() -> None:
-    pairs = torch.tensor([[*pair, 0, 0] for pair in itertools.product(range(256), repeat=2)])
-    assert len(find_rows(pairs, torch.tensor(0))[:, 0].unique()) == 2**16
-    # The keys are similar: eight adjacent values in each place give 512 combinations of three and 4,096 of four.
-    near = torch.tensor(list(itertools.product(range(100, 108), repeat=4)))
-    rows = find_rows(near, torch.tensor(0))
-    for table, size, combinations in ((1, 2**15, 8**3), (2, 2**14, 8**4)):
-        by_chance = size * (1 - math.exp(-combinations / size))
-        assert len(rows[:, table].unique()) > 0.97 * by_chance
 
 
 def test_a_vector_is_a_linear_function_of_three_rows() -> None:

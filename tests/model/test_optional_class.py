@@ -41,13 +41,6 @@ def trained(build_model: Callable[..., PixelModel]) -> PixelModel:
 
 
 @torch.no_grad()
-def test_the_probabilities_add_up_to_one_with_and_without_a_class(trained: PixelModel) -> None:
-    for label in (None, *range(CLASSES)):
-        total = torch.exp(-trained.nats(IMAGES, label_all(label)).sum(dim=1)).sum()
-        assert_agree(total, torch.ones((), dtype=torch.float64), FLOAT64)
-
-
-@torch.no_grad()
 def test_a_model_learns_both_distributions(trained: PixelModel) -> None:
     for label, truth in ((None, TRUTH.mean(dim=0)), *enumerate(TRUTH)):
         found = torch.exp(-trained.nats(IMAGES, label_all(label)).sum(dim=1))

@@ -16,7 +16,6 @@ from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.presets import PRESETS
 
-BuildConfig = Callable[..., ModelConfig]
 BuildModel = Callable[..., PixelModel]
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -249,35 +248,6 @@ def test_the_probabilities_of_all_images_add_up_to_one(build_model, attention: s
         assert probabilities.sum().item() == pytest.approx(1, abs=PROBABILITY_TOTAL)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "linear"])
-def test_steps_give_the_probability_of_an_image(build_model: BuildModel, attention: str) -> None:
-    model = build_model(attention=attention, head="mixture", size=(4, 5, 3))
-    values = draw_values(model)
-    with torch.no_grad():
-        parameters, _ = step_through(model, model.shift_values(values))
-        assert_agree(-model.head.log_likelihood(parameters, values), model.nats(values), FLOAT64)
-
-
-def test_tokens_are_the_start_token_and_the_shifted_values(build_model: BuildModel) -> None:
-    model = build_model()
-    values = draw_values(model, 3)
-    tokens = model.shift_values(values)
-    assert tokens.shape == values.shape
-    assert torch.equal(tokens[:, 1:], values[:, :-1])
-    assert torch.equal(tokens[:, 0], model.start_tokens(3))
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("preset", ["tiny", "mnist-small"])
-def test_an_untrained_model_needs_eight_bits_per_value(preset: str, channels: int) -> None:
-    torch.manual_seed(0)
-    image = ImageShape.model_validate({"height": 12, "width": 12, "channels": channels})
-    model = PixelModel(ModelConfig(**PRESETS[preset].model_dump(), image=image))
-    with torch.no_grad():
-        bits_per_dim = model.nats(draw_values(model, 4)).double().mean().item() / math.log(2)
-    assert bits_per_dim == pytest.approx(8.0, abs=0.1)
-
-
 @pytest.mark.parametrize("attention", first_fast(["linear", "softmax", "gau", "flash", "lstm"]))
 def test_a_model_can_overfit_eight_images(attention: str) -> None:
     """Each image is a cross at a random place with random brightness."""
@@ -332,17 +302,3 @@ def test_state_bytes_are_exact(build_model, variant: dict[str, Any], dtype: torc
         assert measure_state_bytes(state) == model.state_bytes(batch)
     _, state = step_through(model, tokens[:, :7], model.init_state(batch, capacity=7))
     assert measure_state_bytes(state) == model.state_bytes(batch, 7)
-
-
-def test_a_constant_state_does_not_grow_with_the_image(build_model: BuildModel) -> None:
-    for context in ("previous", "neighbours"):
-        sizes = {"softmax": [], "gau": [], "linear": [], "flash": [], "lstm": []}
-        for attention, height in itertools.product(sizes, (3, 5, 9)):
-            model = build_model(torch.float32, attention=attention, context=context, size=(height, 5, 1))
-            _, state = step_through(model, model.shift_values(draw_values(model)))
-            sizes[attention].append(measure_state_bytes(state))
-        for attention in ("linear", "flash", "lstm"):
-            assert len(set(sizes[attention])) == 1
-        for attention in ("softmax", "gau"):
-            smallest, middle, largest = sizes[attention]
-            assert largest - middle == 2 * (middle - smallest) > 0

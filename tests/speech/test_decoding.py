@@ -38,13 +38,6 @@ def test_a_wide_beam_finds_the_likeliest_of_all_strings(seed: int) -> None:
     assert tuple(decode_by_beam(log_probabilities, width=1_000)) == max(totals, key=totals.__getitem__)
 
 
-def test_a_beam_finds_a_string_that_greedy_decoding_misses() -> None:
-    # A blank is the likeliest at each position, but the alignments of the symbol 1 together are likelier.
-    log_probabilities = torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log()
-    assert decode_greedily(log_probabilities) == []
-    assert decode_by_beam(log_probabilities) == [1]
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_the_loss_is_the_probability_of_all_alignments(seed: int) -> None:
     log_probabilities = draw_log_probabilities(seed)

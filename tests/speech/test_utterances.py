@@ -1,14 +1,13 @@
 """Tests of strings of digits, of utterances and of their batches."""
 
 import dataclasses
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from linformer_cli.errors import DataError
-from linformer_cli.speech.corpus import LEXICON, Corpus, load_corpus, split_speakers
+from linformer_cli.speech.corpus import LEXICON, Corpus, load_corpus
 from linformer_cli.speech.utterances import (
     Fold,
     StringSettings,
@@ -17,7 +16,6 @@ from linformer_cli.speech.utterances import (
     group_by_length,
     make_batches,
     require_room,
-    take_recordings,
 )
 from linformer_cli.speech.waves import BANDS
 
@@ -82,13 +80,6 @@ def test_a_string_with_more_symbols_than_positions_is_named() -> None:
             require_room([make_utterance(frames, symbols)], stack=3)
 
 
-def test_recordings_of_ones_own_are_utterances(tones: Path) -> None:
-    corpus = load_corpus(f"speech:{tones}")
-    found = take_recordings(corpus, ["bob"])
-    assert [one.name for one in found] == [f"bob-{number}.wav" for number in range(6)]
-    assert found[1].symbols.tolist() == [2, 3, 1]
-
-
 def test_batches_hold_similar_lengths_and_pad_with_zeros() -> None:
     utterances = [make_utterance(frames, [1] * symbols) for frames, symbols in ((5, 1), (20, 3), (18, 2), (4, 1))]
     groups = group_by_length(utterances, 40)
@@ -109,18 +100,3 @@ def test_the_order_of_batches_depends_on_the_seed() -> None:
 
 def test_an_utterance_longer_than_a_batch_is_a_batch() -> None:
     assert [len(group) for group in group_by_length([make_utterance(50, [1]), make_utterance(9, [1])], 20)] == [1, 1]
-
-
-def has_digits() -> bool:
-    return (Path(os.environ.get("LINTX_DATA", "")) / "fsdd" / "recordings").is_dir()
-
-
-@pytest.mark.skipif(not has_digits(), reason="the Free Spoken Digit Dataset is not in LINTX_DATA")
-def test_the_real_digits_have_six_speakers_and_make_strings_of_some_hundred_frames() -> None:
-    corpus = load_corpus("fsdd")
-    assert (len(corpus.recordings), len(corpus.speakers), corpus.rate) == (3_000, 6, 8_000)
-    training, held_out = split_speakers(corpus.speakers, 0)
-    assert (len(training), len(held_out)) == (4, 2)
-    strings = draw_strings(corpus, held_out, 4, StringSettings(), [0])
-    require_room(strings, 3)
-    assert all(100 <= one.frames <= 800 and one.features.isfinite().all() for one in strings)

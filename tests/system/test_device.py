@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linformer_cli.errors import UsageError
-from linformer_cli.system.device import choose_device, torch_dtype
+from linformer_cli.system.device import choose_device
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, cards: int = 0, metal: bool = False) -> None:
@@ -48,8 +48,3 @@ def test_a_missing_device_is_refused_with_advice(monkeypatch, raises_one_line) -
     pretend(monkeypatch, cards=2)
     with raises_one_line(UsageError, "'cuda:2'", "the last CUDA device of this machine is cuda:1"):
         choose_device("cuda:2")
-
-
-def test_precisions_have_torch_types() -> None:
-    found = [torch_dtype(name) for name in ("fp32", "bf16", "fp64", "int8", "auto")]
-    assert found == [torch.float32, torch.bfloat16, torch.float64, torch.float32, torch.float32]

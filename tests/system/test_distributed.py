@@ -11,16 +11,7 @@ from loops import loop_over
 from linformer_cli.cli.app import main
 from linformer_cli.cli.output import info, is_quiet, set_quiet, warn
 from linformer_cli.errors import UsageError
-from linformer_cli.system.distributed import (
-    ALONE,
-    ProcessLost,
-    Team,
-    end_process,
-    join_team,
-    keep_own,
-    notice_loss,
-    process_rank,
-)
+from linformer_cli.system.distributed import ALONE, ProcessLost, Team, end_process, join_team, notice_loss, process_rank
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 
@@ -56,17 +47,6 @@ def test_torchrun_with_one_process_gives_a_single_process(monkeypatch) -> None:
     pretend(monkeypatch, **{**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"})
     with join_team() as team:
         assert team is ALONE
-
-
-def test_a_single_process_needs_no_communication() -> None:
-    module = torch.nn.Linear(2, 2)
-    assert ALONE.leads
-    assert ALONE.parallel(module) is module
-    assert (ALONE.total(0.1), ALONE.most(7), ALONE.gather("x"), ALONE.from_leader(lambda: 3)) == (0.1, 7, ["x"], 3)
-    assert list(ALONE.share(5)) == [0, 1, 2, 3, 4]
-    assert ALONE.choose_device("cpu").value == "cpu"
-    with ALONE.leader_first(), keep_own(module):
-        ALONE.wait()
 
 
 @loop_over("count", [1, 2, 3, 8])

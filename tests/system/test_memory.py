@@ -21,15 +21,6 @@ def test_peak_memory_is_counted_in_bytes() -> None:
     assert ballast.numel() * 4 < peak < 2**40
 
 
-@loop_over("shape", [(3, 5), (3, 2**20 + 1)])  # the second needs a page of 2 MiB and more
-@loop_over("dtype", [torch.float32, torch.bfloat16, torch.int16])
-def test_zeros_can_be_written(shape, dtype) -> None:
-    zeros = allocate_zeros(shape, dtype)
-    assert zeros.shape == shape and zeros.dtype == dtype and zeros.is_contiguous() and not zeros.any()
-    zeros.fill_(3)
-    assert zeros.eq(3).all()
-
-
 def read_flags(address: int) -> list[str]:
     """Read the kernel's flags of the mapping that contains an address."""
     regions = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]
@@ -48,19 +39,13 @@ def test_large_zeros_ask_for_large_pages() -> None:
     assert "hg" in read_flags(large.data_ptr() + 2**22)
 
 
-def test_small_zeros_ask_for_no_mapping_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory.mmap, "mmap", None)  # calling it would raise a TypeError
-    assert allocate_zeros((2**10,), torch.float32).shape == (2**10,)
-    with pytest.raises(TypeError):
-        allocate_zeros((2**21,), torch.float32)
-
-
 def test_small_pages_are_used_if_the_system_refuses_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: object, **named: object) -> None:
         raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr(memory.mmap, "mmap", refuse)
-    assert allocate_zeros((2**21,), torch.float32).shape == (2**21,)
+    zeros = allocate_zeros((2**21,), torch.float32)
+    assert zeros.shape == (2**21,) and not zeros.any()
     with pytest.raises(RuntimeError) as caught:
         allocate_zeros((2**50,), torch.float32)
     assert is_out_of_memory(caught.value)

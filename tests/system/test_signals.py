@@ -10,10 +10,6 @@ from linformer_cli.errors import Interrupted
 from linformer_cli.system.signals import StopRequest, catch_signals
 
 
-def test_an_unset_request_does_not_stop_a_command() -> None:
-    StopRequest().raise_if_set("never")
-
-
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_set_request_ends_the_command_as_shells_expect(number, exit_code) -> None:
     with pytest.raises(Interrupted, match=r"^saved at step 3\Z") as error:
