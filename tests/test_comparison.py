@@ -151,11 +151,19 @@ def test_the_images_are_loaded_once(tmp_path) -> None:
         plan_entries([], wanted, lambda settings: SETS)
 
 
-def test_a_run_killed_between_its_first_two_files_can_be_resumed(tmp_path) -> None:
+def test_a_run_that_was_killed_or_stopped_continues_to_its_end(tmp_path) -> None:
     (entry,) = plan(tmp_path, "linear")
     entry.folder.create(entry.config)
-    entry.folder.metrics_file.unlink()
+    entry.folder.metrics_file.unlink()  # killed between its first two files
+    assert entry.saved is None and entry.finished is None
+    for use in (lambda entry: draw_samples(entry, "cpu"), time_sampling, time_training):
+        with pytest.raises(LintxError, match="is not finished"):
+            use(entry)
+    with pytest.raises(Interrupted):
+        work(entry, StopRequest(int(signal.SIGINT)))
+    assert entry.saved is not None and entry.finished is None and describe(entry).missing == "step 0 of 6"
     work(entry)
+    assert entry.finished is not None and entry.finished.info.training.step == 6
     rows = read_metrics(entry.folder.metrics_file)
     assert [row["step"] for row in rows] == ["2", "4", "6", "6"]
     work(entry)
@@ -210,27 +218,6 @@ def test_runs_of_equal_time_are_finished_when_the_time_is_over(tmp_path) -> None
     assert describe(entry).bits_per_dim is not None
 
 
-# Training
-
-
-def test_a_stopped_run_continues_to_its_end(tmp_path) -> None:
-    entry = plan(tmp_path, "linear")[0]
-    assert entry.saved is None and entry.finished is None
-    with pytest.raises(Interrupted):
-        work(entry, StopRequest(int(signal.SIGINT)))
-    assert entry.saved is not None and entry.finished is None
-    assert describe(entry).missing == "step 0 of 6"
-    work(entry)
-    assert entry.finished is not None and entry.finished.info.training.step == 6
-
-
-def test_a_run_without_a_save_starts_again(tmp_path) -> None:
-    entry = plan(tmp_path, "linear")[0]
-    entry.folder.create(entry.config)
-    work(entry)
-    assert entry.finished is not None
-
-
 # Samples
 
 
@@ -250,40 +237,30 @@ def test_a_grid_is_drawn_once_per_checkpoint(finished) -> None:
 # Speed
 
 
-def test_repeats_are_kept_until_there_are_enough(finished) -> None:
+def test_repeats_of_other_images_are_kept_until_there_are_enough(finished, monkeypatch) -> None:
+    firsts = []
+    time_sample = WholeImages.time_sample
+    monkeypatch.setattr(WholeImages, "time_sample", lambda work: firsts.append(work.drawn) or time_sample(work))
     speed = sampling_speed(finished.finished, SMALL_BATCH)
     assert [time_sampling(finished, 2) for _ in range(3)] == [True, True, False]
     samples = read_figures(finished.sampling_file, speed)
     assert len(samples) == 2 and min(samples) > 0
     assert time_sampling(finished, 3)
     assert read_figures(finished.sampling_file, speed)[:2] == samples
-    assert [time_training(finished, 2) for _ in range(3)] == [True, True, False]
-    speed = training_speed(finished, CPU)
-    samples = read_figures(finished.training_file, speed)
-    assert len(samples) == 2 and min(samples) > 0
-    forget_speeds(finished)
-    assert read_figures(finished.training_file, speed) == [] and time_sampling(finished)
-    forget_speeds(finished)
-    forget_speeds(finished)
-
-
-def test_every_repeat_draws_other_images(finished, monkeypatch) -> None:
-    firsts = []
-    time_sample = WholeImages.time_sample
-    monkeypatch.setattr(WholeImages, "time_sample", lambda work: firsts.append(work.drawn) or time_sample(work))
-    for _ in range(3):
-        time_sampling(finished, 3)
     assert firsts == [0, SMALL_BATCH.batch, 2 * SMALL_BATCH.batch]
+    assert [time_training(finished, 2) for _ in range(3)] == [True, True, False]
+    for _ in range(2):
+        forget_speeds(finished)
+    assert read_figures(finished.training_file, training_speed(finished, CPU)) == [] and time_sampling(finished)
 
 
 def test_times_measured_under_other_conditions_are_not_used(finished, monkeypatch) -> None:
     speed = sampling_speed(finished.finished, SMALL_BATCH)
     time_sampling(finished)
     assert len(read_figures(finished.sampling_file, speed)) == 1
-    for changes in ({"batch": 4}, {"device": "mps"}, {"threads": 99}, {"precision": "bf16"}, {"weights_sha256": "0"}):
-        assert read_figures(finished.sampling_file, dataclasses.replace(speed, **changes)) == []
-    for changes in ({"processor": "another"}, {"torch": "9.9"}, {"kernels": not speed.kernels}):
-        assert read_figures(finished.sampling_file, dataclasses.replace(speed, **changes)) == []
+    assert {"batch", "device", "threads", "precision", "weights_sha256", "processor", "torch", "kernels"} == set(speed)
+    for key in speed:
+        assert read_figures(finished.sampling_file, {**speed, key: "another"}) == []
     monkeypatch.setattr(speed_module, "processor_name", lambda: "another")
     assert read_figures(finished.sampling_file, sampling_speed(finished.finished, SMALL_BATCH)) == []
     record = json.loads(finished.sampling_file.read_text())
@@ -314,13 +291,6 @@ def test_nothing_is_timed_if_attend_and_step_disagree(finished, monkeypatch, rai
         with raises_one_line(DisagreementError, "'linear' is not timed"):
             use(finished)
     assert not finished.sampling_file.exists() and not finished.training_file.exists()
-
-
-def test_only_a_finished_run_is_timed(tmp_path, raises_one_line) -> None:
-    entry = plan(tmp_path, "linear")[0]
-    for use in (lambda entry: draw_samples(entry, "cpu"), time_sampling, time_training):
-        with raises_one_line(LintxError, "is not finished"):
-            use(entry)
 
 
 # Bits of images

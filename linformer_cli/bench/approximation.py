@@ -28,16 +28,13 @@ SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")
 SMALL_SHARE = 0.25
 VALUE_WIDTH = 32
 
-ErrorName = Literal["output", "bounded-output", "kernel", "small-kernel"]
 # What a plot calls the errors. Their fields in a row have underscores.
-_LABELS: dict[ErrorName, str] = {
+_LABELS = {
     "output": "output",
     "bounded-output": "output, bounded",
     "kernel": "kernel exp(x . y)",
     "small-kernel": "kernel exp(x . y), smallest quarter",
 }
-# The mean squared errors of a draw, in the order of `_LABELS`.
-_Errors = list[float]
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class ApproximationReport(Report):
     rows: Sequence[Approximation]
     ended: Ending
     settings: Draws
-    error: ErrorName
+    error: str
 
     def show(self, style: TableStyle) -> Output:
         rows = sorted(self.rows, key=lambda row: (row.norm, row.features))
@@ -112,7 +109,7 @@ def measure_approximation(
     feature_maps: Sequence[str] = SOFTMAX_FEATURE_MAPS,
     orthogonal: Sequence[bool] = (True, False),
     draws: Draws | None = None,
-    error: ErrorName = "output",
+    error: str = "output",
     check: Check = never_stop,
 ) -> ApproximationReport:
     """Measure a row for each combination of the arguments. The norm varies fastest, the feature map slowest.
@@ -135,7 +132,7 @@ def measure_approximation(
     kinds = list(itertools.product(feature_maps, orthogonal, features))
     attentions = {kind: _build_attention(*kind, draws) for kind in kinds}
     pairs = list(itertools.product(kinds, norms))
-    finished: list[list[_Errors]] = []
+    finished: list[list[list[float]]] = []
     with contextlib.suppress(Interrupted):
         for draw in range(draws.draws):
             exact = {norm: _attend_exactly(draws, draw, norm) for norm in norms}
@@ -190,55 +187,47 @@ def _average(kernel: Tensor, v: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _measure_draw(attention: PerformerAttention, seed: int, draw: int, exact: _Exact) -> _Errors:
+def _measure_draw(attention: PerformerAttention, seed: int, draw: int, exact: _Exact) -> list[float]:
+    """Return the mean squared errors of a draw, in the order of `_LABELS`."""
     attention.on_training_step(draw, seed)
     kernel = attention.kernel(exact.q, exact.k)[0, 0]
     bounded, _ = attention.attend(exact.q, exact.k, exact.v)
     past = torch.ones_like(kernel, dtype=torch.bool).tril()
-    squares, sizes = (kernel - exact.kernel).square()[past], exact.kernel[past]
-    errors = (
-        (_average(kernel, exact.v[0, 0]) - exact.output).square(),
-        (bounded[0, 0] - exact.output).square(),
-        squares,
-        squares[sizes <= float(np.quantile(sizes.numpy(), SMALL_SHARE))],  # torch's limit is 2^24 numbers
-    )
-    return [float(error.mean()) for error in errors]
+    errors, sizes = (kernel - exact.kernel)[past], exact.kernel[past]
+    small = sizes <= float(np.quantile(sizes.numpy(), SMALL_SHARE))  # torch's limit is 2^24 numbers
+    outputs = _average(kernel, exact.v[0, 0]) - exact.output, bounded[0, 0] - exact.output
+    return [float(error.square().mean()) for error in (*outputs, errors, errors[small])]
 
 
 def summarise(values: Sequence[float]) -> Spread:
     return Spread(statistics.fmean(values), *np.quantile(values, (0.25, 0.5, 0.75)).tolist())
 
 
-def _name_field(error: ErrorName) -> str:
-    return error.replace("-", "_")
-
-
 _SETTINGS = list_columns(Approximation, "norm features feature_map directions")
-_FIGURES = [f"{_name_field(error)}.{part.name}" for error in _LABELS for part in fields(Spread)]
+_FIGURES = [f"{error.replace('-', '_')}.{part.name}" for error in _LABELS for part in fields(Spread)]
 _CSV_COLUMNS = (*_SETTINGS, Column("draws"), *map(Column, _FIGURES))
 
 
-def _list_error_columns(error: ErrorName) -> tuple[Column, ...]:
-    key = _name_field(error)
+def _list_error_columns(error: str) -> tuple[Column, ...]:
+    key = error.replace("-", "_")
     mean = Column(f"{key}.mean", f"error of {error}", format=".2e")
     return (*_SETTINGS, mean, Column(key, "quartiles", format="{0.first_quartile:.2e} - {0.third_quartile:.2e}".format))
 
 
-def render_approximation(rows: Sequence[Approximation], error: ErrorName, kind: PlotFormat) -> bytes:
+def render_approximation(rows: Sequence[Approximation], error: str, kind: PlotFormat) -> bytes:
     """Plot medians and quartiles against features, with a panel per norm and dashes for independent directions."""
-    key = _name_field(error)
     maps = list(dict.fromkeys(row.feature_map for row in rows))
     panels = []
     for norm in dict.fromkeys(row.norm for row in rows):
         curves: dict[tuple[str, str], list[tuple[float, ...]]] = {}
         for row in sorted(rows, key=lambda row: row.features):
             if row.norm == norm:
-                spread: Spread = getattr(row, key)
+                spread: Spread = getattr(row, error.replace("-", "_"))
                 # The median, because the mean of a heavy-tailed error can lie above the quartiles.
                 point = (row.features, spread.median, spread.first_quartile, spread.third_quartile)
                 curves.setdefault((row.feature_map, row.directions), []).append(point)
         lines = [
-            Curve.through(f"{name}, {directions}", points, (maps.index(name), int(directions == "independent")))
+            Curve(f"{name}, {directions}", points, (maps.index(name), int(directions == "independent")))
             for (name, directions), points in curves.items()
         ]
         panels.append(Panel(f"norm {norm:g} sqrt(K)", lines))

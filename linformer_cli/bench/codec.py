@@ -108,22 +108,18 @@ class Format:
 
     def row(self, images: Pixels, drawn: Sequence[float] = ()) -> CodecRow:
         """Return the row of the rounds so far, compared with the seconds `drawn` for drawing an image, if any."""
-        encoded, decoded = Timing(self.encoded), Timing(self.decoded)
-        shares: list[float | None] = [None, None]
-        if drawn:
-            speed = Timing(drawn).rate(1)
-            shares = [compare_turns(coded.rate(1), coded.samples, speed, drawn) for coded in (encoded, decoded)]
-        return CodecRow(
-            name=self.name,
-            bytes=self.size,
-            bits_per_dim=8 * self.size / images.size,
-            encoded_per_second=encoded.rate(1),
-            encoded_quartiles=encoded.rate_quartiles(1),
-            decoded_per_second=decoded.rate(1),
-            decoded_quartiles=decoded.rate_quartiles(1),
-            encoding_share=shares[0],
-            decoding_share=shares[1],
-        )
+        speeds: dict[str, Any] = {}
+        for key, samples in (("encod", self.encoded), ("decod", self.decoded)):
+            timing = Timing(samples)
+            speeds |= {f"{key}ed_per_second": timing.rate(1), f"{key}ed_quartiles": timing.rate_quartiles(1)}
+            if drawn:
+                speeds[f"{key}ing_share"] = compare_turns(timing.rate(1), samples, Timing(drawn).rate(1), drawn)
+        return _size_row(self.name, self.size, images, **speeds)
+
+
+def _size_row(name: str, size: int | None, images: Pixels, **more: Any) -> CodecRow:
+    bits = None if size is None else 8 * size / images.size
+    return CodecRow(name=name, bytes=size, bits_per_dim=bits, **more)
 
 
 def _picture_format(name: str, kind: str, **options: Any) -> Format:
@@ -208,18 +204,14 @@ def run_codec_bench(
     except Interrupted:
         ended = "interrupted"
 
-    def add_row(format: str, size: int | None, left_out: str | None = None) -> None:
-        bits = None if size is None else 8 * size / images.size
-        rows.append(CodecRow(name=format, bytes=size, bits_per_dim=bits, left_out=left_out))
-
-    rows: list[CodecRow] = []
-    add_row("raw pixels", images.nbytes)
+    rows = [_size_row("raw pixels", images.nbytes, images)]
     rows += [one.row(images, drawn if one is first else ()) for one in formats if one.decoded]
     if ended == "finished":
         zstd = measure_zstd(lambda: [images.tobytes()])
-        add_row("zstd -19", zstd, "zstd is not installed" if zstd is None else None)
+        rows.append(_size_row("zstd -19", zstd, images, left_out=None if zstd else "zstd is not installed"))
     if importlib.util.find_spec("pillow_jxl") is None:
-        add_row("JPEG XL, lossless", None, "the package pillow-jxl-plugin is not installed")
+        why = "the package pillow-jxl-plugin is not installed"
+        rows.append(_size_row("JPEG XL, lossless", None, images, left_out=why))
     return CodecReport(
         rows=rows,
         published=PUBLISHED_SIZES.get(name, ()),

@@ -4,25 +4,25 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from linformer_cli.report.plots import Curve, Panel, PlotFormat, number_styles, render_plot
+from linformer_cli.report.plots import Curve, Panel, PlotFormat, render_plot, with_error
 from linformer_cli.report.tables import Column, Record, RecordTable, TableStyle, find_value, list_columns
 from linformer_cli.units import IMAGES, WINDOWS, Words, format_count
 from .growth import Exponents
 from .rows import AttentionRow, ModelRow, Row, SamplingRow, TrainingRow
 
-_FILE_SPEED = "precision device images_per_second images_per_second_quartile_1 images_per_second_quartile_3"
+_FILE_SPEED = "precision device images_per_second speed_quartiles"
 _PUBLISHED = "published.images_per_second published.seconds_per_image_cpu published.bits_per_dim"
 # The columns for a terminal, and those for Markdown and CSV.
 SAMPLING = (
     list_columns(
         SamplingRow,
-        "name engine batch images_per_second images_per_second_extrapolated speed_quartiles times_softmax left_out "
+        "name engine batch images_per_second extrapolated.images_per_second speed_quartiles times_softmax left_out "
         "latency_seconds latency_seconds_extrapolated state_bytes_per_image peak_memory_bytes product_share copy_share "
         f"times_softmax_of_other_engine looked_ahead reduced bits_per_dim images_seen {_PUBLISHED}",
     ),
     list_columns(
         SamplingRow,
-        f"preset name engine batch look_ahead {_FILE_SPEED} images_per_second_extrapolated times_softmax "
+        f"preset name engine batch look_ahead {_FILE_SPEED} extrapolated.images_per_second times_softmax "
         "times_softmax_of_other_engine latency_seconds latency_seconds_extrapolated seconds_per_position "
         "seconds_per_position_extrapolated state_bytes_per_image peak_memory_bytes product_share copy_share "
         f"bits_per_dim images_seen {_PUBLISHED} left_out",
@@ -53,8 +53,8 @@ EXPONENT_COLUMNS = list_columns(Exponents, f"name {_POWERS} longest_positions ov
 SCALING_FILE_COLUMNS = (
     *list_columns(
         AttentionRow,
-        "name attention device heads head_width positions batch repeats seconds_per_sequence seconds_quartile_1 "
-        "seconds_quartile_3 times_softmax memory_bytes_per_sequence peak_memory_bytes copy_share",
+        "name attention device heads head_width positions batch repeats seconds_per_sequence "
+        "seconds_per_sequence_quartiles times_softmax memory_bytes_per_sequence peak_memory_bytes copy_share",
     ),
     *list_columns(Exponents, f"{_POWERS} longest_positions overtakes_softmax_at overtakes_softmax"),
     *list_columns(AttentionRow, "left_out"),
@@ -116,18 +116,16 @@ def find_words(rows: Sequence[Record]) -> Words:
 def render_speed(rows: Sequence[ModelRow], kind: PlotFormat) -> bytes:
     """Plot images per second against batch size, with one panel per preset. A ring marks an extrapolated point."""
     labels = _label_methods(rows)
-    methods = list(dict.fromkeys(labels))
     panels = []
     presets = dict.fromkeys(row.preset for row in rows)
     for preset in presets:
         curves = []
-        for method, style in zip(methods, number_styles(len(methods)), strict=True):
+        for method in dict.fromkeys(labels):
             mine = [row for row, label in zip(rows, labels, strict=True) if row.preset == preset and label == method]
             timed = sorted((row for row in mine if row.speed), key=lambda row: row.batch)
             points = [(row.batch, row.speed or 0.0, *(row.speed_quartiles or ())) for row in timed]
-            if points:
-                ringed = [index for index, row in enumerate(timed) if row.images_per_second is None]
-                curves.append(Curve.through(method, points, style, ringed))
+            ringed = [index for index, row in enumerate(timed) if row.images_per_second is None]
+            curves += [Curve(method, points, ringed=ringed)] if points else []
         panels.append(Panel(preset or ("runs" if len(presets) > 1 else ""), curves))
     partly = any(curve.ringed for panel in panels for curve in panel.curves)
     items = find_words(rows).items
@@ -143,13 +141,10 @@ def render_quality(rows: Sequence[ModelRow], kind: PlotFormat) -> bytes:
     if len(seen) > 1:
         counts = [f"{format_count(row.images_seen or 0)} {words.items}" for row in drawn]
         labels = [f"{label}, {count}" for label, count in zip(labels, counts, strict=True)]
-    methods = list(dict.fromkeys(labels))
-    styles = dict(zip(methods, number_styles(len(methods)), strict=True))
     panels: dict[int, list[Curve]] = {batch: [] for batch in sorted({row.batch for row in drawn})}
     for row, label in zip(drawn, labels, strict=True):
-        bits, error = row.bits_per_dim or 0.0, row.bits_per_dim_standard_error or 0.0
-        point = [row.speed or 0.0], [bits], [bits - error], [bits + error]
-        panels[row.batch].append(Curve(label, *point, *styles[label]))
+        point = with_error(row.speed or 0.0, row.bits_per_dim or 0.0, row.bits_per_dim_standard_error)
+        panels[row.batch].append(Curve(label, [point]))
     data = ", ".join(sorted({row.data or "" for row in drawn}))
     after = f" after {seen.pop():,} training {words.items}" if len(seen) == 1 else ""
     title = f"validation {words.bits} on {data}{after}"
@@ -187,12 +182,12 @@ def render_costs(
 ) -> bytes:
     """Plot `time` with quartiles, and bytes of `memory`, pairs (field, axis label), against the positions of `rows`."""
     times, memories = [], []
-    for (name, label), style in zip(labels.items(), number_styles(len(labels)), strict=True):
+    for name, label in labels.items():
         mine = [row for row in rows if row.name == name]
         timed = [(row.positions, getattr(row, time[0]), getattr(row, f"{time[0]}_quartiles")) for row in mine]
         counted = [(row.positions, getattr(row, memory[0])) for row in mine]
-        times.append(Curve.through(label, [(x, y, *band) for x, y, band in timed if y and band], style))
-        memories.append(Curve.through(label, [(x, y / 2**20) for x, y in counted if y], style))
+        times.append(Curve(label, [(x, y, *band) for x, y, band in timed if y and band]))
+        memories.append(Curve(label, [(x, y / 2**20) for x, y in counted if y]))
     panels = [Panel("time", times, y_label=time[1]), Panel("memory", memories, y_label=memory[1])]
     return render_plot(panels, x_label, "", kind, title=title)
 

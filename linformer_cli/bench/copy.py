@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 from linformer_cli.errors import TrainingError
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.mixers import Variant
-from linformer_cli.report.plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
+from linformer_cli.report.plots import Curve, Panel, PlotFormat, Scale, render_plot
 from linformer_cli.report.tables import Column, Output, RecordTable, Report, Shown, TableStyle, list_columns
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.system.timing import time_work
 from linformer_cli.training.loop import Trainer
 from linformer_cli.units import format_bytes, format_milliseconds
 from .columns import choose_columns
-from .copy_task import BATCH, CopySettings, CopyTask
 from .measure.attention_pass import PassSetup, build_checked_model
+from .sequence_tasks import BATCH, CopySettings, CopyTask
 
 CopyEnding = Literal["finished", "budget", "interrupted", "failed"]
 _ENDINGS = {"budget": "the budget was spent", "interrupted": "interrupted", "failed": "every model failed"}
@@ -234,10 +234,7 @@ def _render_curves(rows: Sequence[CopyRow], title: str, kind: PlotFormat) -> byt
     """Plot loss and accuracy against updates, with one colour for each mechanism."""
 
     def build_panel(key: str, label: str, scale: Scale) -> Panel:
-        curves = [
-            Curve.through(row.name, [(point.update, getattr(point, key)) for point in row.points], style)
-            for row, style in zip(rows, number_styles(len(rows)), strict=True)
-        ]
+        curves = [Curve(row.name, [(point.update, getattr(point, key)) for point in row.points]) for row in rows]
         return Panel("", curves, y_label=label, x_scale="linear", y_scale=scale)
 
     losses = build_panel("loss", "loss (nats per predicted symbol)", "log")

@@ -12,7 +12,7 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -41,8 +41,8 @@ from .gpu_checks import (
     draw_inputs,
 )
 from .measure.ceilings import Ceilings, CeilingsReport
-from .models import BenchModel, Network, build_models, preset_network
-from .rounds import Bench, measure_groups
+from .models import Network, build_models, preset_network
+from .rounds import Bench, Measurement, measure_groups
 from .rows import SamplingRow, TrainingRow
 from .sample import SamplingSettings
 from .train import GRAPH, TrainingSettings
@@ -196,31 +196,29 @@ class GpuBench:
         timed: dict[str, Any] = {"repeats": sizes.repeats, "limit_seconds": sizes.limit_seconds}
         settings = SamplingSettings(sizes.sampling_batches, engines=(AUTO, REFERENCE), rerun=False, **timed)
         for precision in ("fp32", "bf16"):
-            self._sample(build_models(parse_variants(COMPARED), sizes.networks, self._device, precision), settings)
+            models = build_models(parse_variants(COMPARED), sizes.networks, self._device, precision)
+            self._measure(sample.prepare(models, settings, self._bench), self.result.sampling)
 
     def measure_many(self) -> None:
         """Time the drawing of many images as one batch, with the first network in bfloat16."""
         models = build_models(parse_variants(["linear"]), self._sizes.networks[:1], self._device, "bf16")
-        self._sample(models, SamplingSettings((self._sizes.many,), self._sizes.repeats, rerun=False))
-
-    def _sample(self, models: Sequence[BenchModel], settings: SamplingSettings) -> None:
-        for group in sample.prepare(models, settings, self._bench):
-            self._check()
-            rows, _ = measure_groups([group], self._bench)
-            self.result.sampling += rows
-            self._save(self.result)
+        settings = SamplingSettings((self._sizes.many,), self._sizes.repeats, rerun=False)
+        self._measure(sample.prepare(models, settings, self._bench), self.result.sampling)
 
     def measure_training(self) -> None:
         sizes = self._sizes
         models = build_models(parse_variants(COMPARED), sizes.networks, self._device, "fp32")
         engines = [(AUTO, "bf16"), (GRAPH, "bf16")]
         settings = TrainingSettings(sizes.training_batches, engines, sizes.repeats, sizes.limit_seconds)
-        bench = replace(self._bench, report=lambda row: self._info(row.describe()))
-        for group in train.prepare(models, settings, bench):
-            rows, _ = measure_groups([group], bench)
-            self.result.training += rows
-            self._save(self.result)
+        self._measure(train.prepare(models, settings, self._bench), self.result.training)
+
+    def _measure(self, groups: Iterable[Sequence[Measurement[Any, Any]]], results: list[Any]) -> None:
+        for group in groups:
             self._check()
+            rows, _ = measure_groups([group], self._bench)
+            results += rows
+            self._save(self.result)
+        self._check()
 
     def measure_attention(self) -> None:
         """Time linear attention alone, torch's softmax and flash-linear-attention, forward and backward in bfloat16."""

@@ -27,8 +27,8 @@ class Exponents:
     memory_exponent_last_two: Annotated[float | None, Shown("memory, last two", ".2f")]
     memory_exponent_all: Annotated[float | None, Shown("memory, all", ".2f")]
     longest_positions: Annotated[int | None, Shown("longest T that fits", ",")]
-    overtakes_softmax: Annotated[str | None, Shown("overtakes softmax at T")]
-    overtakes_softmax_at: float | None
+    overtakes_softmax: Annotated[str | None, Shown("overtakes softmax at T")] = None
+    overtakes_softmax_at: float | None = None
 
 
 def fit_exponent(points: Sequence[Point]) -> float | None:
@@ -43,14 +43,14 @@ def find_overtaking(seconds: Sequence[Point], others: Sequence[Point]) -> tuple[
     """Find the common T above which `seconds` stay below `others`: in words, and interpolated in logs if known."""
     mine, other = dict(seconds), dict(others)
     lengths = sorted(mine.keys() & other.keys())
+    leads = [math.log(other[length] / mine[length]) for length in lengths]  # positive where `mine` is faster
     if not lengths:
         return None
-    leads = [math.log(other[length] / mine[length]) for length in lengths]  # positive where `mine` is faster
+    if leads[-1] <= 0:
+        return f"not up to {lengths[-1]:,}", None
     last_slow = max((index for index, lead in enumerate(leads) if lead <= 0), default=None)
     if last_slow is None:
         return f"below {lengths[0]:,}", None
-    if last_slow + 1 == len(leads):
-        return f"not up to {lengths[-1]:,}", None
     before, after = leads[last_slow : last_slow + 2]
     near, far = (math.log(length) for length in lengths[last_slow : last_slow + 2])
     at = math.exp(near + (far - near) * before / (before - after))
@@ -70,26 +70,19 @@ def extrapolate(points: Sequence[Point], length: int) -> float | None:
 def describe_exponents(rows: Sequence[AttentionRow]) -> list[Exponents]:
     """Return the exponents of each mechanism. The last two lengths are the two longest T of all rows."""
     last_two = sorted({row.positions for row in rows})[-2:]
-    softmax = [row for row in rows if row.attention == SOFTMAX]
-    softmax_seconds = _points(softmax, softmax[0].name, "seconds_per_sequence") if softmax else []
+    softmax = next((row.name for row in rows if row.attention == SOFTMAX), None)
+
+    def list_points(name: str | None, key: str) -> list[Point]:
+        return [(row.positions, y) for row in rows if row.name == name and (y := getattr(row, key)) is not None]
+
+    def fit(points: Sequence[Point]) -> tuple[float | None, float | None]:
+        return fit_exponent([point for point in points if point[0] in last_two]), fit_exponent(points)
+
     found = []
     for name, attention in {row.name: row.attention for row in rows}.items():
-        seconds = _points(rows, name, "seconds_per_sequence")
-        memory = _points(rows, name, "memory_bytes_per_sequence")
-        overtaking = None if attention == SOFTMAX else find_overtaking(seconds, softmax_seconds)
-        found.append(
-            Exponents(
-                name,
-                fit_exponent([point for point in seconds if point[0] in last_two]),
-                fit_exponent(seconds),
-                fit_exponent([point for point in memory if point[0] in last_two]),
-                fit_exponent(memory),
-                max((length for length, _ in seconds), default=None),
-                *(overtaking or (None, None)),
-            )
-        )
+        seconds, memory = (list_points(name, f"{key}_per_sequence") for key in ("seconds", "memory_bytes"))
+        longest = max((length for length, _ in seconds), default=None)
+        others = [] if attention == SOFTMAX else list_points(softmax, "seconds_per_sequence")
+        overtaking = find_overtaking(seconds, others) or (None, None)
+        found.append(Exponents(name, *fit(seconds), *fit(memory), longest, *overtaking))
     return found
-
-
-def _points(rows: Sequence[AttentionRow], name: str, key: str) -> list[Point]:
-    return [(row.positions, y) for row in rows if row.name == name and (y := getattr(row, key)) is not None]

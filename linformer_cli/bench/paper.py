@@ -17,7 +17,6 @@ from . import attention, sample, train
 from .attention import PASS_POSITIONS, AttentionSettings
 from .budget import BudgetBench, Groups, Part, Schedule
 from .copy import CopyReport, run_copy_task
-from .copy_task import PAPER_UPDATES, CopySettings, choose_size
 from .growth import describe_exponents
 from .measure.ceilings import Ceilings, count_product_flops, sum_flops
 from .measure.peak_memory import FORKS
@@ -27,6 +26,7 @@ from .published import Source
 from .rounds import Bench, Measurement, release, rows_of, turns_of
 from .rows import AttentionRow, ModelRow
 from .sample import SamplingMeasurement, SamplingSettings
+from .sequence_tasks import PAPER_UPDATES, CopySettings, choose_size
 from .train import TrainingSettings
 
 METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")

@@ -80,14 +80,6 @@ class ModelRow(Quality, Row):
         return self.images_per_second_quartiles
 
     @property
-    def images_per_second_quartile_1(self) -> Annotated[float | None, Shown("quartile 1", ".4g")]:
-        return self.speed_quartiles and self.speed_quartiles[0]
-
-    @property
-    def images_per_second_quartile_3(self) -> Annotated[float | None, Shown("quartile 3", ".4g")]:
-        return self.speed_quartiles and self.speed_quartiles[1]
-
-    @property
     def network(self) -> Annotated[str, Shown("network", names=True)]:
         """The preset without the size of the images, which follows a comma in the name of a resized preset."""
         return (self.preset or "").partition(",")[0]
@@ -109,7 +101,7 @@ class ModelRow(Quality, Row):
 class Extrapolated:
     """Figures of whole images, extrapolated from `timed_positions` of their `of_positions` positions."""
 
-    images_per_second: float
+    images_per_second: Annotated[float, Shown("extrapolated images/s", ".3g")]
     images_per_second_quartiles: Quartiles
     seconds_per_image: float
     timed_positions: int
@@ -142,16 +134,11 @@ class SamplingRow(ModelRow):
 
     @property
     def speed_quartiles(self) -> Annotated[Quartiles | None, QUARTILES]:
-        found = self.extrapolated or self
-        return found.images_per_second_quartiles
+        return (self.extrapolated or self).images_per_second_quartiles
 
     @property
     def looked_ahead(self) -> Annotated[bool | None, Shown("look-ahead")]:
         return self.look_ahead or None
-
-    @property
-    def images_per_second_extrapolated(self) -> Annotated[float | None, Shown("extrapolated images/s", ".3g")]:
-        return self.extrapolated.images_per_second if self.extrapolated else None
 
     @property
     def latency_seconds(self) -> Annotated[float | None, Shown("s/image", ".3g")]:
@@ -203,14 +190,6 @@ class AttentionRow(Row):
     @property
     def speed(self) -> float | None:
         return 1 / self.seconds_per_sequence if self.seconds_per_sequence else None
-
-    @property
-    def seconds_quartile_1(self) -> float | None:
-        return self.seconds_per_sequence_quartiles and self.seconds_per_sequence_quartiles[0]
-
-    @property
-    def seconds_quartile_3(self) -> float | None:
-        return self.seconds_per_sequence_quartiles and self.seconds_per_sequence_quartiles[1]
 
     def describe(self) -> str:
         seconds, memory = self.seconds_per_sequence, self.memory_bytes_per_sequence

@@ -185,16 +185,15 @@ def _list_points(rows: Sequence[SpeechRow]) -> list[dict[str, Any]]:
 def render_curves(rows: Sequence[SpeechRow], title: str, kind: PlotFormat) -> bytes:
     """Plot the error rate against epochs and against training time. Bands go from the lowest to the highest seed."""
     against_epochs, against_time = [], []
-    for row, style in zip(rows, plots.number_styles(len(rows)), strict=True):
+    for row in rows:
         by_epoch, by_time = [], []
         for points in zip(*(seed.points for seed in row.seeds), strict=False):
             rates = [100 * point.error_rate for point in points]
             band = statistics.fmean(rates), min(rates), max(rates)
             by_epoch.append((points[0].epoch, *band))
             by_time.append((statistics.fmean(point.training_seconds for point in points) / 60, *band))
-        if row.seeds:
-            against_epochs.append(Curve.through(row.name, by_epoch, style))
-            against_time.append(Curve.through(row.name, by_time, style))
+        against_epochs.append(Curve(row.name, by_epoch))
+        against_time.append(Curve(row.name, by_time))
     label = "validation PER (%)"
     panels = [
         Panel("", against_epochs, "epochs", label, x_scale="linear", y_scale="linear"),

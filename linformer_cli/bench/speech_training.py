@@ -60,11 +60,10 @@ class Trainee:
         self._trainer.task.begin_epoch(batches, self._trainer.progress.step, progress)
         with seeded(self.fold.seed * 1_000_003 + len(self.points)):  # dropout depends only on seed and epoch
             try:
-                seconds = time_work(work, self._trainer.task.device)
+                self.seconds.append(time_work(work, self._trainer.task.device))
             except TrainingError as error:
                 self.failed = str(error)
                 return
-        self.seconds.append(seconds)
         self._errors.append(measure_errors(self.encoder, self.fold.validation))
         loss, rate = sum(step.nats for step in steps) / len(steps), steps[-1].learning_rate
         self.points.append(SpeechPoint(len(self.points) + 1, loss, self._errors[-1].rate, sum(self.seconds), rate))
@@ -81,17 +80,17 @@ class Trainee:
     def result(self) -> SeedResult | None:
         if not self._errors:
             return None
-        errors, fold = self._errors[-1], self.fold
-        beam = None if self._beam_errors is None else self._beam_errors.rate
+        errors, fold, beam = self._errors[-1], self.fold, self._beam_errors
         counts = errors.substitutions, errors.deletions, errors.insertions
-        return SeedResult(fold.seed, fold.held_out, errors.symbols, errors.rate, beam, *counts, tuple(self.points))
+        rates = errors.rate, None if beam is None else beam.rate
+        return SeedResult(fold.seed, fold.held_out, errors.symbols, *rates, *counts, tuple(self.points))
 
     def recogniser(self) -> Recogniser | None:
         if not self._errors:
             return None
-        variant, corpus, errors = self.variant, self.fold.corpus, self._errors[-1]
-        data = corpus.alphabet, corpus.rate, corpus.title, tuple(self.fold.held_out)
-        return Recogniser(variant.label, variant.attention, variant.options, self.encoder, *data, errors.rate)
+        variant, corpus, held_out = self.variant, self.fold.corpus, tuple(self.fold.held_out)
+        data = corpus.alphabet, corpus.rate, corpus.title, held_out, self._errors[-1].rate
+        return Recogniser(variant.label, variant.attention, variant.options, self.encoder, *data)
 
 
 def compare_epochs(trainees: Sequence[Trainee], others: Sequence[Trainee]) -> float | None:
@@ -144,19 +143,18 @@ class LengthMeasurement(Measurement[LengthRow, Learner[CtcTask]]):
 
     def row(self) -> LengthRow:
         setup = self.setup
-        row = LengthRow(
+        steps = self.epoch_frames / (setup.batch * setup.frames)
+        timing = Timing([steps * seconds for seconds in self.samples])
+        return LengthRow(
             **setup.variant.described,
             device=setup.device,
             batch=setup.batch,
             positions=setup.frames,
             peak_memory_bytes=self.peak_bytes,
+            seconds_per_epoch=timing.median if self.samples else None,
+            seconds_per_epoch_quartiles=timing.quartiles if self.samples else None,
             **self.outcome,
         )
-        if not self.samples:
-            return row
-        steps = self.epoch_frames / (setup.batch * setup.frames)
-        timing = Timing([steps * seconds for seconds in self.samples])
-        return replace(row, seconds_per_epoch=timing.median, seconds_per_epoch_quartiles=timing.quartiles)
 
 
 def build_step(setup: StepSetup) -> Callable[[], object]:

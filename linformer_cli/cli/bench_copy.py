@@ -14,7 +14,7 @@ from .reports import choose_place, run_and_show
 
 if TYPE_CHECKING:
     from linformer_cli.bench.copy import CopyPoint, CopyReport
-    from linformer_cli.bench.copy_task import CopySettings
+    from linformer_cli.bench.sequence_tasks import CopySettings
 
 # This is 16 times the paper's width.
 _LARGEST_WIDTH = 4_096
@@ -62,7 +62,7 @@ def copy(
     """
     options.require_plots(shown.plot)
 
-    from linformer_cli.bench.copy_task import CopySettings, choose_size
+    from linformer_cli.bench.sequence_tasks import CopySettings, choose_size
 
     sizes = choose_size(budget, length, width)
     _learn(names, CopySettings(*sizes, updates, every, shown.seed, choose_place(shown.device)), budget, shown)
@@ -95,7 +95,7 @@ def recall(
     """
     options.require_plots(shown.plot)
 
-    from linformer_cli.bench.recall_task import RecallSettings
+    from linformer_cli.bench.sequence_tasks import RecallSettings
 
     sizes = length, width, updates, every, shown.seed, choose_place(shown.device), pairs, learning_rate
     _learn(names, RecallSettings(*sizes), None, shown)

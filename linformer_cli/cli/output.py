@@ -12,7 +12,7 @@ from rich.console import Console
 
 from linformer_cli.errors import UsageError
 from linformer_cli.files import STREAM, write_file
-from linformer_cli.report.tables import Column, Record, RecordTable, TableStyle, render_records, to_json
+from linformer_cli.report.tables import Column, FittedTable, Record, RecordTable, TableStyle, render_records, to_json
 from linformer_cli.system.distributed import process_rank
 from linformer_cli.units import printable
 
@@ -91,7 +91,7 @@ def print_json(value: object) -> None:
 
 def print_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> None:
     if style == "table":
-        Console().print(render_records(records, columns, "table"))
+        Console().print(FittedTable(records, columns))
     else:
         print(render_records(records, columns, style), end="")
 

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,15 +12,7 @@ from linformer_cli.errors import LintxError
 from linformer_cli.evaluation.bits import measure_mean, measure_nats
 from linformer_cli.system.signals import Check, never_stop
 from .entries import Entry
-from .speed import keep_figures, read_figures
-
-
-@dataclass(frozen=True)
-class Validation:
-    """What was validated: the weights with this checksum, and the number of images."""
-
-    weights_sha256: str
-    images: int | None
+from .speed import Asked, keep_figures, read_figures
 
 
 def measure_bits(entry: Entry, validation: ImageSet, device: str, check: Check = never_stop) -> None:
@@ -32,12 +23,17 @@ def measure_bits(entry: Entry, validation: ImageSet, device: str, check: Check =
         labels = validation.require_labels(classes) if (classes := model.config.required_classes) else None
         images = validation.images[: entry.config.train.evaluate_images]
         bits = measure_nats(model, images, before_batch=check, labels=labels).bits_per_image.tolist()
-        keep_figures(entry.bits_file, Validation(checkpoint.digest, len(bits)), bits, "bits_per_dim")
+        keep_figures(entry.bits_file, _describe(checkpoint, len(bits)), bits, "bits_per_dim")
 
 
 def _read_bits(entry: Entry, checkpoint: Checkpoint) -> list[float]:
-    asked = Validation(checkpoint.digest, checkpoint.info.training.validation_images)
+    asked = _describe(checkpoint, checkpoint.info.training.validation_images)
     return read_figures(entry.bits_file, asked, "bits_per_dim")
+
+
+def _describe(checkpoint: Checkpoint, images: int | None) -> Asked:
+    """What was validated: the weights with this checksum, and the number of images."""
+    return {"weights_sha256": checkpoint.digest, "images": images}
 
 
 def read_runs(entries: Sequence[Entry]) -> dict[str, Tensor]:

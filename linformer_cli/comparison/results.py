@@ -11,7 +11,7 @@ from linformer_cli.checkpoint_files import TrainingSummary
 from linformer_cli.config import TrainConfig
 from linformer_cli.errors import CheckpointError
 from linformer_cli.evaluation.bits import measure_mean
-from linformer_cli.report.plots import Curve, Panel, PlotFormat, number_styles, render_plot
+from linformer_cli.report.plots import Curve, Panel, PlotFormat, render_plot, with_error
 from linformer_cli.report.tables import Column, Output, RecordTable, Report, Shown, TableStyle, list_columns
 from linformer_cli.system.timing import Timing
 from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_count, format_duration
@@ -191,16 +191,14 @@ _CSV_COLUMNS = list_columns(
 def render_comparison(rows: Sequence[ComparisonRow], words: Words, kind: PlotFormat) -> bytes:
     """Plot bits/dim against images per second and against the bytes of state, with a point per finished run."""
     drawn = [row for row in rows if row.bits_per_dim is not None]
-    speeds, states = [], []
-    for row, style in zip(drawn, number_styles(len(drawn)), strict=True):
-        bits, error = row.bits_per_dim or 0.0, row.standard_error or 0.0
-        point = [bits], [bits - error], [bits + error]
-        if row.images_per_second:
-            speeds.append(Curve(row.name, [row.images_per_second], *point, *style))
-        if row.state_bytes_per_image:
-            states.append(Curve(row.name, [row.state_bytes_per_image / 1024], *point, *style))
+
+    def build_panel(label: str, key: str, unit: float) -> Panel:
+        found = [(row, getattr(row, key), row.bits_per_dim or 0.0) for row in drawn]
+        curves = [Curve(row.name, [with_error(x / unit, y, row.standard_error)]) for row, x, y in found if x]
+        return Panel("", curves, x_label=label, y_scale="linear", ticks_at_points=False)
+
     panels = [
-        Panel("", speeds, x_label=f"{words.items} per second (sampling)", y_scale="linear", ticks_at_points=False),
-        Panel("", states, x_label=f"state per {words.item} (KiB)", y_scale="linear", ticks_at_points=False),
+        build_panel(f"{words.items} per second (sampling)", "images_per_second", 1),
+        build_panel(f"state per {words.item} (KiB)", "state_bytes_per_image", 1024),
     ]
     return render_plot(panels, "", words.bits, kind, title=f"validation {words.bits} with standard error")

@@ -1,10 +1,8 @@
 """The speeds of finished runs, timed in interleaved repeats and kept in files in the folder of each run."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,34 +24,29 @@ from .entries import Conditions, Entry
 # The number of training steps in one timed sample.
 TIMED_STEPS = 3
 _SHORTEST = 1e-9
+# The conditions of the figures in a file, which are not reused under others.
+Asked = Mapping[str, object]
 
 
-@dataclass(frozen=True)
-class Speed:
-    """The conditions of the times in a file, which are not reused under others. The weights are the sampled ones."""
-
-    batch: int
-    device: str
-    precision: str
-    processor: str
-    threads: int
-    torch: str
-    kernels: bool
-    steps: int | None = None
-    weights_sha256: str | None = None
+def training_speed(entry: Entry, conditions: Conditions) -> Asked:
+    return _describe_machine(conditions.device, conditions.precision, batch=entry.step_images, steps=TIMED_STEPS)
 
 
-def training_speed(entry: Entry, conditions: Conditions) -> Speed:
-    return Speed(entry.step_images, conditions.device, conditions.precision, *_describe_machine(), steps=TIMED_STEPS)
+def sampling_speed(checkpoint: Checkpoint, conditions: Conditions) -> Asked:
+    """The conditions of sampling times, with the sampled weights."""
+    return _describe_machine(conditions.device, "fp32", batch=conditions.batch, weights_sha256=checkpoint.digest)
 
 
-def sampling_speed(checkpoint: Checkpoint, conditions: Conditions) -> Speed:
-    machine = _describe_machine()
-    return Speed(conditions.batch, conditions.device, "fp32", *machine, weights_sha256=checkpoint.digest)
-
-
-def _describe_machine() -> tuple[str, int, str, bool]:
-    return processor_name(), torch.get_num_threads(), str(torch.__version__), has_library()
+def _describe_machine(device: str, precision: str, **more: object) -> Asked:
+    return {
+        "device": device,
+        "precision": precision,
+        "processor": processor_name(),
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+        "kernels": has_library(),
+        **more,
+    }
 
 
 def time_training_once(entry: Entry, images: tuple[ImageSet, ImageSet], conditions: Conditions) -> bool:
@@ -88,20 +81,20 @@ def time_sampling_once(entry: Entry, conditions: Conditions, check: Check = neve
     return _add_sample(entry.sampling_file, sampling_speed(checkpoint, conditions), conditions.repeats, measure)
 
 
-def _add_sample(file: Path, speed: Speed, repeats: int, measure: Callable[[int], float]) -> bool:
+def _add_sample(file: Path, asked: Asked, repeats: int, measure: Callable[[int], float]) -> bool:
     """Add what `measure` returns for the number of samples in `file`, unless there are enough."""
-    samples = read_figures(file, speed)
+    samples = read_figures(file, asked)
     if len(samples) >= repeats:
         return False
-    keep_figures(file, speed, [*samples, measure(len(samples))])
+    keep_figures(file, asked, [*samples, measure(len(samples))])
     return True
 
 
-def read_figures(file: Path, asked: Any, key: str = "samples_seconds") -> list[float]:
+def read_figures(file: Path, asked: Asked, key: str = "samples_seconds") -> list[float]:
     """The figures kept in `file`, such as seconds. The list is empty if their conditions were not those of `asked`."""
     try:
         record = read_json(file)
-        same = all(record.get(name) == value for name, value in vars(asked).items())
+        same = all(record.get(name) == value for name, value in asked.items())
         samples: list[float] = record[key] if same else []
         # No clock measures less than a nanosecond.
         return samples if all(isinstance(one, float) and _SHORTEST <= one < math.inf for one in samples) else []
@@ -109,9 +102,9 @@ def read_figures(file: Path, asked: Any, key: str = "samples_seconds") -> list[f
         return []
 
 
-def keep_figures(file: Path, conditions: Any, samples: Sequence[float], key: str = "samples_seconds") -> None:
-    """Write `samples` with the fields of the record `conditions`."""
-    write_file(file, (to_json({**vars(conditions), key: samples}) + "\n").encode())
+def keep_figures(file: Path, asked: Asked, samples: Sequence[float], key: str = "samples_seconds") -> None:
+    """Write `samples` with their conditions."""
+    write_file(file, (to_json({**asked, key: samples}) + "\n").encode())
 
 
 def forget_speeds(entry: Entry) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from linformer_cli.data.byte_windows import ByteWindows
 from linformer_cli.data.sequence import images_to_values
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.report.plots import Curve, Panel, PlotFormat, render_plot
+from linformer_cli.report.plots import Curve, Panel, PlotFormat, render_plot, with_error
 from linformer_cli.sampling.engines import EngineCache
 from linformer_cli.system.memory import work_in_batches
 from linformer_cli.system.signals import Check, never_stop
@@ -145,10 +145,8 @@ def stepped_nats(engines: EngineCache, values: Tensor, labels: Tensor | None) ->
 
 def render_positions(parts: Sequence[PositionBits], kind: PlotFormat, words: Words) -> bytes:
     """Plot the bits of each range of positions at its last position, counted from 1, with a band for the error."""
-    errors = [part.standard_error or 0.0 for part in parts]
-    y = [part.bits_per_dim for part in parts]
-    low, high = ([bits + sign * error for bits, error in zip(y, errors, strict=True)] for sign in (-1, 1))
-    curve = Curve(f"mean over {words.items}, with standard error", [part.last + 1 for part in parts], y, low, high)
+    points = [with_error(part.last + 1, part.bits_per_dim, part.standard_error) for part in parts]
+    curve = Curve(f"mean over {words.items}, with standard error", points)
     return render_plot([Panel("", [curve], y_scale="linear")], f"position in the {words.item}", words.bits, kind)
 
 

@@ -3,7 +3,7 @@
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -51,28 +51,21 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """Points (x, y), with an optional band from `low` to `high`, or a bar for a single point.
+    """Points (x, y) or (x, y, low, high), with a band from `low` to `high`, or a bar for a single point.
 
-    `colour` is the index of the hue and `dash` that of the dashes. `ringed` are indices of points with a ring.
+    `style` has the indices of hue and dashes; by default, each label of a plot has its own. `ringed` are indices of
+    points with a ring.
     """
 
     label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-    colour: int = 0
-    dash: int = 0
+    points: Sequence[Sequence[float]]
+    style: tuple[int, int] | None = None
     ringed: Sequence[int] = ()
 
-    @classmethod
-    def through(
-        cls, label: str, points: Iterable[Sequence[float]], style: tuple[int, int], ringed: Sequence[int] = ()
-    ) -> "Curve":
-        """Return the curve through `points`, each (x, y) or (x, y, low, high), in a style (colour, dash)."""
-        x, y, *band = [*zip(*points, strict=True)] or [(), ()]
-        low, high = band or ((), ())
-        return cls(label, x, y, low, high, *style, ringed)
+
+def with_error(x: float, y: float, error: float | None) -> tuple[float, float, float, float]:
+    """The point of a curve at (x, y) whose band has the width of the standard error on both sides."""
+    return x, y, y - (error or 0.0), y + (error or 0.0)
 
 
 @dataclass(frozen=True)
@@ -99,11 +92,6 @@ def parse_plot_format(path: Path) -> PlotFormat:
     raise UsageError(f"a plot is a PNG or an SVG, found '{path}'; give it a name that ends in .png or .svg")
 
 
-def number_styles(count: int) -> list[tuple[int, int]]:
-    """Return the colour and the dash of each of `count` curves. The dash changes when all colours have been used."""
-    return [(index % len(PALETTE), index // len(PALETTE)) for index in range(count)]
-
-
 def render_plot(
     panels: Sequence[Panel],
     x_label: str,
@@ -124,21 +112,24 @@ def render_plot(
         figure = Figure(dpi=150, layout="constrained")
         frames = figure.subplots(rows, columns, squeeze=False).flatten()
         first: dict[tuple[str, str], Any] = {}
-        handles = {}
+        handles: dict[str, Any] = {}
+        labels = dict.fromkeys(curve.label for panel in panels for curve in panel.curves)
+        # The dash changes when all colours have been used.
+        styles = {label: (index % len(PALETTE), index // len(PALETTE)) for index, label in enumerate(labels)}
         for index, (frame, panel) in enumerate(zip(frames, panels, strict=False)):
-            labels = panel.x_label or x_label, panel.y_label or y_label
-            frame.set(title=panel.title, xlabel=labels[0], xscale=panel.x_scale, yscale=panel.y_scale)
+            across, up = panel.x_label or x_label, panel.y_label or y_label
+            frame.set(title=panel.title, xlabel=across, xscale=panel.x_scale, yscale=panel.y_scale)
             if index % columns == 0 or panel.y_label is not None:
-                frame.set_ylabel(labels[1])
-            for axis, label in zip("xy", labels, strict=True):
+                frame.set_ylabel(up)
+            for axis, label in (("x", across), ("y", up)):
                 shared = first.setdefault((axis, label), frame)
                 if shared is not frame:
                     getattr(frame, f"share{axis}")(shared)
             for curve in panel.curves:
-                handles[curve.label] = _draw_curve(frame, curve)
+                handles[curve.label] = _draw_curve(frame, curve, *(curve.style or styles[curve.label]))
         for frame, panel in zip(frames, panels, strict=False):
             together = [other for other in panels if other.x_label == panel.x_label]
-            places = [x for other in together for curve in other.curves for x in curve.x]
+            places = [x for other in together for curve in other.curves for x, *_ in curve.points]
             _choose_ticks(frame.xaxis, panel.x_scale, places if panel.ticks_at_points else None)
             _choose_ticks(frame.yaxis, panel.y_scale, None)
         for frame in frames[len(panels) :]:
@@ -148,9 +139,9 @@ def render_plot(
             figure.suptitle("\n".join(lines), fontsize=_STYLE["font.size"] + 1)
         # Long labels need more room.
         fitting = int(width * columns * _LETTERS_PER_INCH / (max(map(len, handles), default=1) + _HANDLE_LETTERS))
-        across = max(1, min(max(2, columns * 3 // 2), fitting))
-        figure.set_size_inches(width * columns, height * rows + 0.3 + 0.2 * math.ceil(len(handles) / across))
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=across)
+        abreast = max(1, min(max(2, columns * 3 // 2), fitting))
+        figure.set_size_inches(width * columns, height * rows + 0.3 + 0.2 * math.ceil(len(handles) / abreast))
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=abreast)
         return _write(figure, kind)
 
 
@@ -201,26 +192,26 @@ def _write(figure: Any, kind: PlotFormat) -> bytes:
     return buffer.getvalue()
 
 
-def _draw_curve(frame: Any, curve: Curve) -> Any:
-    colour = PALETTE[curve.colour % len(PALETTE)]
-    if len(curve.low) == 1:
-        frame.vlines(curve.x, curve.low, curve.high, color=colour, linewidth=1)
-    elif len(curve.low):
-        frame.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
-    every = 1 if len(curve.x) <= _FEW_MARKERS else math.ceil(len(curve.x) / _MARKERS_OF_A_CURVE)
+def _draw_curve(frame: Any, curve: Curve, hue: int, dash: int) -> Any:
+    colour = PALETTE[hue % len(PALETTE)]
+    x, y, *band = [*zip(*curve.points, strict=True)] or [(), ()]
+    if band and len(x) == 1:
+        frame.vlines(x, *band, color=colour, linewidth=1)
+    elif band:
+        frame.fill_between(x, *band, color=colour, alpha=0.15, linewidth=0)
     (line,) = frame.plot(
-        curve.x,
-        curve.y,
+        x,
+        y,
         color=colour,
-        linestyle=DASHES[curve.dash % len(DASHES)] if len(curve.x) > 1 else "none",
+        linestyle=DASHES[dash % len(DASHES)] if len(x) > 1 else "none",
         # No two of 49 curves have the same hue and marker, so that points without a line can be distinguished, too.
-        marker=MARKERS[(curve.colour + curve.dash) % len(MARKERS)],
-        markevery=every,
+        marker=MARKERS[(hue + dash) % len(MARKERS)],
+        markevery=1 if len(x) <= _FEW_MARKERS else math.ceil(len(x) / _MARKERS_OF_A_CURVE),
         label=curve.label,
     )
     if curve.ringed:
-        x, y = ([values[index] for index in curve.ringed] for values in (curve.x, curve.y))
-        frame.scatter(x, y, s=_RING_SIZE, facecolors="none", edgecolors=colour, linewidths=0.8)
+        ringed = [curve.points[index][:2] for index in curve.ringed]
+        frame.scatter(*zip(*ringed, strict=True), s=_RING_SIZE, facecolors="none", edgecolors=colour, linewidths=0.8)
     return line
 
 

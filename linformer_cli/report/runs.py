@@ -10,7 +10,7 @@ from linformer_cli.errors import DataError, UsageError
 from linformer_cli.metrics import RunSeries, TrainingPoint, ValidationPoint, label_runs
 from linformer_cli.units import IMAGES, Words
 from .grids import read_png, render_captioned_row, render_title, stack_rows
-from .plots import PALETTE, Curve, Panel, PlotFormat, render_plot
+from .plots import PALETTE, Curve, Panel, PlotFormat, render_plot, with_error
 
 _Place = Callable[[TrainingPoint | ValidationPoint], float]
 
@@ -33,31 +33,26 @@ def render_runs(series: Sequence[RunSeries], kind: PlotFormat, words: Words = IM
         (f"training {words.items} seen", lambda point: point.images),
         (f"time of training ({unit})", lambda point: point.elapsed_seconds / seconds),
     )
-    bits = [Panel("", _build_bits_curves(series, x), label, words.bits, x_scale="linear") for label, x in places]
-    rates = []
-    for x_label, place in places:
+    panels = []
+    for label, place in places:
+        curves = []
+        for colour, run in enumerate(series):
+            validated = [with_error(place(one), one.bits_per_dim, one.standard_error) for one in run.validation]
+            trained = [(place(point), point.bits_per_dim) for point in run.training]
+            curves.append(Curve(f"{run.label}, validation", validated, (colour, _VALIDATION_DASH)))
+            curves.append(Curve(f"{run.label}, training", trained, (colour, _TRAINING_DASH)))
+        panels.append(Panel("", curves, label, words.bits, x_scale="linear"))
+    for label, place in places:
         curves = [
-            _build_training_curve(run, colour, place, [point.learning_rate for point in run.training])
+            Curve(
+                f"{run.label}, training",
+                [(place(point), point.learning_rate) for point in run.training],
+                (colour, _TRAINING_DASH),
+            )
             for colour, run in enumerate(series)
         ]
-        rates.append(Panel("", curves, x_label, "learning rate", x_scale="linear", y_scale="linear"))
-    return render_plot([*bits, *rates], "", "", kind, columns=len(places))
-
-
-def _build_bits_curves(series: Sequence[RunSeries], place: _Place) -> list[Curve]:
-    curves = []
-    for colour, run in enumerate(series):
-        points = run.validation
-        low, high = ([point.bits_per_dim + sign * (point.standard_error or 0) for point in points] for sign in (-1, 1))
-        x, y = [place(point) for point in points], [point.bits_per_dim for point in points]
-        curves.append(Curve(f"{run.label}, validation", x, y, low, high, colour, _VALIDATION_DASH))
-        curves.append(_build_training_curve(run, colour, place, [point.bits_per_dim for point in run.training]))
-    return curves
-
-
-def _build_training_curve(run: RunSeries, colour: int, place: _Place, y: list[float]) -> Curve:
-    x = [place(point) for point in run.training]
-    return Curve(f"{run.label}, training", x, y, colour=colour, dash=_TRAINING_DASH)
+        panels.append(Panel("", curves, label, "learning rate", x_scale="linear", y_scale="linear"))
+    return render_plot(panels, "", "", kind, columns=len(places))
 
 
 def find_grids(run: Path, most: int) -> dict[int, Path]:

@@ -6,13 +6,12 @@ import enum
 import functools
 import io
 import json
-import math
 import numbers
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard, get_args, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard, get_args, get_type_hints
 
 from rich import box
 from rich.cells import cell_len
@@ -85,13 +84,12 @@ class RecordTable(NamedTuple):
     title: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
 class FittedTable:
-    """A table for a rich console. One that is too wide, even if its text is folded, is split into several parts."""
+    """Records for a rich console. A table that is too wide, even if text is folded, is split into several parts."""
 
-    cells: Sequence[Sequence[str]]
-    columns: Sequence[Column]
-    numeric: Sequence[bool]
+    def __init__(self, records: Sequence[Record], columns: Sequence[Column]) -> None:
+        self.columns = columns
+        self.cells, self.numeric = _format_cells(records, columns)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for number, part in enumerate(self._split(options.max_width)):
@@ -152,25 +150,13 @@ class FittedTable:
         return table
 
 
-@overload
-def render_records(records: Sequence[Record], columns: Sequence[Column], style: Literal["table"]) -> FittedTable: ...
-@overload
-def render_records(records: Sequence[Record], columns: Sequence[Column], style: Literal["md", "csv"]) -> str: ...
-@overload
-def render_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> FittedTable | str: ...
-def render_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> FittedTable | str:
-    """Render `records`, which are mappings or dataclasses, with one line for each record.
+def render_records(records: Sequence[Record], columns: Sequence[Column], style: Literal["md", "csv"]) -> str:
+    """Render `records`, with one line for each: as a Markdown table, or as CSV with the keys as its header.
 
-    `table` is for a rich console, `md` is a Markdown table, and `csv` has the keys as its header. A missing key or a
-    value of None is an empty cell. The strings of `md` and `csv` end in a newline. Do not print them with a rich
-    console, which would wrap lines and read square brackets as markup.
+    A missing key or a value of None is an empty cell. The text ends in a newline. Do not print it with a rich console,
+    which would wrap lines and read square brackets as markup.
     """
-    if style == "csv":
-        return _render_csv(records, columns)
-    values = [[find_value(record, column.key) for column in columns] for record in records]
-    cells = [[_cell(value, column) for value, column in zip(row, columns, strict=True)] for row in values]
-    numeric = [_is_numeric(row[index] for row in values) for index in range(len(columns))]
-    return _render_markdown(cells, columns, numeric) if style == "md" else FittedTable(cells, columns, numeric)
+    return _render_csv(records, columns) if style == "csv" else _render_markdown(records, columns)
 
 
 def find_value(record: Record, key: str) -> Any:
@@ -189,57 +175,32 @@ def to_json(value: object, *, compact: bool = False) -> str:
     The text is pure ASCII, indented, in the order of keys, or `compact` without spaces and with sorted keys. Raises
     `LintxError` for NaN and infinity, which JSON cannot express, and TypeError for a type without a JSON form.
     """
-    plain = _to_plain(value, "")
-    if compact:
-        return json.dumps(plain, allow_nan=False, sort_keys=True, separators=(",", ":"))
-    return json.dumps(plain, allow_nan=False, indent=2)
+    style: dict[str, Any] = {"sort_keys": True, "separators": (",", ":")} if compact else {"indent": 2}
+    try:
+        return json.dumps(value, default=_to_plain, allow_nan=False, **style)
+    except ValueError as error:
+        raise LintxError(f"JSON cannot hold NaN and infinity: {error}") from None
 
 
-def _to_plain(value: Any, where: str) -> object:
-    """Return `value` as dict, list, str, int, float, bool and None; `where` is its path, for error messages."""
-    match value:
-        case enum.Enum():
-            return _to_plain(value.value, where)
-        case None | bool() | str():
-            return value
-        case _ if type(value).__module__ == "numpy":  # asked by name: a command need not wait for numpy
-            return _to_plain(value.tolist(), where)
-        case int():
-            return int(value)
-        case float():
-            if not math.isfinite(value):
-                raise LintxError(f"JSON cannot hold {value}{f', found at {where}' if where else ''}")
-            return float(value)
-        case os.PathLike():
-            return os.fspath(value)
-        case _ if hasattr(value, "model_dump"):  # of pydantic, which need not be loaded either
-            return _to_plain(value.model_dump(), where)
-        case Mapping():
-            return {_to_key(key): _to_plain(item, _join(where, _to_key(key))) for key, item in value.items()}
-        case list() | tuple():
-            return [_to_plain(item, _join(where, str(index))) for index, item in enumerate(value)]
-        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            names = [field.name for field in dataclasses.fields(value)]
-            return {name: _to_plain(getattr(value, name), _join(where, name)) for name in names}
-    raise TypeError(f"{type(value).__name__} has no JSON form{f', found at {where}' if where else ''}")
-
-
-def _to_key(key: object) -> str:
-    return str(key.value if isinstance(key, enum.Enum) else key)
-
-
-def _join(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
+def _to_plain(value: Any) -> object:
+    """Return what JSON has in place of `value`, whose parts may need the same."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    # Asked by name, so that a command need not wait for numpy or pydantic.
+    for method in ("tolist", "model_dump"):
+        if hasattr(value, method) and not isinstance(value, type):
+            return getattr(value, method)()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _is_number(value: object) -> TypeGuard[numbers.Real]:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)  # NumPy's numbers are `Real`, too
-
-
-def _is_numeric(values: Iterable[object]) -> bool:
-    """Whether all values except None are numbers. If so, the column is aligned right."""
-    present = [value for value in values if value is not None]
-    return bool(present) and all(map(_is_number, present))
 
 
 def _cell(value: Any, column: Column) -> str:
@@ -261,7 +222,16 @@ def _cell(value: Any, column: Column) -> str:
     return "\n".join(printable(line) for line in text.splitlines())  # it may come from a foreign file
 
 
-def _render_markdown(cells: Sequence[Sequence[str]], columns: Sequence[Column], numeric: Sequence[bool]) -> str:
+def _format_cells(records: Sequence[Record], columns: Sequence[Column]) -> tuple[list[list[str]], list[bool]]:
+    """Return the text of each cell, and for each column whether it has only numbers, which are aligned right."""
+    values = [[find_value(record, column.key) for column in columns] for record in records]
+    cells = [[_cell(value, column) for value, column in zip(row, columns, strict=True)] for row in values]
+    present = [[row[place] for row in values if row[place] is not None] for place in range(len(columns))]
+    return cells, [bool(found) and all(map(_is_number, found)) for found in present]
+
+
+def _render_markdown(records: Sequence[Record], columns: Sequence[Column]) -> str:
+    cells, numeric = _format_cells(records, columns)
     rows = [[_escape_markdown(text) for text in row] for row in ([column.heading for column in columns], *cells)]
     widths = [max(3, *(cell_len(row[index]) for row in rows)) for index in range(len(columns))]
     rule = ["-" * (width - 1) + (":" if right else "-") for width, right in zip(widths, numeric, strict=True)]
@@ -291,7 +261,7 @@ def _csv_cell(value: object) -> object:
     """Return a number with every digit, `true` or `false`, or compact JSON for a list or mapping."""
     if _is_number(value) and not isinstance(value, numbers.Integral):  # CSV may hold NaN and infinity
         return repr(float(value))
-    plain = _to_plain(value, "")
+    plain = json.loads(to_json(value))
     return json.dumps(plain, separators=(",", ":")) if isinstance(plain, bool | list | dict) else plain
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from fixed_ceilings import FixedCeilings
-from interruptions import stop_after
 
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench import attention
@@ -13,7 +12,7 @@ from linformer_cli.bench.measure.attention_pass import PassSetup
 from linformer_cli.bench.measure.peak_memory import PassFailed, PeakMemory
 from linformer_cli.bench.rounds import Bench, turns_of
 from linformer_cli.bench.rows import AttentionRow
-from linformer_cli.errors import DisagreementError, Interrupted, UsageError
+from linformer_cli.errors import DisagreementError, UsageError
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.mixers import parse_variants
 from linformer_cli.model.pixel_model import PixelModel
@@ -215,30 +214,6 @@ def test_a_measurement_continues_after_its_memory_was_freed(machine) -> None:
         assert machine.built == 2 * rounds
     assert [setup.variant.attention for setup in machine.passes] == ["linear", "softmax"] * 3 * 2
     assert machine.measured == [("linear", 1000), ("softmax", 1000)]
-
-
-@pytest.mark.parametrize(("calls", "repeats"), [(2, []), (7, [1]), (16, [3, 3]), (1000, [3] * 4)])
-def test_an_interruption_keeps_what_was_measured(machine, calls, repeats) -> None:
-    """`check` is called twice before any measurement, twice at each measurement of memory and once before each pass."""
-    told: list[AttentionRow] = []
-    report = bench([1000, 2000], report=told.append, check=stop_after(calls))
-    assert report.ended == ("finished" if calls == 1000 else "interrupted")
-    assert [row.repeats for row in told] == repeats and len(report.rows) == len(told)
-    assert len(report.exponents) == min(len(repeats), 2)
-
-
-def test_no_row_reports_a_process_that_ctrl_c_ended(machine) -> None:
-    """Ctrl-C makes the process that measures memory fail. The next check raises, so no row reports this failure."""
-    stopped: list[int] = []
-
-    def stop() -> None:
-        if machine.measured:
-            stopped.append(1)
-            raise Interrupted("enough", 2)
-
-    machine.failing["linear", 1000] = PassFailed("failed: KeyboardInterrupt")
-    report = bench([1000], check=stop)
-    assert stopped and report.rows == [] and report.ended == "interrupted"
 
 
 def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(

@@ -107,16 +107,6 @@ def test_later_parts_get_less_time_if_a_part_takes_too_long(clock) -> None:
     assert told == pytest.approx({"a": 50.0, "b": 16.0, "c": 1.0})
 
 
-def test_a_part_is_told_its_share(clock) -> None:
-    told: list[float] = []
-    parts = [
-        Part(name, share, 2, lambda seconds: told.append(seconds) or {"x": [Work(clock, 8.0)]})
-        for name, share in (("a", 0.5), ("b", 0.3), ("c", 0.2))
-    ]
-    run(clock, 100.0, parts)
-    assert told == pytest.approx([50.0, 30.0, 20.0])
-
-
 def test_an_interrupted_part_is_listed_as_unfinished(clock) -> None:
     class Stopped(Exception): ...
 

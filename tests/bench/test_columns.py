@@ -5,12 +5,13 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from linformer_cli.bench import columns
 from linformer_cli.bench.growth import Exponents
 from linformer_cli.bench.published import Published
-from linformer_cli.bench.rows import AttentionRow, Extrapolated, SamplingRow, TrainingRow
-from linformer_cli.report.tables import Column, list_columns, render_records
+from linformer_cli.bench.rows import AttentionRow, Extrapolated, SamplingRow
+from linformer_cli.report.tables import Column, FittedTable, list_columns, render_records
 
 MEASURED = SamplingRow(
     name="linear",
@@ -58,35 +59,23 @@ def test_models_of_bytes_have_windows_and_bits_per_byte() -> None:
     assert "images/s" in {column.title for column in mixed}
 
 
-def test_measured_and_extrapolated_speeds_have_separate_columns() -> None:
-    measured, extrapolated, left_out = MEASURED, EXTRAPOLATED, LEFT_OUT
-    assert (measured.images_per_second, measured.images_per_second_extrapolated) == (2.0, None)
-    assert measured.latency_seconds == 0.5
-    assert extrapolated.images_per_second is None and extrapolated.images_per_second_extrapolated == 0.25
-    assert (extrapolated.latency_seconds, extrapolated.latency_seconds_extrapolated) == (None, 4.0)
-    assert measured.latency_seconds_extrapolated is None
-    assert left_out.latency_seconds_extrapolated is None and left_out.images_per_second_extrapolated is None
-    shown = list_columns(SamplingRow, "speed_quartiles published.images_per_second")
-    table = render_records([measured, extrapolated, left_out], shown, "md").splitlines()
-    assert [line.replace("|", " ").split() for line in table if "--" not in line] == [
-        ["quartiles", "published", "images/s"],
-        *(["1.5-2.5", "142.8"], ["0.2-0.3"], []),
+def test_measured_and_extrapolated_figures_have_separate_columns() -> None:
+    figures = "latency_seconds latency_seconds_extrapolated seconds_per_position seconds_per_position_extrapolated"
+    rows = [MEASURED, EXTRAPOLATED, LEFT_OUT]
+    assert [[getattr(row, key) for key in figures.split()] for row in rows] == [
+        [0.5, None, 0.5 / 784, None],
+        [None, 4.0, None, 4.0 / 784],
+        [None] * 4,
     ]
-    assert (
-        render_records([measured], shown, "csv") == 'speed_quartiles,published_images_per_second\n"[1.5,2.5]",142.8\n'
-    )
-
-
-def test_the_time_of_a_value_is_the_time_of_an_image_divided_by_its_values() -> None:
-    measured, extrapolated, left_out = MEASURED, EXTRAPOLATED, LEFT_OUT
-    assert measured.seconds_per_position == 0.5 / 784
-    assert extrapolated.seconds_per_position_extrapolated == 4.0 / 784
-    assert extrapolated.seconds_per_position is None
-    assert left_out.seconds_per_position is left_out.seconds_per_position_extrapolated is None
-
-
-def test_only_single_images_have_a_latency() -> None:
     assert replace(MEASURED, batch=2).latency_seconds is None
+    shown = list_columns(SamplingRow, "extrapolated.images_per_second speed_quartiles published.images_per_second")
+    table = render_records(rows, shown, "md").splitlines()
+    assert [line.replace("|", " ").split() for line in table if "--" not in line] == [
+        ["extrapolated", "images/s", "quartiles", "published", "images/s"],
+        *(["1.5-2.5", "142.8"], ["0.25", "0.2-0.3"], []),
+    ]
+    header = "extrapolated_images_per_second,speed_quartiles,published_images_per_second"
+    assert render_records([MEASURED], shown, "csv") == f'{header}\n,"[1.5,2.5]",142.8\n'
 
 
 def test_empty_columns_are_left_out() -> None:
@@ -94,7 +83,7 @@ def test_empty_columns_are_left_out() -> None:
     shown, file = columns.SAMPLING
     keys = {column.key for column in columns.choose_columns(rows, shown)}
     assert {"latency_seconds", "published.images_per_second"} <= keys
-    assert not keys & {"images_per_second_extrapolated", "bits_per_dim", "images_seen"}  # bits/dim were not measured
+    assert not keys & {"extrapolated.images_per_second", "bits_per_dim", "images_seen"}  # bits/dim were not measured
     kept = columns.choose_columns(rows, file, columns.QUALITY)
     assert {"bits_per_dim", "images_seen"} <= {column.key for column in kept}
     assert columns.choose_columns(rows, [*shown[:3], Column("nothing", "nothing")]) == []
@@ -170,6 +159,7 @@ def _trained(name: str, bits: float, seen: int = 8000, row=MEASURED, **changes):
 def test_bits_per_dim_are_plotted_against_speed() -> None:
     rows = [_trained("linear", 1.25), _trained("rfa", 1.5, batch=64), MEASURED]
     rows.append(_trained("softmax", 1.0, row=EXTRAPOLATED))
+    assert columns.trained_rows([*rows, _trained("x", 1.0, row=LEFT_OUT)]) == [*rows[:2], rows[3]]
     text = columns.render_quality(rows, "svg").decode()
     for words in ("batch 1", "batch 64", "linear", "rfa", "softmax, rerun", "images per second", "bits/dim"):
         assert f"<!-- {words} -->" in text
@@ -180,32 +170,13 @@ def test_bits_per_dim_are_plotted_against_speed() -> None:
     assert columns.render_quality(rows, "png").startswith(b"\x89PNG")
 
 
-def test_only_rows_with_bits_per_dim_and_a_speed_are_plotted() -> None:
-    trained = _trained("x", 1.0)
-    assert columns.trained_rows([MEASURED, trained, _trained("x", 1.0, row=LEFT_OUT)]) == [trained]
-
-
-@pytest.mark.parametrize("kind", ["SAMPLING", "TRAINING"])
-def test_no_table_is_wider_than_a_terminal(kind) -> None:
-    from rich.console import Console
-
-    from linformer_cli.report.tables import render_records
-
-    facts = {
-        **{"product_share": 0.123, "bits_per_dim": 1.2345, "images_seen": 15_000_000, "times_softmax": 0.123},
-        **{"name": "retention", "engine": "parallel", "reduced": "2 of 3 repeats"},
-        **{"images_per_second_quartiles": (123.4, 234.5), "batch": 256},
-    }
-    sampled = {"state_bytes_per_image": 2**28, "peak_memory_bytes": 2**34, "copy_share": 0.456}
-    same = {key: getattr(MEASURED, key) for key in ("attention", "attention_options", "device", "positions", "repeats")}
-    trained = {**same, "preset": None, "samples_seconds": [0.5], "precision": "fp32", "images_per_second": 2.0}
-    row = (
-        replace(MEASURED, **{**facts, **sampled, "batch": 1, "seconds_per_image": 0.123})
-        if kind == "SAMPLING"
-        else TrainingRow(**trained, **facts, seconds_per_step=0.123)
-    )
+def test_no_table_is_wider_than_a_terminal() -> None:
+    facts = {"name": "retention", "engine": "parallel", "product_share": 0.123, "bits_per_dim": 1.2345}
+    facts |= {"images_seen": 15_000_000, "times_softmax": 0.123, "images_per_second_quartiles": (123.4, 234.5)}
+    facts |= {"state_bytes_per_image": 2**28, "peak_memory_bytes": 2**34, "copy_share": 0.456}
+    row = replace(MEASURED, **facts, reduced="2 of 3 repeats", seconds_per_image=0.123)
     console = Console(width=80, file=io.StringIO())
-    console.print(render_records([row], columns.choose_columns([row], getattr(columns, kind)[0]), "table"))
+    console.print(FittedTable([row], columns.choose_columns([row], columns.SAMPLING[0])))
     parts = console.file.getvalue().rstrip().split("\n\n")
     for part in parts:
         *headings, rule, cells = part.splitlines()

@@ -13,15 +13,15 @@ from loops import loop_over
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench import copy
 from linformer_cli.bench.copy import CopyReport, CopyRun, run_copy_task
-from linformer_cli.bench.copy_task import (
+from linformer_cli.bench.sequence_tasks import (
     SEPARATOR,
     SYMBOLS,
     CopyModel,
     CopySettings,
+    RecallSettings,
     choose_size,
     draw_batch,
 )
-from linformer_cli.bench.recall_task import RecallSettings
 from linformer_cli.errors import DisagreementError, TrainingError, UsageError
 from linformer_cli.evaluation.agreement import require_agreement
 from linformer_cli.model.mixers import Variant, list_variants, parse_variants
@@ -38,7 +38,7 @@ def without_comparison(monkeypatch) -> None:
 
 @pytest.mark.parametrize("length", [8, 32, 33])
 def test_a_sequence_contains_a_string_twice(length) -> None:
-    sequences, copied = draw_batch(length, 3, 5, batch=200)
+    sequences, copied = draw_batch(CopySettings(length, 16, seed=3), 5, batch=200)
     counts = set()
     for sequence, mask in zip(sequences.tolist(), copied.tolist(), strict=True):
         count = sequence.index(SEPARATOR)
@@ -52,8 +52,8 @@ def test_a_sequence_contains_a_string_twice(length) -> None:
 
 
 def test_every_update_and_every_seed_has_different_sequences() -> None:
-    drawn = [draw_batch(16, seed, update)[0] for seed, update in ((0, 0), (0, 1), (1, 0))]
-    assert torch.equal(drawn[0], draw_batch(16, 0, 0)[0])
+    drawn = [draw_batch(CopySettings(16, 16, seed=seed), update)[0] for seed, update in ((0, 0), (0, 1), (1, 0))]
+    assert torch.equal(drawn[0], draw_batch(CopySettings(16, 16), 0)[0])
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert not torch.equal(drawn[one], drawn[other])
 
@@ -62,7 +62,7 @@ def test_every_update_and_every_seed_has_different_sequences() -> None:
 def test_every_mechanism_works_in_the_model_and_sees_only_the_past(variant) -> None:
     torch.manual_seed(0)
     model = CopyModel(variant, CopySettings(13, 32)).eval()
-    sequences, _ = draw_batch(13, 0, 0, batch=3)
+    sequences, _ = draw_batch(CopySettings(13, 32), 0, batch=3)
     changed = sequences.clone()
     changed[:, 7:] = changed[:, 7:] % SYMBOLS + 1
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_training_is_repeatable_and_independent_of_the_other_mechanisms() -> Non
 
 def test_the_loss_is_of_the_next_symbol(monkeypatch) -> None:
     run = CopyRun(VARIANTS[0], CopySettings(12, 16))
-    sequences, _ = draw_batch(12, 0, 0)
+    sequences, _ = draw_batch(CopySettings(12, 16), 0)
     scale = torch.tensor(50.0, requires_grad=True)
     following = torch.nn.functional.one_hot(sequences.roll(-1, 1), SYMBOLS + 1)
     monkeypatch.setattr(run.trainer.task.model, "forward", lambda given: scale * following)
@@ -243,8 +243,8 @@ def test_a_row_has_the_bytes_of_a_state_of_one_sequence() -> None:
 
 def test_every_key_is_asked_for_once_and_its_value_follows() -> None:
     settings = RecallSettings(24, 8, seed=3, pairs=5)
-    sequences, recalled = settings.draw(7, batch=100)
-    assert not torch.equal(sequences, settings.draw(8, batch=100)[0])
+    sequences, recalled = draw_batch(settings, 7, batch=100)
+    assert not torch.equal(sequences, draw_batch(settings, 8, batch=100)[0])
     for sequence, mask in zip(sequences.tolist(), recalled.tolist(), strict=True):
         values = dict(zip(sequence[:10:2], sequence[1:10:2], strict=True))
         assert len(values) == len(set(values.values())) == 5

@@ -11,28 +11,19 @@ from linformer_cli.bench.measure.ceilings import (
     state_traffic_bytes,
 )
 from linformer_cli.bench.models import preset_network
-from linformer_cli.config import ImageShape
 from linformer_cli.model.pixel_model import PixelModel
 
 
-def test_the_papers_mnist_model_matches_a_count_by_hand() -> None:
-    name, config = preset_network("mnist-paper")
-    with torch.device("meta"):
-        model = PixelModel(config)
+def test_the_papers_models_match_a_count_by_hand() -> None:
     # A layer has q, k and v, the output projection and two feed-forward products. The head gives 3 x 10 numbers.
     layer = 3 * 256 * 256 + 256 * 256 + 2 * 256 * 1024
-    assert name == "mnist-paper"
-    assert count_product_flops(model) == 2 * (8 * layer + 256 * 30) == 12_598_272
-    assert len(list_products(model)) == 8 * 4 + 1
-    assert config.image == ImageShape(height=28, width=28)
-
-
-def test_the_papers_cifar_model_matches_a_count_by_hand() -> None:
-    _, config = preset_network("cifar10-paper")
-    with torch.device("meta"):
-        model = PixelModel(config)
-    assert count_product_flops(model) == 2 * (16 * 786_432 + 256 * 30)
-    assert config.image == ImageShape(height=32, width=32, channels=3)
+    for preset, layers in (("mnist-paper", 8), ("cifar10-paper", 16)):
+        name, config = preset_network(preset)
+        with torch.device("meta"):
+            model = PixelModel(config)
+        assert name == preset and count_product_flops(model) == 2 * (layers * layer + 256 * 30)
+        assert len(list_products(model)) == layers * 4 + 1
+    assert count_rerun_positions(4) == 1 + 2 + 3 + 4
 
 
 def test_an_lstm_cell_matches_a_count_by_hand(build_tiny_model) -> None:
@@ -50,11 +41,6 @@ def test_the_parts_of_a_layer_match_a_count_by_hand(build_tiny_model) -> None:
     assert count_state_bytes(model, 5) - count_state_bytes(plain, 5) == 5 * 2 * 3 * 48 * 4
     traffic = [state_traffic_bytes(each, 5) for each in (model, plain)]
     assert traffic[0] - traffic[1] == 2 * 5 * 2 * 3 * 48 * 4
-
-
-def test_a_rerun_counts_every_prefix() -> None:
-    assert count_rerun_positions(4) == 1 + 2 + 3 + 4
-    assert count_rerun_positions(784) == 307_720
 
 
 @pytest.mark.parametrize("batch", [1, 3])

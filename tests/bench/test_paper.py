@@ -11,7 +11,6 @@ from loops import loop_over
 from machine import FASTEST_ENGINE
 
 from linformer_cli.bench import attention, budget, copy, paper, sample, train
-from linformer_cli.bench.copy_task import CopySettings
 from linformer_cli.bench.measure.ceilings import count_product_flops
 from linformer_cli.bench.measure.peak_memory import PeakMemory
 from linformer_cli.bench.models import BenchModel, build_models, read_trained_runs
@@ -27,6 +26,7 @@ from linformer_cli.bench.paper import (
 )
 from linformer_cli.bench.paper_report import PaperReport
 from linformer_cli.bench.rows import Row
+from linformer_cli.bench.sequence_tasks import CopySettings
 from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DisagreementError, Interrupted
@@ -164,39 +164,23 @@ def test_nothing_is_timed_if_attend_and_step_disagree(networks, monkeypatch) -> 
 
 
 @pytest.mark.slow
-def test_every_round_adds_a_sample_to_all_rows(networks) -> None:
+def test_every_round_adds_a_sample_to_all_rows_and_reports_those_left_out_once(networks, monkeypatch) -> None:
+    monkeypatch.setattr(
+        attention, "measure_peak", lambda build, setup, limit: PeakMemory(100, 9.0 if setup.positions > 16 else 0.001)
+    )
     told: list[tuple[str, Row, int]] = []
     report = measure(networks, 2, report=lambda *given: told.append(given))
     for part in ROW_PARTS:
         times = 2 if part == "scaling" else 1
-        rows: list[Row] = [row for row in getattr(report, part) if not row.left_out]
         first, second = ([row for name, row, number in told if (name, number) == (part, n)] for n in (1, 2))
-        first = [row for row in first if not row.left_out]
-        assert rows
-        for before, after, row in zip(first, second, rows, strict=True):
-            assert (before.name, before.engine, before.batch) == (after.name, after.engine, after.batch)
-            assert (before.repeats, after.repeats) == (times, 2 * times)
-            assert (
-                before.samples_seconds == after.samples_seconds[:times] and row.samples_seconds == after.samples_seconds
-            )
-
-
-@pytest.mark.slow
-def test_rows_that_are_left_out_are_reported_once(networks, monkeypatch) -> None:
-    monkeypatch.setattr(
-        attention, "measure_peak", lambda build, setup, limit: PeakMemory(100, 9.0 if setup.positions > 16 else 0.001)
-    )
-    told: list[tuple[str, str, int]] = []
-
-    def report(part: str, row: Row, number: int) -> None:
-        if part == "scaling":
-            told.append(("left out" if row.left_out else "timed", f"{row.name} {row.positions}", number))
-
-    measure(networks, 3, report=report)
-    assert [(name, number) for kind, name, number in told if kind == "left out"] == [
-        (f"{name} 32", 1) for name in ("linear", "softmax", "lsh-1", "lsh-4")
-    ]
-    assert len([number for kind, _, number in told if kind == "timed"]) == 4 * 3
+        left_out = [(row.name, row.positions) for row in first if row.left_out]
+        assert part != "scaling" or left_out == [(name, 32) for name in ("linear", "softmax", "lsh-1", "lsh-4")]
+        rows: list[Row] = [row for row in getattr(report, part) if not row.left_out]
+        assert rows and second == rows
+        for before, row in zip((row for row in first if not row.left_out), rows, strict=True):
+            assert (before.name, before.engine, before.batch) == (row.name, row.engine, row.batch)
+            assert (before.repeats, row.repeats) == (times, 2 * times)
+            assert before.samples_seconds == row.samples_seconds[:times]
 
 
 @pytest.mark.slow

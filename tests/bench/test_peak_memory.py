@@ -88,21 +88,17 @@ def end(server: int) -> None:
     os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
 
 
-def test_every_measurement_has_a_process_of_its_own(odd, monkeypatch) -> None:
+def test_every_measurement_has_a_quiet_process_of_its_own_with_as_many_threads(odd, monkeypatch, capfd) -> None:
     given_back: list[int] = []
     monkeypatch.setattr(peak_memory, "give_back_freed_memory", lambda: given_back.append(1))
-    before = dict(os.environ)
-    first, second = (run_fresh(odd.look, limit_seconds=60) for _ in range(2))
+    before, threads = dict(os.environ), torch.get_num_threads() + 1
+    with use_threads(threads):
+        first, second = (run_fresh(work, limit_seconds=60) for work in (odd.look, odd.shout))
     assert len({first["pid"], second["pid"], os.getpid()}) == 3
     assert first["parent"] == second["parent"] != os.getpid()  # one server starts both
-    assert first["seen"] == second["seen"] == 1
+    assert first["seen"] == second["seen"] == 1 and first["threads"] == threads
+    assert capfd.readouterr().out == ""
     assert given_back == [1, 1] and dict(os.environ) == before
-
-
-def test_a_process_uses_as_many_threads_as_its_caller(odd) -> None:
-    wanted = torch.get_num_threads() + 1
-    with use_threads(wanted):
-        assert run_fresh(odd.look, limit_seconds=60)["threads"] == wanted
 
 
 @pytest.mark.parametrize(
@@ -133,11 +129,6 @@ def test_a_process_that_takes_too_long_is_ended(odd, monkeypatch, tmp_path, rais
     with raises_one_line(PassFailed, "more than 0.5 s"):
         run_fresh(odd.wait, tmp_path / "pid", limit_seconds=0.5)
     assert not (tmp_path / "pid").exists() or not is_alive(wait_for_pid(tmp_path / "pid"))
-
-
-def test_text_that_a_measurement_prints_does_not_reach_stdout(odd, capfd) -> None:
-    assert run_fresh(odd.shout, limit_seconds=60)["seen"] == 1
-    assert capfd.readouterr().out == ""
 
 
 def test_a_server_that_was_ended_is_replaced(odd) -> None:
@@ -228,19 +219,10 @@ def test_on_a_gpu_torchs_counters_are_used(monkeypatch, raises_one_line) -> None
         measure_peak(lambda given: full, setup, 1)
 
 
-def test_freed_memory_that_this_process_keeps_counts_as_free(monkeypatch) -> None:
+def test_free_memory_counts_what_this_process_keeps_and_may_be_unknown(monkeypatch) -> None:
     order: list[str] = []
     monkeypatch.setattr("linformer_cli.system.memory.give_back_freed_memory", lambda: order.append("given back"))
-    measure_free_memory("cpu")
-    assert order == ["given back"]
-
-
-def test_free_memory_is_unknown_if_the_system_does_not_say(monkeypatch) -> None:
+    free = measure_free_memory("cpu")
+    assert order == ["given back"] and (free is None or free > 0) and measure_free_memory("mps") is None
     monkeypatch.setattr("linformer_cli.system.memory.Path.read_text", lambda path: "MemTotal: 5 kB")
     assert measure_free_memory("cpu") is None
-
-
-def test_free_memory_is_positive_or_unknown() -> None:
-    free = measure_free_memory("cpu")
-    assert free is None or free > 0
-    assert measure_free_memory("mps") is None

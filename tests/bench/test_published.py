@@ -2,7 +2,7 @@
 
 import pytest
 
-from linformer_cli.bench.published import PUBLISHED, find_published, find_published_speech
+from linformer_cli.bench.published import find_published, find_published_speech
 
 
 @pytest.mark.parametrize(
@@ -36,14 +36,6 @@ def test_the_papers_methods_have_published_figures(
 )
 def test_no_other_row_has_published_figures(preset, attention, options) -> None:
     assert find_published(preset, attention, options, "reference") is None
-
-
-def test_linear_is_the_fastest_method_of_the_paper() -> None:
-    for preset in ("mnist-paper", "cifar10-paper"):
-        of = {method: figures for (name, method), figures in PUBLISHED.items() if name == preset}
-        assert len(of) == 5
-        assert min(of, key=lambda method: of[method].seconds_per_image_cpu) == "linear"
-        assert max(of, key=lambda method: of[method].images_per_second) == "linear"
 
 
 def test_the_figures_of_speech_recognition_are_found_by_method() -> None:

@@ -77,6 +77,9 @@ def test_timed_steps_lie_around_the_middle(build_tiny_model, steps, clock) -> No
         work.time_sample()
     # Four untimed steps lead to five timed steps in the middle. Every sample starts from the same state.
     assert steps == [(position, 3) for position in range(25, 34)] * 2
+    steps.clear()
+    MiddleSteps(build_tiny_model(), 1, "reference", 59).time_sample()
+    assert steps[0] == (1, 1) and steps[-1] == (63, 1)  # there is room for the untimed steps
 
 
 def test_no_graph_is_recorded_in_the_timed_steps(build_tiny_model, monkeypatch) -> None:
@@ -102,11 +105,6 @@ def test_no_graph_is_recorded_in_the_timed_steps(build_tiny_model, monkeypatch) 
         before, timed = events[: events.index("timing")], events[events.index("timing") + 1 :]
         assert len(timed) in (5, 64)
         assert all(before.count(name) >= 2 for name in timed)
-
-
-def test_timing_59_of_64_positions_leaves_room_for_the_untimed_steps(build_tiny_model, steps, clock) -> None:
-    MiddleSteps(build_tiny_model(), 1, "reference", 59).time_sample()
-    assert steps[0] == (1, 1) and steps[-1] == (63, 1)
 
 
 def test_the_prefixes_of_a_rerun_are_half_the_image_on_average(build_tiny_model, monkeypatch, clock) -> None:

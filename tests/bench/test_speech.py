@@ -11,15 +11,12 @@ import pytest
 import torch
 
 from linformer_cli.bench import budget, speech, speech_training
-from linformer_cli.bench.measure.ceilings import Ceilings
-from linformer_cli.bench.measure.peak_memory import PassFailed
 from linformer_cli.bench.published import find_published_speech
 from linformer_cli.bench.rounds import Bench
 from linformer_cli.bench.speech import METHODS, SpeechBench, SpeechSettings, parse_methods
 from linformer_cli.bench.speech_report import SeedResult, SpeechReport, SpeechRow, describe_findings
-from linformer_cli.bench.speech_training import LengthMeasurement, StepSetup, Trainee, build_step
+from linformer_cli.bench.speech_training import LengthMeasurement, StepSetup, build_step
 from linformer_cli.errors import Interrupted, UsageError
-from linformer_cli.model.mixers import Variant
 from linformer_cli.speech.corpus import Corpus, Recording
 from linformer_cli.speech.ctc_task import CtcTask
 from linformer_cli.speech.encoder import PRESETS, EncoderSettings
@@ -147,33 +144,6 @@ def test_without_epochs_the_budget_decides(corpus: Corpus, monkeypatch: pytest.M
     report = run(corpus, ["linear"], epochs=None, seeds=1)
     rates = [point.learning_rate for point in report.rows[0].seeds[0].points]
     assert 2 <= len(rates) < 60 and rates[-1] < 0.3 * max(rates)
-
-
-def test_ctrl_c_while_the_memory_is_measured_leaves_no_row_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C also ends the fresh process, which then has no result."""
-    stop = StopRequest()
-
-    def interrupt(*arguments: object) -> None:
-        stop.signal_number = signal.SIGINT
-        raise PassFailed("failed: KeyboardInterrupt: ")
-
-    monkeypatch.setattr(speech_training, "measure_peak", interrupt)
-    setup = StepSetup(Variant("linear", "linear", {}), TINY, 3, 60, 1, "cpu")
-    measurement = LengthMeasurement(1, Bench(Ceilings("cpu"), check=stop.raise_if_set), setup, 1_000)
-    with pytest.raises(Interrupted):
-        measurement.prepare()
-    assert measurement.left_out is None
-
-
-def test_an_error_while_encoders_are_built_is_not_hidden(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(variant: Variant, *arguments: Any) -> Trainee:
-        if variant.attention == "softmax":
-            raise MemoryError
-        return Trainee(variant, *arguments)
-
-    monkeypatch.setattr(speech, "Trainee", build)
-    with pytest.raises(MemoryError):
-        run(corpus, ["linear", "softmax"])
 
 
 def test_methods_are_those_of_the_paper_by_default() -> None:

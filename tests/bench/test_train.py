@@ -1,16 +1,12 @@
 """Tests of `bench train`: its steps, and rows that are shortened or left out when time is short."""
 
-import gc
-import weakref
 from typing import Any
 
 import pytest
 import torch
 from fixed_ceilings import FixedCeilings
-from interruptions import stop_after
 from machine import HAS_LIBRARY
 
-from linformer_cli.bench import train
 from linformer_cli.bench.measure.ceilings import count_product_flops
 from linformer_cli.bench.models import BenchModel, TrainedRun, build_models
 from linformer_cli.bench.rounds import Bench, BenchReport
@@ -70,25 +66,6 @@ def test_images_per_second_are_computed_from_the_median_step(models, clock) -> N
     assert row.samples_seconds == [1.0, 2.0, 3.0] and row.reduced is None and row.left_out is None
     assert row.bits_per_dim is None and row.times_softmax == 4
     assert report.rows[2].samples_seconds == [4.0, 8.0, 12.0]
-
-
-def test_running_out_of_memory_affects_no_other_row(models, clock, monkeypatch) -> None:
-    right = train.build_trainer
-
-    def build(model, preset, batch, device, precision, graph) -> Trainer:
-        if model.attention == "softmax" and batch == 4:
-            raise MemoryError
-        return right(model, preset, batch, device, precision, graph)
-
-    monkeypatch.setattr(train, "build_trainer", build)
-    rows = bench(models, [2, 4], 1).rows
-    assert [(row.name, row.batch, row.left_out) for row in rows] == [
-        ("softmax", 2, None),
-        ("linear-16", 2, None),
-        ("softmax", 4, "needs more memory than there is"),
-        ("linear-16", 4, None),
-    ]
-    assert rows[3].images_per_second > 0 and rows[2].images_per_second is None
 
 
 def test_the_reference_engine_is_plain_torch_in_both_precisions(models, monkeypatch) -> None:
@@ -151,50 +128,11 @@ def test_the_limit_does_not_end_repeats_in_separate_rounds(models, clock, ceilin
     assert measurement.samples == [2.0] * 5 and measurement.row().reduced is None
 
 
-@pytest.mark.slow
-def test_trainers_warm_up_once_and_are_freed_after_their_group(models, clock, monkeypatch) -> None:
-    alive: weakref.WeakSet[Trainer] = weakref.WeakSet()
-    steps: list[int] = []
-    right, take_step = train.build_trainer, Trainer.train_step
-
-    def build(model, preset, batch, *rest):
-        gc.collect()
-        assert {trainer.task.config.train.batch for trainer in alive} <= {batch}
-        trainer = right(model, preset, batch, *rest)
-        alive.add(trainer)
-        return trainer
-
-    monkeypatch.setattr(train, "build_trainer", build)
-    monkeypatch.setattr(Trainer, "train_step", lambda self: steps.append(id(self)) or take_step(self))
-    bench(models, [2, 3], 2)
-    assert len(steps) == 2 * 2 * 3  # a warm-up and two repeats
-
-
 def test_only_the_trained_model_has_bits_per_dim(models, clock, tmp_path) -> None:
     told: list[TrainingRow] = []
     run = TrainedRun(tmp_path, models[1].model.config, Quality(bits_per_dim=1.25))
     rows = bench(models, [2], 1, runs=[run], report=told.append).rows
     assert told == rows and [row.bits_per_dim for row in rows] == [None, 1.25]
-
-
-@pytest.mark.parametrize(
-    ("calls", "repeats"),
-    [
-        (1, []),  # before attend and step are compared
-        (3, []),  # warming up
-        (5, [1]),
-        (9, [3, 2]),
-        (14, [5, 5]),
-    ],
-)
-def test_an_interruption_keeps_what_was_measured(models, clock, calls, repeats) -> None:
-    """`check` is called once before each comparison and each step."""
-    report = bench(models, [2, 4], 5, check=stop_after(calls))
-    assert report.ended == "interrupted"
-    assert [row.repeats for row in report.rows] == repeats
-    for row in report.rows:
-        assert row.batch == 2 and len(row.samples_seconds) == row.repeats
-        assert row.reduced == (None if row.repeats == 5 else f"{row.repeats} of 5 repeats")
 
 
 def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(models, clock, monkeypatch) -> None:

@@ -9,7 +9,6 @@ import signal
 import pytest
 from loops import loop_over
 from machine import FASTEST_ENGINE
-from PIL import Image
 
 from linformer_cli import probe
 from linformer_cli.attention.performer import PerformerAttention
@@ -52,27 +51,17 @@ def test_bench_sample_times_presets_with_the_papers_figures(lintx):
 
 
 def test_bench_sample_compares_image_sizes(lintx):
-    base = ["bench", "sample", "--preset", "tiny", "--image-size", "4,6", "--batch", 1, "--attention", "linear,softmax"]
-    base += ["--repeats", 1, "--no-memory", "--no-rerun"]
-    outcome = lintx(*base, "--json")
-    found = [(row["preset"], row["name"], row["positions"]) for row in outcome.document["rows"]]
-    sizes = {"tiny, 4 x 4": 16, "tiny, 6 x 6": 36}
-    assert found == [(name, attention, t) for name, t in sizes.items() for attention in ("linear", "softmax")]
-    table = lintx(*base).stdout.split("\n\n")[-1]
+    """The last table puts the sizes of a network next to each other."""
+    base = ["bench", "sample", "--preset", "tiny,mnist-small", "--image-size", "4,6", "--batch", 1, "--repeats", 1]
+    table = lintx(*base, "--attention", "linear,softmax", "--no-memory", "--no-rerun").stdout.split("\n\n")[-1]
     cells = [line.split() for line in table.splitlines()[2:]]
     assert [(*line[:2], line[4]) for line in cells] == [
-        ("tiny", name, positions) for name in ("linear", "softmax") for positions in ("16", "36")
+        (preset, name, positions)
+        for preset in ("tiny", "mnist-small")
+        for name in ("linear", "softmax")
+        for positions in ("16", "36")
     ]
     assert all(line[6] == "µs" for line in cells)
-
-
-def test_bench_sample_keeps_networks_of_the_same_image_size_apart(lintx):
-    base = ["bench", "sample", "--preset", "tiny,mnist-small", "--image-size", "4,6", "--batch", 1, "--repeats", 1]
-    table = lintx(*base, "--attention", "linear", "--no-memory").stdout.split("\n\n")[-1]
-    cells = [line.split() for line in table.splitlines()[2:]]
-    assert [(line[0], line[4]) for line in cells] == [
-        (name, positions) for name in ("tiny", "mnist-small") for positions in ("16", "36")
-    ]
 
 
 @pytest.mark.smoke
@@ -103,9 +92,9 @@ def test_bench_train_times_every_engine_in_every_precision(lintx, monkeypatch, a
 def little_paper(monkeypatch, tiny_model_config):
     """Makes `bench paper` use tiny networks and sizes."""
     from linformer_cli.bench import attention, paper, sample
-    from linformer_cli.bench.copy_task import CopySettings
     from linformer_cli.bench.measure.peak_memory import PeakMemory
     from linformer_cli.bench.paper import Sizes
+    from linformer_cli.bench.sequence_tasks import CopySettings
 
     monkeypatch.setattr(paper, "preset_network", lambda name: (name, tiny_model_config))
     monkeypatch.setattr(paper, "NETWORKS", ("mnist-paper",))
@@ -155,53 +144,72 @@ def test_bench_paper_keeps_its_results_after_ctrl_c(lintx, little_paper, monkeyp
     assert (tmp_path / "images-per-second.png").exists()
 
 
-@pytest.mark.smoke
-def test_bench_attention_gives_points_and_exponents(lintx):
-    base = ["bench", "attention", "--attention", "linear,fine=linear:chunk=16", "--positions", "64,32", "--repeats", 2]
-    base += ["--batch", 2]
-    outcome = lintx(*base, "--json")
-    document = outcome.document
-    found = [(row["name"], row["positions"]) for row in document["rows"]]
-    assert found == [("linear", 32), ("linear", 64), ("fine", 32), ("fine", 64)]
-    for row in document["rows"]:
-        assert row["left_out"] is None and len(row["samples_seconds"]) == 2
-        assert row["seconds_per_sequence"] > 0 and row["peak_memory_bytes"] >= 0 and row["copy_share"] > 0
-        assert row["batch"] == 2
-    assert document["rows"][2]["attention_options"]["chunk"] == 16
-    assert [row["name"] for row in document["exponents"]] == ["linear", "fine"]
-    assert document["environment"]["versions"]["torch"] and "resident" in document["settings"]["memory"]
-    assert "fine, T = 64, batch 2: " in outcome.stderr
-
-
-@pytest.mark.slow
-def test_bench_attention_plots_time_and_memory(lintx, monkeypatch, tmp_path):
+@pytest.fixture
+def little_memory(monkeypatch):
+    """A pass takes a KiB per position, and only 64 positions fit."""
     from linformer_cli.bench import attention
-    from linformer_cli.bench.measure.peak_memory import PeakMemory
+    from linformer_cli.bench.measure.peak_memory import PassFailed, PeakMemory
 
     def measure(build, setup, limit_seconds):
+        if setup.positions > 64:
+            raise PassFailed("needs more memory than there is")
         return PeakMemory(2**10 * setup.positions * setup.batch, 0.01)
 
     monkeypatch.setattr(attention, "measure_peak", measure)
     monkeypatch.setenv("COLUMNS", "80")
+
+
+ATTENTION = ["bench", "attention", "--attention", "softmax,fine=linear:chunk=16", "--repeats", 2]
+ATTENTION += ["--positions", "64,32,128"]
+
+
+@pytest.mark.smoke
+def test_bench_attention_gives_points_and_exponents(lintx, little_memory, tmp_path):
     plot = tmp_path / "deep" / "scaling.svg"
-    base = ["bench", "attention", "--attention", "softmax,linear", "--positions", "32,64", "--repeats", 1]
-    outcome = lintx(*base, "--plot", plot)
-    assert outcome.code == 0, outcome.stderr
-    assert "longest T" in outcome.stdout and "overtakes" in outcome.stdout
-    assert max(map(len, outcome.stdout.splitlines())) <= 80
+    outcome = lintx(*ATTENTION, "--json", "--plot", plot)
+    document = outcome.document
+    found = [(row["name"], row["positions"]) for row in document["rows"]]
+    assert found == [(name, length) for name in ("softmax", "fine") for length in (32, 64, 128)]
+    for row in document["rows"]:
+        if row["positions"] == 128:
+            assert row["left_out"] == "needs more memory than there is" and row["peak_memory_bytes"] is None
+            continue
+        assert row["left_out"] is None and len(row["samples_seconds"]) == 2
+        assert row["seconds_per_sequence"] > 0 and row["copy_share"] > 0
+        assert row["batch"] == 65_536 // row["positions"]
+    assert document["rows"][3]["attention_options"]["chunk"] == 16
+    softmax, linear = document["exponents"]
+    assert softmax["longest_positions"] == linear["longest_positions"] == 64 and linear[
+        "memory_exponent_all"
+    ] == pytest.approx(1)
+    assert softmax["overtakes_softmax"] is None and linear["overtakes_softmax"] is not None
+    assert document["environment"]["versions"]["torch"] and "resident" in document["settings"]["memory"]
+    assert "fine, T = 64, batch 1024: " in outcome.stderr and document["plot"] == str(plot)
     text = plot.read_text()
     for words in ("time of a sequence (s)", "peak memory of a sequence (MiB)", "T (positions)", "32"):
         assert f"<!-- {words} -->" in text
-    assert "backward, batch x T = 65,536" in text
     assert re.search(r"<!-- softmax \(-?\d+\.\d\d, 1\.00\) -->", text)  # the slopes of time and memory
-    document = lintx(*base, "--json").document
-    softmax, linear = document["exponents"]
-    assert softmax["longest_positions"] == linear["longest_positions"] == 64
-    assert softmax["overtakes_softmax"] is None and linear["overtakes_softmax"] is not None
-    assert document["plot"] is None
-    assert lintx(*base, "--plot", "scaling.pdf").code == 2
-    several = lintx(*base, "--batch", "1,16")
+    assert lintx(*ATTENTION, "--plot", "scaling.pdf").code == 2
+    several = lintx(*ATTENTION, "--batch", "1,16")
     assert several.code == 2 and "--batch takes a whole number above 0, such as 16, or scaled" in several.stderr
+
+
+@pytest.mark.parametrize("style", ["table", "md", "csv"])
+def test_bench_attention_gives_the_reason_for_an_empty_row(lintx, little_memory, style):
+    outcome = lintx(*ATTENTION, "--format", style)
+    assert outcome.code == 0, outcome.stderr
+    words = " ".join(outcome.stdout.replace("|", " ").split())
+    assert "fine" in words and "needs more" in words
+    assert max(map(len, outcome.stdout.splitlines())) <= 80 or style != "table"
+    if style == "csv":
+        rows = list(csv.DictReader(outcome.stdout.splitlines()))
+        assert [(row["positions"], row["peak_memory_bytes"], row["repeats"]) for row in rows[1:3]] == [
+            ("64", str(2**26), "2"),
+            ("128", "", "0"),
+        ]
+        assert rows[0]["time_exponent_last_two"] == ""
+    else:
+        assert "64 KiB" in words and "Exponents" in words and "longest T" in words and "overtakes" in words
 
 
 @pytest.mark.parametrize(
@@ -251,84 +259,33 @@ def test_a_plot_that_is_not_drawn_is_not_named(lintx, run_folder, monkeypatch, t
     assert outcome.document["bits_plot"] is None and "nothing was measured that it would show" in outcome.stderr
 
 
-@pytest.mark.parametrize("style", ["table", "md", "csv"])
-def test_bench_attention_gives_the_reason_for_an_empty_row(lintx, monkeypatch, style):
-    from linformer_cli.bench import attention
-    from linformer_cli.bench.measure.peak_memory import PassFailed, PeakMemory
-
-    def measure(build, setup, limit_seconds):
-        if setup.positions > 32:
-            raise PassFailed("needs more memory than there is")
-        return PeakMemory(2**20, 0.01)
-
-    monkeypatch.setattr(attention, "measure_peak", measure)
-    monkeypatch.setenv("COLUMNS", "80")
-    base = ["bench", "attention", "--attention", "linear", "--positions", "32,64", "--repeats", 1, "--format", style]
-    outcome = lintx(*base, "--batch", 1)
-    assert outcome.code == 0, outcome.stderr
-    words = " ".join(outcome.stdout.replace("|", " ").split())
-    assert "linear" in words and "needs more" in words
-    assert max(map(len, outcome.stdout.splitlines())) <= 80 or style != "table"
-    if style == "csv":
-        rows = list(csv.DictReader(outcome.stdout.splitlines()))
-        assert [(row["positions"], row["peak_memory_bytes"], row["repeats"]) for row in rows] == [
-            ("32", str(2**20), "1"),
-            ("64", "", "0"),
-        ]
-        assert rows[0]["time_exponent_last_two"] == ""
-    else:
-        assert "1 MiB" in words and "Exponents" in words
-
-
 # Random features against softmax
 
 APPROXIMATION = ["bench", "approximation", "--features", "8,16", "--norms", "0.5,1", "--draws", 3, "--positions", 12]
-SMALL_WIDTH = ["--head-width", 4]
+APPROXIMATION += ["--head-width", 4]
 
 
 @pytest.mark.smoke
-def test_bench_approximation_gives_every_error_with_its_spread(lintx, tmp_path):
-    plot = tmp_path / "deep" / "errors.png"
-    document = lintx(*APPROXIMATION, *SMALL_WIDTH, "--plot", plot, "--json").document
-    assert len(document["rows"]) == 3 * 2 * 2 * 2
-    for row in document["rows"]:
-        for error in ("output", "bounded_output", "kernel", "small_kernel"):
-            spread = row[error]
-            assert 0 <= spread["first_quartile"] <= spread["median"] <= spread["third_quartile"]
-            assert spread["mean"] > 0
-        assert row["draws"] == 3
-    assert document["settings"]["positions"] == 12 and document["environment"]["versions"]["torch"]
-    with Image.open(plot) as picture:
-        assert picture.format == "PNG"
-    assert document["plot"] == str(plot)
-    assert lintx(*APPROXIMATION, *SMALL_WIDTH, "--json").document["rows"] == document["rows"]
-    assert lintx(*APPROXIMATION, *SMALL_WIDTH, "--seed", 1, "--json").document["rows"] != document["rows"]
-
-
-def test_bench_approximation_puts_rows_to_compare_next_to_each_other(lintx, monkeypatch, tmp_path):
+def test_bench_approximation_shows_one_of_four_errors(lintx, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "80")
-    base = [*APPROXIMATION, *SMALL_WIDTH, "--maps", "positive,trig"]
-    table = lintx(*base).stdout
-    assert max(map(len, table.splitlines())) <= 80
-    rows = list(csv.DictReader(lintx(*base, "--format", "csv").stdout.splitlines()))
-    assert [(row["norm"], row["features"], row["feature_map"], row["directions"]) for row in rows[:4]] == [
+    plot = tmp_path / "deep" / "errors.svg"
+    document = lintx(*APPROXIMATION, "--plot", plot, "--error", "small-kernel", "--json").document
+    assert len(document["rows"]) == 3 * 2 * 2 * 2 and document["plot"] == str(plot)
+    assert {row["draws"] for row in document["rows"]} == {3} and document["settings"]["positions"] == 12
+    assert "smallest quarter" in plot.read_text() and "norm 0.5 sqrt(K)" in plot.read_text()
+    assert lintx(*APPROXIMATION, "--seed", 1, "--json").document["rows"] != document["rows"]
+    rows = list(csv.DictReader(lintx(*APPROXIMATION, "--format", "csv").stdout.splitlines()))
+    assert [(row["norm"], row["features"], row["feature_map"], row["directions"]) for row in rows[:3]] == [
         ("0.5", "8", "positive", "orthogonal"),
         ("0.5", "8", "positive", "independent"),
-        ("0.5", "8", "trig", "orthogonal"),
-        ("0.5", "8", "trig", "independent"),
+        ("0.5", "8", "hyperbolic", "orthogonal"),
     ]
-    assert f"{float(rows[0]['output_mean']):.2e}" in table
-    plots = []
-    for error in ("output", "small-kernel"):
-        plot = tmp_path / f"{error}.svg"
-        assert lintx(*base, "--plot", plot, "--error", error).code == 0
-        plots.append(plot.read_text())
-    assert "mean squared error of the output" in plots[0] and "positive, independent" in plots[0]
-    assert "smallest quarter" in plots[1] and "norm 0.5 sqrt(K)" in plots[1]
+    table = lintx(*APPROXIMATION).stdout
+    assert max(map(len, table.splitlines())) <= 80 and f"{float(rows[0]['output_mean']):.2e}" in table
 
 
-def press_in_draw(last, monkeypatch):
-    """Lets Ctrl-C come in draw `last`."""
+@pytest.mark.parametrize("last", [0, 2])
+def test_bench_approximation_keeps_the_finished_draws_after_ctrl_c(lintx, monkeypatch, last):
     redraw = PerformerAttention.on_training_step
 
     def press(self, draw, seed):
@@ -336,26 +293,16 @@ def press_in_draw(last, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         redraw(self, draw, seed)
 
-    monkeypatch.setattr(PerformerAttention, "on_training_step", press)
-
-
-def test_bench_approximation_keeps_the_finished_draws_after_ctrl_c(lintx, monkeypatch, tmp_path):
-    plot = tmp_path / "errors.png"
     with monkeypatch.context() as patch:
-        press_in_draw(2, patch)
-        outcome = lintx(*APPROXIMATION, *SMALL_WIDTH, "--plot", plot, "--json")
+        patch.setattr(PerformerAttention, "on_training_step", press)
+        outcome = lintx(*APPROXIMATION, "--json")
     assert outcome.code == 130
+    if last == 0:
+        assert outcome.stdout == "" and outcome.stderr.endswith("Stopped before anything was measured\n")
+        return
     assert outcome.stderr.splitlines()[-1] == "Stopped after 2 of 3 draws; their results are shown"
-    assert outcome.document["ended"] == "interrupted" and plot.exists()
-    two = lintx(*APPROXIMATION, *SMALL_WIDTH, "--draws", 2, "--json").document
-    assert two["ended"] == "finished" and two["rows"] == outcome.document["rows"]
-
-
-def test_bench_approximation_has_no_rows_without_a_finished_draw(lintx, monkeypatch):
-    press_in_draw(0, monkeypatch)
-    outcome = lintx(*APPROXIMATION, *SMALL_WIDTH)
-    assert (outcome.code, outcome.stdout) == (130, "")
-    assert outcome.stderr.splitlines()[-1] == "Stopped before anything was measured"
+    two = lintx(*APPROXIMATION, "--draws", 2, "--json").document
+    assert outcome.document["ended"] == "interrupted" and two["rows"] == outcome.document["rows"]
 
 
 HUGE = 10**20

@@ -3,14 +3,12 @@
 import csv
 import json
 import math
-import signal
 import sys
 
 import pytest
 import soundfile
 import torch
 from cli.conftest import NoCapture, run_main
-from loops import loop_over
 from PIL import Image
 
 from linformer_cli.speech.ctc_task import CtcTask
@@ -106,52 +104,19 @@ def test_a_trained_encoder_transcribes_a_file_at_another_rate(lintx, trained, tm
     assert document["text"].split() == [one["symbol"] for one in document["symbols"]]
     with Image.open(document["plot"]) as picture:
         assert picture.format == "PNG" and picture.width > 500
-    table = lintx(*base, "--attention", "mine")
-    assert table.code == 0 and "encoder mine, PER" in table.stderr
-
+    for name, label in (("lsh:rounds=1", "lsh-1"), ("lsh-1", "lsh-1"), ("mine=linear", "mine"), ("mine", "mine")):
+        table = lintx(*base, "--attention", name)
+        assert table.code == 0 and f"encoder {label}, PER" in table.stderr
+    for name in ("linear", "bi-lstm", "theirs"):
+        missing = lintx(*base, "--attention", name)
+        assert missing.code == 1 and f"no trained encoder '{name}'" in missing.stderr
     soundfile.write(str(path), torch.zeros(800).numpy(), 8_000)
     silent = lintx(*base, "--plot", tmp_path / "s.svg")
     assert silent.code == 0 and "is silent, so it has no symbols" in silent.stderr
     assert silent.stdout.strip() == "" and (tmp_path / "s.svg").exists()
 
 
-def test_an_encoder_is_chosen_by_its_mechanism_or_by_its_name(lintx, trained, tmp_path):
-    path = tmp_path / "call.wav"
-    soundfile.write(str(path), torch.sin(torch.arange(16_000) * 0.2).numpy(), 8_000)
-    base = ["bench", "speech", "--transcribe", path, "--out", trained, "--attention"]
-    for name, label in (("lsh:rounds=1", "lsh-1"), ("lsh-1", "lsh-1"), ("mine=linear", "mine"), ("mine", "mine")):
-        outcome = lintx(*base, name)
-        assert outcome.code == 0 and f"encoder {label}, PER" in outcome.stderr
-    for name in ("linear", "bi-lstm", "theirs"):
-        outcome = lintx(*base, name)
-        assert outcome.code == 1 and f"no trained encoder '{name}'" in outcome.stderr
-
-
 MEASURING = "--data=fsdd --data-dir=data --budget=1m --preset=small --seeds=3 --epochs=2 --strings=9 --lengths=none"
-
-
-@loop_over("given", [*MEASURING.split(), "--device=cpu", "--format=csv"])
-def test_options_of_measuring_are_refused_for_transcribing(lintx, tmp_path, given):
-    outcome = lintx("bench", "speech", "--transcribe", "missing.wav", "--out", tmp_path, given)
-    option = given.partition("=")[0]
-    assert outcome.code == 2
-    (line,) = outcome.stderr.splitlines()
-    assert line.startswith(f"Error: {option} is for measuring, and --transcribe measures nothing; drop {option}")
-
-
-@pytest.mark.parametrize("name", ["curves", "lengths"])
-def test_a_transcript_does_not_replace_a_figure_of_the_report(lintx, tmp_path, name):
-    base = ["bench", "speech", "--transcribe", f"{name}.wav", "--out", tmp_path]
-    outcome = lintx(*base)
-    assert outcome.code == 2 and outcome.stderr.count("\n") == 1
-    assert f"{name}.png' is a figure of the report" in outcome.stderr and "--plot" in outcome.stderr
-    assert "no trained encoder" in lintx(*base, "--plot", tmp_path / "other.png").stderr
-
-
-def test_an_unwritable_transcript_is_reported_before_any_work(lintx, tmp_path):
-    (tmp_path / "call.png").mkdir()
-    outcome = lintx("bench", "speech", "--transcribe", "call.wav", "--out", tmp_path)
-    assert outcome.code == 1 and "cannot write" in outcome.stderr and "call.png" in outcome.stderr
 
 
 @pytest.mark.parametrize(
@@ -169,6 +134,22 @@ def test_a_mistake_gets_one_line(lintx, tmp_path, arguments, code, message):
     outcome = lintx("bench", "speech", "--out", tmp_path / "out", *arguments)
     assert (outcome.code, outcome.stdout) == (code, "")
     assert message in outcome.stderr and len(outcome.stderr.splitlines()) == 1
+
+
+def test_a_mistake_in_transcribing_gets_one_line_before_any_work(lintx, tmp_path):
+    base = ["bench", "speech", "--out", tmp_path, "--transcribe"]
+    for given in [*MEASURING.split(), "--device=cpu", "--format=csv"]:
+        option = given.partition("=")[0]
+        outcome = lintx(*base, "missing.wav", given)
+        assert outcome.code == 2 and outcome.stderr.startswith(f"Error: {option} is for measuring, and --transcribe")
+        assert outcome.stderr.endswith(f"measures nothing; drop {option}\n")
+    for name in ("curves", "lengths"):
+        outcome = lintx(*base, f"{name}.wav")
+        assert outcome.code == 2 and f"{name}.png' is a figure of the report" in outcome.stderr
+        assert "no trained encoder" in lintx(*base, f"{name}.wav", "--plot", tmp_path / "other.png").stderr
+    (tmp_path / "call.png").mkdir()
+    outcome = lintx(*base, "call.wav")
+    assert outcome.code == 1 and "cannot write" in outcome.stderr and "call.png" in outcome.stderr
 
 
 def test_a_recording_with_too_many_symbols_is_named_before_training(lintx, tmp_path):
@@ -199,19 +180,3 @@ def test_the_exit_code_is_1_if_every_encoder_fails(command, monkeypatch):
     monkeypatch.setattr(CtcTask, "measure_loss", fail)
     outcome = command()
     assert outcome.code == 1 and "every encoder failed; the table says why" in outcome.stderr
-
-
-def test_ctrl_c_keeps_the_results_so_far(command, monkeypatch):
-    measure_loss, count = CtcTask.measure_loss, 0
-
-    def interrupt(self, batch):
-        nonlocal count
-        count += 1
-        if count == 3:
-            signal.raise_signal(signal.SIGINT)
-        return measure_loss(self, batch)
-
-    monkeypatch.setattr(CtcTask, "measure_loss", interrupt)
-    outcome = command("--json")
-    assert outcome.code == 130 and "Stopped; the results so far are shown" in outcome.stderr
-    assert outcome.document["ended"] == "interrupted"

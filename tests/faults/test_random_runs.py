@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linformer_cli.checkpoint import load_training_state, read_checkpoint
-from linformer_cli.comparison.speed import Speed, read_figures
+from linformer_cli.comparison.speed import read_figures
 from linformer_cli.metrics import METRICS_FILE, cut_metrics, load_runs
 from linformer_cli.training.progress import Progress
 from linformer_cli.training.run_folder import RunFolder
 from linformer_cli.training.settings import read_tables
 
-SPEED = Speed(4, "cpu", "fp32", "a processor", 1, "2.0", True)
+SPEED = {"batch": 4, "device": "cpu", "precision": "fp32", "processor": "a processor", "threads": 1}
 texts = nearly | st.text(max_size=20) | st.sampled_from(["\u00b2", "9" * 400, "9" * 5000, "nan", "[" * 3000, "\0"])
 
 
@@ -71,9 +71,9 @@ def test_random_times_of_a_comparison_are_dropped_or_usable(tmp_path: Path, shar
     file = tmp_path / "sampling.json"
 
     @cases(share, 500)
-    @given(changes=st.dictionaries(st.sampled_from([*vars(SPEED), "samples_seconds"]), anything, max_size=2))
+    @given(changes=st.dictionaries(st.sampled_from([*SPEED, "samples_seconds"]), anything, max_size=2))
     def attempt(changes: dict[str, Any]) -> None:
-        file.write_text(json.dumps({**vars(SPEED), "samples_seconds": [0.5, 1.5], **changes}))
+        file.write_text(json.dumps({**SPEED, "samples_seconds": [0.5, 1.5], **changes}))
         assert all(0 < seconds < float("inf") for seconds in read_figures(file, SPEED))
 
     attempt()

@@ -40,12 +40,9 @@ def test_the_unit_of_time_depends_on_the_longest_run(seconds, unit) -> None:
     assert f"<!-- time of training ({unit}) -->" in text
 
 
-def test_a_run_with_a_single_point_can_be_plotted() -> None:
+def test_at_most_as_many_runs_as_colours_are_plotted(raises_one_line) -> None:
     begun = RunSeries("begun", Path("begun"), [], [ValidationPoint(0, 0, 0.0, 8.0, 0.1)])
-    assert b"begun, validation" in render_runs([begun], "svg")
-
-
-def test_more_runs_than_colours_give_a_one_line_error(raises_one_line) -> None:
+    assert b"begun, validation" in render_runs([begun], "svg")  # a single point
     with raises_one_line(UsageError, "7 runs, found 8"):
         render_runs([series(str(number)) for number in range(8)], "png")
 
@@ -75,17 +72,8 @@ def test_a_row_shows_the_grids_of_a_run_in_order(tmp_path) -> None:
     assert 8 in strip and strip.ndim == 2
     coloured = write_grids(tmp_path / "coloured", range(5, 6), mode="RGB")
     assert render_strips([*runs, coloured], 8).mode == "RGB"
-
-
-def test_a_wide_row_of_grids_is_scaled_down(tmp_path) -> None:
-    run = write_grids(tmp_path / "run", range(8), (600, 600))
-    strip = render_strips([run], 8)
-    assert 2000 < strip.width < 2600 and 250 < strip.height < 400
-
-
-def test_a_run_without_grids_gives_a_one_line_error(tmp_path, raises_one_line) -> None:
-    with raises_one_line(DataError, "has no grids in samples/", "--sample-every"):
-        render_strips([tmp_path], 8)
+    wide = render_strips([write_grids(tmp_path / "wide", range(8), (600, 600))], 8)
+    assert 2000 < wide.width < 2600 and 250 < wide.height < 400
 
 
 @pytest.mark.parametrize("data", [b"", b"no picture", "cut"])
@@ -95,3 +83,5 @@ def test_a_damaged_grid_gives_a_one_line_error(tmp_path, data, raises_one_line) 
     file.write_bytes(file.read_bytes()[:-30] if data == "cut" else data)
     with raises_one_line(DataError, "step-0000001.png"):
         render_strips([run], 8)
+    with raises_one_line(DataError, "has no grids in samples/", "--sample-every"):
+        render_strips([tmp_path], 8)

@@ -1,6 +1,9 @@
-"""The copy task of Katharopoulos 2020, section 4.1: its sizes, its sequences and its models.
+"""The sequences that `bench copy` and `bench recall` learn, the sizes of these tasks, and the models.
 
-A sequence is w 0 w 0 0 ...: a string w of random symbols, the separator 0, the string again, then separators.
+In the copy task of Katharopoulos 2020, section 4.1, a sequence is w 0 w 0 0 ...: a string w of random symbols, the
+separator 0, the string again, then separators. In multi-query associative recall (Arora 2023, arXiv 2312.04927), it
+begins with pairs k v k v ... of different keys and values. Later, every key appears once more, followed by its value,
+which a model must recall, so its state must hold all pairs.
 """
 
 import functools
@@ -20,8 +23,7 @@ from linformer_cli.model.mixers import Variant, build_blocks, has_attention_laye
 from linformer_cli.system.device import seeded
 from linformer_cli.training.task import Task
 
-SYMBOLS, SEPARATOR = 10, 0
-LAYERS, HEADS, BATCH = 4, 8, 64
+SYMBOLS, SEPARATOR, BATCH = 10, 0, 64
 LEARNING_RATE, LOWER_LEARNING_RATE, LOWER_AFTER_UPDATES = 1e-3, 1e-4, 3_000
 # The paper states the length; width and number of updates are those of the authors' released code.
 PAPER_LENGTH, PAPER_WIDTH, PAPER_UPDATES = 128, 256, 10_000
@@ -29,6 +31,11 @@ REDUCED_LENGTH, REDUCED_WIDTH = 32, 128
 # If the budget is shorter, the task is reduced.
 FULL_SIZE_BUDGET_SECONDS = 3_600.0
 SHORTEST_LENGTH = 8
+# Of recall: the first half of the symbols, without the separator, are keys. The second half are values.
+RECALL_SYMBOLS = 128
+MOST_PAIRS = RECALL_SYMBOLS // 2 - 1
+# Queries are close: the n-th place has a probability of n ** (POWER - 1), as in the authors' released code.
+POWER = 0.01
 
 
 @dataclass(frozen=True)
@@ -36,8 +43,8 @@ class CopySettings:
     """The settings that a user may choose, and fixed ones. Curves have a point every `points_every` updates."""
 
     symbols: ClassVar[int] = SYMBOLS + 1
-    layers: ClassVar[int] = LAYERS
-    heads: ClassVar[int] = HEADS
+    layers: ClassVar[int] = 4
+    heads: ClassVar[int] = 8
     # The width of a convolution of queries, keys and values, for mechanisms whose blocks have an attention layer.
     short_convolution: ClassVar[int] = 0
 
@@ -66,12 +73,65 @@ class CopySettings:
     def reduced(self) -> bool:
         return self.length < PAPER_LENGTH or self.width < PAPER_WIDTH
 
-    def draw(self, number: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
-        """Draw sequences int64 [B, length], and the mask bool [B, length] of the symbols to be predicted."""
-        return draw_batch(self.length, self.seed, number, batch, self.device)
-
     def learning_rate_at(self, update: int) -> float:
         return LEARNING_RATE if update < LOWER_AFTER_UPDATES else LOWER_LEARNING_RATE
+
+    def draw(self, batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw strings of random lengths. `draw_batch` explains the result."""
+        length = self.length
+        counts = torch.randint(length // 4, (length - 1) // 2, (batch, 1), generator=generator)
+        symbols = torch.randint(1, SYMBOLS + 1, (batch, length), generator=generator)
+        places = torch.arange(length)
+        copied = (places > counts) & (places <= 2 * counts)
+        sources = torch.where(copied, places - counts - 1, places)
+        sequences = symbols.gather(1, sources.expand(batch, length))
+        sequences[(places == counts) | (places > 2 * counts)] = SEPARATOR
+        return sequences, copied
+
+
+@dataclass(frozen=True)
+class RecallSettings(CopySettings):
+    """Sequences with `pairs` keys and values. The learning rate falls linearly from `learning_rate` to 0.
+
+    The authors' code differs: 8,192 symbols, one head, no feed-forward layers, and a fixed training set. In its later
+    experiments, as here, a short convolution lets a mechanism see pairs of neighbours.
+    """
+
+    symbols: ClassVar[int] = RECALL_SYMBOLS
+    layers: ClassVar[int] = 2
+    heads: ClassVar[int] = 2
+    short_convolution: ClassVar[int] = 4
+
+    pairs: int = 8
+    learning_rate: float = 1e-2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pairs > (most := min(MOST_PAIRS, self.length // 4)):
+            raise UsageError(f"sequences of length {self.length} hold at most {most} pairs, found {self.pairs}")
+
+    @property
+    def title(self) -> str:
+        return f"recall of {self.pairs} pairs, length {self.length}, width {self.width}"
+
+    @property
+    def reduced(self) -> bool:
+        return False
+
+    def learning_rate_at(self, update: int) -> float:
+        return self.learning_rate * (1 - update / self.updates)
+
+    def draw(self, batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        pairs, half = self.pairs, self.symbols // 2
+        keys, values = (torch.rand(batch, n, generator=generator).argsort(1)[:, :pairs] for n in (half - 1, half))
+        named = torch.stack([keys + 1, values + half], dim=2).flatten(1)
+        places = torch.arange(1, (self.length - 2 * pairs) // 2 + 1)
+        weights = (places.double() ** (POWER - 1)).expand(batch, -1)
+        asked = 2 * pairs + 2 * torch.multinomial(weights, pairs, generator=generator)
+        sequences = torch.full((batch, self.length), SEPARATOR)
+        sequences[:, : 2 * pairs] = named
+        sequences.scatter_(1, torch.stack([asked, asked + 1], dim=2).flatten(1), named)
+        return sequences, torch.zeros(batch, self.length, dtype=torch.bool).scatter_(1, asked + 1, True)
 
 
 def choose_size(budget_seconds: float | None, length: int | None, width: int | None) -> tuple[int, int]:
@@ -82,17 +142,11 @@ def choose_size(budget_seconds: float | None, length: int | None, width: int | N
 
 
 @functools.lru_cache(maxsize=1)  # all models learn from the same batch in turn
-def draw_batch(length: int, seed: int, number: int, batch: int = BATCH, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Sequences int64 [B, length] with strings of random lengths, and the mask bool [B, length] of copied symbols."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
-    counts = torch.randint(length // 4, (length - 1) // 2, (batch, 1), generator=generator)
-    symbols = torch.randint(1, SYMBOLS + 1, (batch, length), generator=generator)
-    places = torch.arange(length)
-    copied = (places > counts) & (places <= 2 * counts)
-    sources = torch.where(copied, places - counts - 1, places)
-    sequences = symbols.gather(1, sources.expand(batch, length))
-    sequences[(places == counts) | (places > 2 * counts)] = SEPARATOR
-    return sequences.to(device), copied.to(device)
+def draw_batch(settings: CopySettings, number: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
+    """Draw sequences int64 [B, length], and the mask bool [B, length] of the symbols to be predicted."""
+    generator = torch.Generator().manual_seed((settings.seed * 1_000_003 + number) % 2**63)
+    sequences, predicted = settings.draw(batch, generator)
+    return sequences.to(settings.device), predicted.to(settings.device)
 
 
 class CopyModel(nn.Module):
@@ -145,7 +199,7 @@ class CopyTask(Task[CopyModel, tuple[Tensor, Tensor]]):
         self._settings, self.accuracy = settings, torch.zeros(())
 
     def load_batch(self, number: int, rows: range) -> tuple[Tensor, Tensor]:
-        return self._settings.draw(number, len(rows))
+        return draw_batch(self._settings, number, len(rows))
 
     def measure_loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the mean loss in nats per predicted symbol, twice."""
