@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
 
@@ -46,6 +46,23 @@ class Recorder(TorchDispatchMode):
         self._calls.append((operation, arguments, named or {}, found))
         return found
 
+    @staticmethod
+    def watch(module: ModuleType) -> Any:
+        """`module`, whose functions launch kernels, which the recorder that is active records."""
+
+        def watch(name: str) -> Any:
+            def launch(*arguments: Any) -> Any:
+                recorder = _get_current_dispatch_mode()
+                with _disable_current_modes():  # Triton's interpreter uses torch
+                    found = getattr(module, name)(*arguments)
+                if isinstance(recorder, Recorder):
+                    recorder._calls.append((launch, arguments, {}, found))
+                return found
+
+            return launch
+
+        return type("Watched", (), {"__getattr__": lambda _, name: watch(name)})()
+
     @torch.no_grad()
     def replay(self) -> None:
         for operation, arguments, named, found in [] if self._has_run else self._calls:
@@ -66,7 +83,9 @@ class KernelCounter(TorchDispatchMode):
     def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
         found = operation(*arguments, **(named or {}))
         sized = any(isinstance(part, Tensor) and part.dim() for part in tree_leaves((arguments, named, found)))
-        self.kernels += sized and not operation.is_view and not any(x in str(operation) for x in ("empty", "detach"))
+        self.kernels += (
+            sized and not operation.is_view and not any(x in str(operation) for x in ("empty", "detach", "prim."))
+        )
         return found
 
     def watch(self, module: ModuleType) -> Any:

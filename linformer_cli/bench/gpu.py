@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.checkpoint import open_checkpoint
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.errors import Interrupted
 from linformer_cli.evaluation.agreement import AgreementRow
@@ -27,6 +28,8 @@ from linformer_cli.model.mixers import parse_variants
 from linformer_cli.native.gpu import triton_refusal
 from linformer_cli.native.library import reference_only
 from linformer_cli.sampling.engines import AUTO, REFERENCE
+from linformer_cli.sampling.engines.ahead import AheadEngine
+from linformer_cli.sampling.engines.cuda import FusedCudaEngine
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import Check, never_stop
 from linformer_cli.system.timing import Timing, time_work
@@ -36,12 +39,13 @@ from .gpu_checks import (
     build_linear,
     check_attention,
     check_engines,
+    check_look_ahead,
     check_mechanisms,
     check_training,
     draw_inputs,
 )
 from .measure.ceilings import Ceilings, CeilingsReport
-from .models import Network, build_models, preset_network
+from .models import BenchModel, Network, build_models, preset_network
 from .rounds import Bench, Measurement, measure_groups
 from .rows import SamplingRow, TrainingRow
 from .sample import SamplingSettings
@@ -155,6 +159,7 @@ class GpuBench:
             "training checks": (0.35, lambda: self.record(check_training(device))),
             "attention checks": (0.4, lambda: self.record(check_attention(device, sizes.checked_lengths))),
             "engine checks": (0.5, lambda: self.record(check_engines(device, sizes.networks))),
+            "look-ahead": (0.55, self.measure_look_ahead),
             "sampling": (0.75, self.measure_sampling),
             "training": (0.85, self.measure_training),
             "many": (0.92, self.measure_many),
@@ -189,6 +194,18 @@ class GpuBench:
             self.result.checks.append(row)
             self._info(f"{'ok' if row.passed else 'WRONG'}: {row}")
             self._check()
+
+    def measure_look_ahead(self) -> None:
+        """Check look-ahead, and time it and single steps, with the default model, whose guesses are often right."""
+        found, model = open_checkpoint(None, self._device, torch.float32)
+        if (refusal := AheadEngine.refusal(model)) is not None:
+            self.result.missing.append(f"look-ahead: {refusal}")
+            return
+        self.record(check_look_ahead(model))
+        engines, limit = (FusedCudaEngine.name, AheadEngine.name), self._sizes.limit_seconds
+        settings = SamplingSettings((1,), self._sizes.repeats, engines, rerun=False, limit_seconds=limit)
+        groups = sample.prepare([BenchModel(found.name, model)], settings, self._bench)
+        self._measure(groups, self.result.sampling)
 
     def measure_sampling(self) -> None:
         """Time linear attention and softmax, each in the engine for this device and in plain torch."""

@@ -27,7 +27,7 @@ class SampleOptions:
     presets: str | None = several(None, "Untrained networks of presets, such as mnist-paper,mnist-small.", "--preset")
     sides: list[int] | None = sizes(None, "Sides of square images for --preset networks.", "--image-size")
     batch: list[int] = sizes("1,64", options.BATCHES)
-    engine: str = several("auto", "auto, native, cuda, cuda-fused, cuda-fused:state=bf16, reference.")
+    engine: str = several("auto", "auto, native, cuda, cuda-fused (or with :state=bf16 or :look-ahead=16), reference.")
     look_ahead: bool = option(True, "Use look-ahead for single images of trained models.")
     repeats: options.Repeats = 3
     rerun: bool = option(True, "Also time softmax without a cache, extrapolated from 4 positions.")

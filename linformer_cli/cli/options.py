@@ -52,7 +52,8 @@ Engine = Annotated[
     _more(
         "--engine",
         help="auto (the fastest), native (C++ on a CPU), cuda (CUDA graphs), cuda-fused (fewer kernels, not yet run on "
-        "a GPU), cuda-fused:state=bf16 (the same with sums in bfloat16) or reference (plain torch).",
+        "a GPU), cuda-fused:state=bf16 (the same with sums in bfloat16), cuda-fused:look-ahead=16 (the same, several "
+        "values of an image at once) or reference (plain torch).",
         metavar="NAME",
     ),
 ]

@@ -45,14 +45,16 @@ class EmbeddingState(NamedTuple):
         return int(self.position) if self.place is None else self.place
 
 
-def count_from(first: int | Tensor, count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, device=device) + first
+def count_from(first: int | Tensor, count: int, device: torch.device, end: int | None = None) -> Tensor:
+    """Return positions int64 [count]. On a device, look-ahead repeats the last one if it goes beyond the `end`."""
+    places = torch.arange(count, device=device) + first
+    return places if end is None or count == 1 or isinstance(first, int) else places.clamp(max=end - 1)
 
 
 def take_rows(table: Tensor, first: int | Tensor, count: int) -> Tensor:
     if isinstance(first, int):
         return table[first : first + count]
-    return table.index_select(0, count_from(first, count, table.device))
+    return table.index_select(0, count_from(first, count, table.device, len(table)))
 
 
 def first_value(position: Any, reach: int) -> Any:
@@ -248,7 +250,7 @@ class PixelEmbedding(nn.Module):
         return take_rows(self.sources, start, length)
 
     def _grid(self, start: int | Tensor, length: int) -> Tensor:
-        places = count_from(start, length, self.row.weight.device)
+        places = count_from(start, length, self.row.weight.device, self.grid.positions)
         pixels = places // self.grid.channels
         return (
             self.row(pixels // self.grid.width)

@@ -128,12 +128,15 @@ class PixelModel(nn.Module):
 
     @torch.no_grad()
     def step(self, tokens_t: Tensor, state: PixelState) -> tuple[Tensor, PixelState]:
-        """Head parameters [B, P] at the next token int64 [B], and the new state; may update `state` in place."""
-        tokens = tokens_t.unsqueeze(1)
+        """Head parameters [B, P] at the next token int64 [B], and the new state; may update `state` in place.
+
+        With look-ahead on a device, there are n tokens [B, n], parameters [B n, P], and no new state.
+        """
+        tokens = tokens_t if tokens_t.dim() == 2 else tokens_t.unsqueeze(1)
         x, embedding = self.embedding(tokens, state.embedding)
         layers = list(state.layers)
         if x.shape[1]:
-            x = x.squeeze(1)
+            x = x.flatten(0, 1)
             for index, block in enumerate(self.typed_blocks):
                 x, layers[index] = block.step(x, layers[index])
             x = exact(x).unsqueeze(1)

@@ -11,15 +11,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from linformer_cli.attention.kernels import triton_linear, triton_steps
+from linformer_cli.attention.kernels import triton_ahead, triton_linear, triton_steps
 from linformer_cli.native.constants import COMPILED_MAPS
 
 WIDTHS = {"C": 32, "V": 32}
 SUMS = {**WIDTHS, "SIZE": triton_linear.CHUNK, "PRECISION": "tf32"}
-# These tensors have the model's type. All other tensors are float32, except the integer `steps`.
+# These tensors have the model's type. All other tensors are float32, except those below.
 _HALF = {"q", "k", "v", "g", "y", "grad_q", "grad_k", "grad_v", "keys", "values", "decay", "bias", "erase", "write"}
 _HALF |= {"read", "gate", "x", "weight", "residual", "x_gain", "x_shift", "residual_gain", "residual_shift"}
-_NUMBERS = {"H", "T", "C", "V", "B", "K", "N", "segments", "chunks"}
+# Whole numbers on the device, and numbers of other types.
+_COUNTS = {"steps", "kept", "drawn", "tokens", "line", "counts", "place"}
+_OTHERS = {"finite": "*i1", "numbers": "*fp64", "uniforms": "*fp64", "recent": "*i16"}
+_NUMBERS = {"H", "T", "C", "V", "B", "K", "N", "segments", "chunks", "reach", "above"}
 _REAL_NUMBERS = {"scale", "power", "most_erased", "most_written", "floor", "epsilon"}
 # A step of `gdn2`, one of `rwkv7`, and two products of a block.
 _RAW = {"DECAY": "gate", "ERASES": True, "READS": False, "RAW": True, "NORMALISED": True, "GATED": True}
@@ -41,7 +44,8 @@ def compile_for(kernel: Any, constants: dict[str, Any], capability: int, **optio
         elif name in _REAL_NUMBERS:
             signature[name] = "fp32"
         else:
-            signature[name] = "*i64" if name == "steps" else "*bf16" if name in _HALF else "*fp32"
+            kind = "*i64" if name in _COUNTS else "*bf16" if name in _HALF else "*fp32"
+            signature[name] = _OTHERS.get(name, kind)
     source = ASTSource(kernel, signature, fixed)
     return triton.compile(
         source, target=GPUTarget("cuda", capability, 32), options={"enable_fp_fusion": True, **options}
@@ -61,6 +65,12 @@ def main() -> None:
         kernels.append((triton_steps._step_sums_kernel, {"FEATURES": 32, "CHANNELS": 64, **form}, {"num_warps": 2}))
     for form in (_BEFORE, _AFTER):
         kernels.append((triton_steps._project_kernel, {**_TILE, **form}, {"num_warps": 4}))
+    for rows in (1, 16):
+        ahead = {**WIDTHS, "ROWS": rows, "ROOM": 16}
+        kernels.append((triton_ahead._step_ahead_kernel, ahead, {"num_warps": 2}))
+    for images in (1, 2):
+        kept = {"IMAGES": images, "ROWS": 16, "REACH": 128}
+        kernels.append((triton_ahead._keep_rows_kernel, kept, {"num_warps": 1}))
     for kernel, constants, options in kernels:
         for capability in (80, 90):
             if kernel in (triton_steps._step_sums_kernel, triton_steps._project_kernel):

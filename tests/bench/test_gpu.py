@@ -6,15 +6,21 @@ from types import SimpleNamespace
 import pytest
 from fixed_ceilings import FixedCeilings
 from interruptions import stop_after
-from machine import HAS_LIBRARY, NO_LIBRARY
+from machine import HAS_LIBRARY, NO_LIBRARY, NO_TRITON
 
 from linformer_cli.attention import linear
+from linformer_cli.attention.kernels import registry
 from linformer_cli.attention.kernels.registry import Operation
 from linformer_cli.bench import gpu, gpu_checks
 from linformer_cli.bench.gpu import GpuBench, GpuReport, GpuSizes
 from linformer_cli.bench.gpu_checks import check_attention
+from linformer_cli.bench.measure import attention_pass
+from linformer_cli.config import ImageShape
 from linformer_cli.errors import Interrupted
 from linformer_cli.report.tables import to_json
+from linformer_cli.sampling.engines import cuda
+from linformer_cli.sampling.engines.ahead import AheadEngine
+from linformer_cli.sampling.engines.cuda import CudaEngine, HalfSumsEngine
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +66,14 @@ def test_every_part_gives_its_checks_and_rows(found) -> None:
 def test_the_report_lists_what_is_missing(found) -> None:
     report, _ = found
     assert "Triton kernels need a CUDA device" in report.missing
+    assert "look-ahead: it runs on CUDA devices only" in report.missing
 
 
 @pytest.mark.slow
 def test_the_report_is_saved_after_every_part_and_every_group_of_rows(found) -> None:
     report, saved = found
     documents = [json.loads(text) for text in saved]
-    assert len(documents) == 8 + 2 + 1 + 1 and documents[-1] == json.loads(to_json(report))
+    assert len(documents) == 9 + 2 + 1 + 1 and documents[-1] == json.loads(to_json(report))
     assert documents[0]["checks"] and documents[0]["ceilings"] and not documents[0]["sampling"]
 
 
@@ -79,6 +86,45 @@ def test_a_wrong_kernel_is_noticed(monkeypatch) -> None:
     bench.record(check_attention("cpu", (1, 20)))
     assert len(bench.result.checks) == 24 and not bench.result.passed
     assert all(not check.passed for check in bench.result.checks)
+
+
+@pytest.mark.slow
+def test_sums_in_bfloat16_are_checked_where_they_are_supported(monkeypatch) -> None:
+    pytest.importorskip("triton", reason=NO_TRITON)
+    monkeypatch.setattr(registry, "has_triton", lambda device: True)
+    monkeypatch.setattr(HalfSumsEngine, "refusal", lambda model, products=None: None)
+    monkeypatch.setattr(gpu_checks, "list_mixers", lambda: ["retention"])
+    monkeypatch.setattr(gpu_checks, "_OTHER_STEPS", {})
+    monkeypatch.setattr(attention_pass, "_CHECKED_IMAGE", ImageShape(height=2, width=4, levels=16))
+    errors = {row.name: row.error for row in gpu_checks.check_mechanisms("cpu") if row.passed}
+    assert len(errors) == 4
+    # The sums are rounded in this check only.
+    halves = errors["retention: cuda-fused:state=bf16, replayed against step"]
+    assert 10 * errors["retention: cuda-fused, replayed against step"] < halves < gpu_checks.HALF_SUMS_TOLERANCE
+
+
+@pytest.mark.slow
+def test_look_ahead_is_checked_and_timed(monkeypatch, build_tiny_model) -> None:
+    pytest.importorskip("triton", reason=NO_TRITON)
+    model = build_tiny_model(head_width=16, layers=1, image=ImageShape(height=3, width=4, levels=4))
+    monkeypatch.setattr(registry, "has_triton", lambda device: True)
+    monkeypatch.setattr(CudaEngine, "refusal", lambda model, products=None: None)
+    monkeypatch.setattr(cuda, "triton_refusal", lambda device: None)
+    monkeypatch.setattr(gpu, "Ceilings", FixedCeilings)
+    monkeypatch.setattr(gpu, "open_checkpoint", lambda *name: (SimpleNamespace(name="tiny"), model))
+    monkeypatch.setattr(gpu_checks, "COMPARED_IMAGES", 2)
+    monkeypatch.setattr(AheadEngine, "window", 4)
+    bench = GpuBench("cpu", GpuSizes(limit_seconds=1000))
+    bench.measure_look_ahead()
+    (check,) = bench.result.checks
+    assert check.name.startswith("engine cuda-fused:look-ahead=16: share of images") and check.error == 0
+    rows = [(row.engine, row.look_ahead, row.batch) for row in bench.result.sampling]
+    assert rows == [("cuda-fused", False, 1), ("cuda-fused:look-ahead=16", True, 1)]
+    assert all(row.images_per_second for row in bench.result.sampling)
+    # A pass that keeps what is wrong is noticed.
+    monkeypatch.setattr(AheadEngine, "start", lambda engine, state=None: CudaEngine.start(engine, state))
+    monkeypatch.setattr(AheadEngine, "_passes", 0, raising=False)
+    assert not all(row.passed for row in gpu_checks.check_look_ahead(model))
 
 
 def test_a_part_that_fails_does_not_stop_the_others(monkeypatch) -> None:

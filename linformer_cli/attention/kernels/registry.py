@@ -114,6 +114,13 @@ FOLDED_STEP: Operation[Callable[[Tensor, Tensor, Tensor, tuple[Tensor, ...], str
 CACHE_STEP: Operation[Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]], Tensor]] = Operation(
     load_triton=lambda: getattr(_triton("triton_steps"), "step_divided_cache" if _fuses_steps else "step_cache")
 )
+# Steps with look-ahead; `triton_ahead.py` explains their arguments.
+AHEAD_STEP: Operation[Callable[[Tensor, Tensor, Tensor, tuple[Tensor, ...], str], Tensor]] = Operation(
+    load_triton=lambda: _triton("triton_ahead").step_ahead, tried=False
+)
+KEPT_ROWS: Operation[Callable[[Tensor, Tensor, tuple[Tensor, ...], int], None]] = Operation(
+    load_triton=lambda: _triton("triton_ahead").keep_rows, tried=False
+)
 STEP_SUMS: Operation[Callable[[Tensor, Tensor, Tensor, Tensor, SumsStep], Tensor]] = Operation(
     load_triton=lambda: _triton("triton_steps").step_sums,
     fits=lambda s, *inputs: s.dtype in TRITON_TYPES and s.shape[2] * s.shape[3] <= _MOST_SUMS,

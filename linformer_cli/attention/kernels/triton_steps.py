@@ -6,6 +6,8 @@ rules, and `project` is a product with the norms, the activation and the residua
 `step_divided_cache` have not run on a GPU.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -23,7 +25,7 @@ PROGRAMS, LEAST_ROWS = 256, 64
 
 
 @triton.jit
-def _load_row(x, image, head, image_stride, head_stride, WIDTH: tl.constexpr):
+def load_row(x, image, head, image_stride, head_stride, WIDTH: tl.constexpr):
     """Return one head of x [B, H, WIDTH], in float32."""
     start = x + image.to(tl.int64) * image_stride + head.to(tl.int64) * head_stride
     return tl.load(start + tl.arange(0, WIDTH)).to(tl.float32)
@@ -39,9 +41,9 @@ def _step_folded_kernel(
     image, head = place // H, place % H
     slot = tl.load(steps) % FOLD
     features, channels = tl.arange(0, C), tl.arange(0, V)
-    query = phi(_load_row(q, image, head, q_image, q_head, C), MAP)
-    raw_key = _load_row(k, image, head, k_image, k_head, C)
-    value = _load_row(v, image, head, v_image, v_head, V)
+    query = phi(load_row(q, image, head, q_image, q_head, C), MAP)
+    raw_key = load_row(k, image, head, k_image, k_head, C)
+    value = load_row(v, image, head, v_image, v_head, V)
     key = phi(raw_key, MAP)
     s_places = place * C * V + features[:, None] * V + channels[None, :]
     sums = tl.load(s + s_places).to(tl.float32)
@@ -76,25 +78,20 @@ def _step_folded_kernel(
 
 def step_folded(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: tuple[Tensor, ...], feature_map: str) -> Tensor:
     """Return the output [B, H, V] of linear attention; updates the tensors of a `FoldedState` in place."""
-    q_t, k_t, v_t = map(with_dense_rows, (q_t, k_t, v_t))
-    batch, heads, key_width = q_t.shape
-    value_width = v_t.shape[-1]
-    y = v_t.new_empty(batch, heads, value_width)
-    inputs = [part for x in (q_t, k_t, v_t) for part in (x, *x.stride()[:2])]
+    # 32 elements of s per thread.
+    return launch_linear(_step_folded_kernel, q_t, k_t, v_t, state, feature_map, 1024, FOLD=state[2].shape[2] + 1)
+
+
+def launch_linear(
+    kernel: Any, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: tuple[Tensor, ...], name: str, share: int, **sizes: int
+) -> Tensor:
+    """Return the output of a step with the feature map `name`; each warp has `share` elements of s."""
+    inputs = [part for x in map(with_dense_rows, (q_t, k_t, v_t)) for part in (x, *x.stride()[:2])]
+    images, heads, key_width, value_width = state[0].shape
+    y, warps = v_t.new_empty(v_t.shape), max(1, key_width * value_width // share)
+    sizes |= {"MAP": COMPILED_MAPS[name], "C": key_width, "V": value_width}
     with torch.cuda.device_of(q_t):
-        _step_folded_kernel[(batch * heads,)](
-            *inputs,
-            *state,
-            y,
-            heads,
-            MAP=COMPILED_MAPS[feature_map],
-            C=key_width,
-            V=value_width,
-            FOLD=state[2].shape[2] + 1,
-            # 32 elements of s per thread.
-            num_warps=max(1, key_width * value_width // 1024),
-            enable_fp_fusion=True,
-        )
+        kernel[(images * heads,)](*inputs, *state, y, heads, **sizes, num_warps=warps, enable_fp_fusion=True)
     return y
 
 
@@ -112,9 +109,9 @@ def _step_cache_kernel(
     image, head = place // H, place % H
     slot = tl.load(steps)
     features, channels, first = tl.arange(0, C), tl.arange(0, V), place * T
-    query = _load_row(q, image, head, q_image, q_head, C) * scale
-    key = _load_row(k, image, head, k_image, k_head, C)
-    value = _load_row(v, image, head, v_image, v_head, V)
+    query = load_row(q, image, head, q_image, q_head, C) * scale
+    key = load_row(k, image, head, k_image, k_head, C)
+    value = load_row(v, image, head, v_image, v_head, V)
     tl.store(keys + (first + slot) * C + features, key.to(keys.dtype.element_ty))
     tl.store(values + (first + slot) * V + channels, value.to(values.dtype.element_ty))
     # The sums so far are relative to the exponential of the highest score. They start with the new position.

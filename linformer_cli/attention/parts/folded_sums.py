@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.base import fork_into
-from linformer_cli.attention.kernels.registry import FOLDED_STEP, kernel_for
+from linformer_cli.attention.kernels.registry import AHEAD_STEP, FOLDED_STEP, kernel_for
 
 # The number of steps per write of s. A larger value writes s less often but reads more pending pairs per step. For
 # heads of width 32 and pairs in bfloat16, 8 moves the fewest bytes: 0.64 times those of reading and writing s.
@@ -35,6 +35,11 @@ class FoldedState(NamedTuple):
     steps: Tensor
 
 
+class AheadState(FoldedState):
+    """The same, but the pairs are those of a whole pass of look-ahead. s and z both lack the first `steps` int64 [B] of
+    them, which the caller sets after the pass; the others come from wrong guesses."""
+
+
 def build_folded_state(s: Tensor, z: Tensor, steps: Tensor, dtype: torch.dtype, fold: int = FOLD) -> FoldedState:
     """Return a state that takes over s and z, without pending pairs, which have `dtype`; `fold` is a power of 2."""
     keys, values = (s.new_zeros(*s.shape[:2], fold - 1, width, dtype=dtype) for width in s.shape[2:])
@@ -50,7 +55,11 @@ def refill(state: FoldedState, s: Tensor, z: Tensor) -> None:
 
 
 def step_folded(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map: str) -> Tensor:
-    """Return the output [B, H, V]; updates `state` in place. Requires a kernel of `FOLDED_STEP` for the tensors."""
-    kernel = kernel_for(FOLDED_STEP, q_t, v_t, feature_map=feature_map)
+    """Return the output [B, H, V]; updates `state` in place. Requires a kernel of `FOLDED_STEP` for the tensors.
+
+    With an `AheadState`, the outputs [B n, H, V] are those of n adjacent positions of each image.
+    """
+    operation = AHEAD_STEP if isinstance(state, AheadState) else FOLDED_STEP
+    kernel = kernel_for(operation, q_t, v_t, feature_map=feature_map)
     assert kernel is not None
     return kernel(q_t, k_t, v_t, state, feature_map)

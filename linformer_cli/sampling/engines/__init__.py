@@ -8,13 +8,14 @@ import torch
 from linformer_cli.errors import UsageError, unknown_name
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.system.device import Choice
+from .ahead import AheadEngine
 from .base import Engine as Engine
 from .cuda import CudaEngine, FusedCudaEngine, HalfSumsEngine
 from .native import NativeEngine
 from .reference import ReferenceEngine as ReferenceEngine
 
 # Ordered from the fastest engine to the engine that supports every model.
-_ALL = NativeEngine, CudaEngine, FusedCudaEngine, HalfSumsEngine, ReferenceEngine
+_ALL = NativeEngine, CudaEngine, FusedCudaEngine, HalfSumsEngine, AheadEngine, ReferenceEngine
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in _ALL}
 AUTO, NATIVE, REFERENCE = "auto", NativeEngine.name, ReferenceEngine.name
 

@@ -179,11 +179,14 @@ class CudaEngine(Engine):
         self._finite.logical_and_(torch.isfinite(self._parameters).all())
         images = self.batch // filters.rows_per_image
         uniforms = self._uniforms[:, :images].index_select(0, self._drawn).squeeze(0)
-        # A draw from NaN may give any number. It is clamped, because it is used as an index before NaN is reported.
-        values = self.draw(self._parameters, uniforms, filters).clamp(0, self.model.head.levels - 1)
+        values = self.choose(self._parameters, uniforms, filters)
         self._values[:, :images].index_copy_(0, self._drawn, values.to(torch.uint8).unsqueeze(0))
         self._tokens.copy_(values.repeat(filters.rows_per_image))
         self._drawn += 1
+
+    def choose(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
+        """Draw values. One from NaN may be any number; it is clamped, because it is an index before NaN is reported."""
+        return self.draw(parameters, uniforms, filters).clamp(0, self.model.head.levels - 1)
 
     def _run(self, name: Hashable, work: Callable[[], None]) -> None:
         """Do `work`, which takes a step, by a graph if there is one or room for one."""
