@@ -13,9 +13,7 @@ import torch
 from training_runs import Watcher
 
 from linformer_cli.attention.linear import LinearAttention
-from linformer_cli.comparison import results
-from linformer_cli.comparison import speed as speed_module
-from linformer_cli.comparison.differences import find_groups, measure_bits, read_runs
+from linformer_cli.comparison import figures, results
 from linformer_cli.comparison.entries import (
     Conditions,
     Entry,
@@ -27,16 +25,19 @@ from linformer_cli.comparison.entries import (
     plan_entries,
     train_entry,
 )
-from linformer_cli.comparison.results import ComparisonRow, describe_entry
-from linformer_cli.comparison.speed import (
+from linformer_cli.comparison.figures import (
     TIMED_STEPS,
+    find_groups,
     forget_speeds,
+    measure_bits,
     read_figures,
+    read_runs,
     sampling_speed,
     time_sampling_once,
     time_training_once,
     training_speed,
 )
+from linformer_cli.comparison.results import ComparisonRow, describe_entry
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import DisagreementError, Interrupted, LintxError, UsageError
@@ -126,8 +127,12 @@ def finished(trained: Path, tmp_path: Path) -> Entry:
 # The plan
 
 
-def test_all_runs_differ_only_in_the_mechanism(tmp_path) -> None:
-    entries = plan(tmp_path)
+def test_all_runs_differ_only_in_the_mechanism_and_images_are_loaded_once(tmp_path) -> None:
+    loads = []
+    names, data = ["linear", "softmax", "fine=linear:chunk=16"], {"preset": "tiny", "data": DATA}
+    wanted = Plan(tmp_path, IMAGES, **data, train={"batch": BATCH})
+    entries, images = plan_entries(parse_variants(names), wanted, lambda settings: loads.append(settings) or SETS)
+    assert len(loads) == 1 and loads[0].data.name == "glyphs" and images == SETS
     assert [entry.folder.path.name for entry in entries] == ["linear", "softmax", "fine"]
     for entry in entries:
         assert entry.config.train == entries[0].config.train
@@ -139,16 +144,24 @@ def test_all_runs_differ_only_in_the_mechanism(tmp_path) -> None:
     # There are 21 images in batches of 4, and one validation at the end.
     assert (entries[0].config.train.steps, entries[0].config.train.evaluate_every) == (6, 6)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_images_are_loaded_once(tmp_path) -> None:
-    loads = []
-    variants, wanted = parse_variants(["linear", "softmax"]), Plan(tmp_path, IMAGES, preset="tiny", data=DATA)
-    _, images = plan_entries(variants, wanted, lambda settings: loads.append(settings) or SETS)
-    assert len(loads) == 1 and loads[0].data.name == "glyphs"
-    assert images == SETS
     with pytest.raises(UsageError, match="nothing to compare"):
         plan_entries([], wanted, lambda settings: SETS)
+
+
+def test_matched_models_have_as_many_parameters_as_the_first(tmp_path, raises_one_line) -> None:
+    names = ["linear", *list_mixers()]
+    entries = plan(tmp_path, *(f"{index}={name}" for index, name in enumerate(names)), match=True)
+    assert entries[0].config.model.feed_forward == PRESETS["tiny"].feed_forward
+    count = PixelModel(entries[0].config.model).parameter_count()
+    for name, entry in zip(names, entries, strict=True):
+        assert PixelModel(entry.config.model).parameter_count() == pytest.approx(count, rel=0.03), name
+    # A boom layer has whole chunks of the model's width of 32. The difference is less than half a chunk.
+    model = entries[0].config.model.model_copy(update={"feed_forward_kind": "boom"})
+    small, large = (model.model_copy(update={"feed_forward": width}) for width in (64, 320))
+    assert match_parameters(large, count_parameters(small) + 600).feed_forward == 64
+    # Without a feed-forward network, the large model still has too many parameters.
+    with raises_one_line(UsageError, "'gau' cannot have", "the closest is"):
+        plan(tmp_path, "linear", "gau:z_width=4000", match=True)
 
 
 def test_a_run_that_was_killed_or_stopped_continues_to_its_end(tmp_path) -> None:
@@ -181,30 +194,6 @@ def test_a_run_with_other_settings_is_refused(finished, raises_one_line) -> None
             plan(runs, "linear", **changes)
     with raises_one_line(UsageError, "model.attention_options"):
         plan(runs, "linear=linear:chunk=16")
-
-
-def test_matched_models_have_as_many_parameters_as_the_first(tmp_path) -> None:
-    names = ["linear", *list_mixers()]
-    entries = plan(tmp_path, *(f"{index}={name}" for index, name in enumerate(names)), match=True)
-    counts = {
-        name: PixelModel(entry.config.model).parameter_count() for name, entry in zip(names, entries, strict=True)
-    }
-    assert entries[0].config.model.feed_forward == PRESETS["tiny"].feed_forward
-    for name, count in counts.items():
-        assert abs(count - counts["linear"]) <= 0.03 * counts["linear"], name
-
-
-def test_a_matched_boom_layer_has_whole_chunks(tmp_path) -> None:
-    """The model's width is 32. The difference to the target is less than half a chunk."""
-    model = plan(tmp_path, "linear")[0].config.model.model_copy(update={"feed_forward_kind": "boom"})
-    small, large = (model.model_copy(update={"feed_forward": width}) for width in (64, 320))
-    assert match_parameters(large, count_parameters(small) + 600).feed_forward == 64
-
-
-def test_models_that_cannot_be_matched_are_refused(tmp_path, raises_one_line) -> None:
-    """Without a feed-forward network, the large model still has too many parameters."""
-    with raises_one_line(UsageError, "'gau' cannot have", "the closest is"):
-        plan(tmp_path, "linear", "gau:z_width=4000", match=True)
 
 
 def test_runs_of_equal_time_are_finished_when_the_time_is_over(tmp_path) -> None:
@@ -261,7 +250,7 @@ def test_times_measured_under_other_conditions_are_not_used(finished, monkeypatc
     assert {"batch", "device", "threads", "precision", "weights_sha256", "processor", "torch", "kernels"} == set(speed)
     for key in speed:
         assert read_figures(finished.sampling_file, {**speed, key: "another"}) == []
-    monkeypatch.setattr(speed_module, "processor_name", lambda: "another")
+    monkeypatch.setattr(figures, "processor_name", lambda: "another")
     assert read_figures(finished.sampling_file, sampling_speed(finished.finished, SMALL_BATCH)) == []
     record = json.loads(finished.sampling_file.read_text())
     wrong = [["x"], [0.0], [-1.0], [1e-320], [True], ["1"], [float("nan")], [float("inf")], {"0": 1.0}]

@@ -48,16 +48,14 @@ SCALING_COLUMNS = list_columns(
     "name positions batch seconds_per_sequence seconds_per_sequence_quartiles times_softmax memory_bytes_per_sequence "
     "copy_share left_out",
 )
-_POWERS = "time_exponent_last_two memory_exponent_last_two time_exponent_all memory_exponent_all"
-EXPONENT_COLUMNS = list_columns(Exponents, f"name {_POWERS} longest_positions overtakes_softmax")
+EXPONENT_COLUMNS = list_columns(Exponents)
 SCALING_FILE_COLUMNS = (
-    *list_columns(
-        AttentionRow,
-        "name attention device heads head_width positions batch repeats seconds_per_sequence "
-        "seconds_per_sequence_quartiles times_softmax memory_bytes_per_sequence peak_memory_bytes copy_share",
-    ),
-    *list_columns(Exponents, f"{_POWERS} longest_positions overtakes_softmax_at overtakes_softmax"),
-    *list_columns(AttentionRow, "left_out"),
+    *list_columns(AttentionRow, "name attention device heads head_width positions batch repeats"),
+    *SCALING_COLUMNS[3:-1],
+    Column("peak_memory_bytes"),
+    *EXPONENT_COLUMNS[1:],
+    Column("overtakes_softmax_at"),
+    SCALING_COLUMNS[-1],
 )
 
 # Markdown tables keep these columns even if they are empty. An empty column shows that no run has trained these models.
@@ -87,12 +85,9 @@ def list_speed_tables(
 
 
 def list_position_times(rows: Sequence[ModelRow]) -> RecordTable:
-    def method(row: ModelRow) -> tuple[object, ...]:
-        return row.network, row.name, row.engine, row.batch
-
-    methods = list(dict.fromkeys(map(method, rows)))
-    ordered = sorted(rows, key=lambda row: (methods.index(method(row)), row.positions))
-    return RecordTable(ordered, choose_columns(rows, POSITION_COLUMNS))
+    methods = [(row.network, row.name, row.engine, row.batch) for row in rows]
+    places = sorted(range(len(rows)), key=lambda place: (methods.index(methods[place]), rows[place].positions))
+    return RecordTable([rows[place] for place in places], choose_columns(rows, POSITION_COLUMNS))
 
 
 def list_growth_tables(
@@ -101,8 +96,7 @@ def list_growth_tables(
     """List the tables of time and memory against T, and of the exponents. In CSV, all of it is one table."""
     if style == "csv":
         powers = {found.name: vars(found) for found in exponents}
-        keys = [column.key for column in SCALING_FILE_COLUMNS]
-        records = [{**{key: find_value(row, key) for key in keys}, **powers[row.name]} for row in rows]
+        records = [{**vars(row), **powers[row.name]} for row in rows]
         return [RecordTable(records, SCALING_FILE_COLUMNS)]
     growth = RecordTable(rows, SCALING_COLUMNS, "Time and memory against T")
     return [growth, RecordTable(exponents, EXPONENT_COLUMNS, "Exponents")]

@@ -7,7 +7,6 @@ attention and softmax, sampling of many images at once, and attention alone. A p
 is recorded in the report and does not stop the others.
 """
 
-import contextlib
 import importlib
 import math
 import time
@@ -42,6 +41,7 @@ from .gpu_checks import (
     check_look_ahead,
     check_mechanisms,
     check_training,
+    differentiate,
     draw_inputs,
 )
 from .measure.ceilings import Ceilings, CeilingsReport
@@ -247,14 +247,14 @@ class GpuBench:
             inputs = draw_inputs(batch, heads, length, 32, self._device, torch.bfloat16)
             attention = build_linear("elu", 32, heads)
             softmax = partial(functional.scaled_dot_product_attention, is_causal=True)
-            works = {
-                "linear": partial(_differentiate, attention.attend, inputs),
-                "linear, plain torch": partial(_differentiate, attention.attend, inputs, plain=True),
-                "torch's softmax": partial(_differentiate, softmax, inputs),
+            works: dict[str, Callable[[], object]] = {
+                "linear": partial(differentiate, attention.attend, inputs),
+                "linear, plain torch": partial(_differentiate_plainly, attention.attend, inputs),
+                "torch's softmax": partial(differentiate, softmax, inputs),
             }
             if foreign is not None:
                 swapped = [part.transpose(1, 2).contiguous() for part in inputs]  # [B, T, H, K]
-                works["flash-linear-attention"] = partial(_differentiate, foreign, swapped)
+                works["flash-linear-attention"] = partial(differentiate, foreign, swapped)
             samples: dict[str, list[float]] = {name: [] for name in works}
             for _ in range(1 + self._sizes.repeats):
                 for name, work in works.items():
@@ -266,12 +266,9 @@ class GpuBench:
                 self._info(f"attention, {name}, T = {length:,}: {1e3 * timing.median:.4g} ms")
 
 
-def _differentiate(attend: Callable[..., Any], inputs: Sequence[Tensor], plain: bool = False) -> None:
-    """Run a forward and a backward pass of `attend`, which returns an output, or an output and a state."""
-    leaves = [part.detach().requires_grad_() for part in inputs]
-    with reference_only() if plain else contextlib.nullcontext():
-        found = attend(*leaves)
-        torch.autograd.grad(found[0] if isinstance(found, tuple) else found, leaves, leaves[2].detach())
+def _differentiate_plainly(attend: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+    with reference_only():
+        differentiate(attend, inputs)
 
 
 def find_flash_linear_attention() -> Callable[..., Any] | None:

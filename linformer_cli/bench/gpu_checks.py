@@ -1,6 +1,7 @@
 """The checks of `lintx bench gpu`, with errors relative to max(1, largest expected value); infinite for NaN."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,9 +50,9 @@ def check_attention(device: str, lengths: Sequence[int]) -> Iterator[AgreementRo
             for length in lengths:
                 for precision, tolerance in KERNEL_TOLERANCES.items():
                     inputs = draw_inputs(2, 2, length, width, device, torch_dtype(precision))
-                    found = differentiate(attention, inputs)
+                    found = differentiate(attention.attend, inputs)
                     with reference_only():
-                        expected = differentiate(attention, [part.double() for part in inputs])
+                        expected = differentiate(attention.attend, [part.double() for part in inputs])
                     kind = "compiled" if attention.is_compiled(inputs[0].device, inputs[0].dtype) else "torch"
                     name = f"linear, {feature_map}, {kind}, {precision}, heads of {width}, T = {length}"
                     yield build_row(name, max(map(relative_error, found, expected)), tolerance)
@@ -147,9 +148,12 @@ def draw_inputs(batch: int, heads: int, length: int, width: int, device: str, dt
     return [part.to(device, dtype) for part in drawn]
 
 
-def differentiate(attention: LinearAttention, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the output, the sums, and the gradients of the inputs. v serves as the gradient of the output."""
+def differentiate(attend: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the output, the state if `attend` returns one, and the gradients of the inputs (q, k and v).
+
+    v serves as the gradient of the output.
+    """
     leaves = [part.detach().requires_grad_() for part in inputs]
-    q, k, v = leaves
-    y, state = attention.attend(q, k, v)
-    return [y, *state, *torch.autograd.grad(y, leaves, leaves[2].detach())]
+    found = attend(*leaves)
+    y, state = found if isinstance(found, tuple) else (found, ())
+    return [y, *(state or ()), *torch.autograd.grad(y, leaves, leaves[2].detach())]

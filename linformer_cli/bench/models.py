@@ -1,5 +1,6 @@
 """The models that a benchmark times: trained runs with their bits/dim, or untrained models of a preset's size."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,11 +45,23 @@ def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
     for folder in folders:
         path = Path(folder)
         inside = [] if _is_run(path) else [str(each) for each in sorted(path.glob("*")) if _is_run(each)]
-        validated = [run for run in map(_read, inside or [folder]) if run is not None]
+        found = [read_checkpoint(run) for run in inside or [folder]]
+        validated = [one for one in found if one.info.training.validation_bits_per_dim is not None]
         if not validated:
             hint = "train it further, or leave it out"
             raise CheckpointError(f"'{folder}' has no bits/dim: its weights were never validated; {hint}")
-        runs += validated
+        for one in validated:
+            training = one.info.training
+            quality = Quality(
+                run=one.path,
+                data=one.info.data.name,
+                classes=one.info.model.required_classes,
+                images_seen=training.images_seen,
+                bits_per_dim=training.validation_bits_per_dim,
+                bits_per_dim_standard_error=training.validation_standard_error,
+                validation_images=training.validation_images,
+            )
+            runs.append(TrainedRun(one.path, one.info.model, quality))
     return runs
 
 
@@ -61,24 +74,6 @@ def find_trained(runs: Sequence[TrainedRun], model: ModelConfig) -> TrainedRun |
 
 def _is_run(folder: Path) -> bool:
     return any(holds_checkpoint(path) for path in (folder, folder / "best", folder / "last"))
-
-
-def _read(folder: str) -> TrainedRun | None:
-    """A run, or None if its weights were never validated."""
-    checkpoint = read_checkpoint(folder)
-    training = checkpoint.info.training
-    if training.validation_bits_per_dim is None:
-        return None
-    quality = Quality(
-        run=checkpoint.path,
-        data=checkpoint.info.data.name,
-        classes=checkpoint.info.model.required_classes,
-        images_seen=training.images_seen,
-        bits_per_dim=training.validation_bits_per_dim,
-        bits_per_dim_standard_error=training.validation_standard_error,
-        validation_images=training.validation_images,
-    )
-    return TrainedRun(checkpoint.path, checkpoint.info.model, quality)
 
 
 def _without_dropout(model: ModelConfig) -> ModelConfig:
@@ -133,9 +128,11 @@ class BenchModel:
         require_agreement(model)
 
 
-def group_by_preset(models: Sequence[BenchModel]) -> list[list[BenchModel]]:
+def group_models(models: Sequence[BenchModel], batches: Sequence[int]) -> list[tuple[list[BenchModel], int]]:
+    """Return the models of each preset with each batch size. Their rounds are interleaved."""
     presets = dict.fromkeys(timed.preset for timed in models)
-    return [[timed for timed in models if timed.preset == preset] for preset in presets]
+    groups = [[timed for timed in models if timed.preset == preset] for preset in presets]
+    return list(itertools.product(groups, batches))
 
 
 def with_softmax(name: str, model: PixelModel) -> list[BenchModel]:

@@ -73,7 +73,7 @@ class PublishedSpeech:
     hardware: str = "an unnamed GPU"
 
 
-PUBLISHED_SPEECH: dict[str, PublishedSpeech] = {
+PUBLISHED_SPEECH = {
     "bi-lstm": PublishedSpeech(0.1094, 1047.0),
     "softmax": PublishedSpeech(0.0512, 2711.0),
     "lsh-4": PublishedSpeech(0.0933, 2250.0),

@@ -20,7 +20,7 @@ from .columns import SAMPLING, list_position_times, list_speed_tables, render_qu
 from .measure import ceilings, sampling_work
 from .measure.peak_memory import PassFailed, measure_peak
 from .measure.sampling_work import RERUN, MiddleSteps, RerunPrefixes, SamplingSetup, SamplingWork
-from .models import CHECKED_LAYERS, BenchModel, TrainedRun, group_by_preset
+from .models import CHECKED_LAYERS, BenchModel, TrainedRun, group_models
 from .published import find_published
 from .rounds import Bench, BenchReport, Measurement, measure_groups
 from .rows import Extrapolated, SamplingRow
@@ -103,8 +103,7 @@ def prepare(models: Sequence[BenchModel], asked: SamplingSettings, bench: Bench)
             for timed in group
             for engine in _list_engines(timed, asked)
         ]
-        for group in group_by_preset(models)
-        for batch in asked.batches
+        for group, batch in group_models(models, asked.batches)
     ]
 
 

@@ -21,7 +21,7 @@ from linformer_cli.units import format_duration
 from .columns import TRAINING, list_speed_tables, render_speed
 from .measure.ceilings import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .measure.peak_memory import PassFailed
-from .models import BenchModel, TrainedRun, group_by_preset
+from .models import BenchModel, TrainedRun, group_models
 from .rounds import Bench, BenchReport, Measurement, measure_groups
 from .rows import TrainingRow
 
@@ -72,8 +72,7 @@ def prepare(models: Sequence[BenchModel], asked: TrainingSettings, bench: Bench)
             for timed in group
             for engine in asked.engines
         ]
-        for group in group_by_preset(models)
-        for batch in asked.batches
+        for group, batch in group_models(models, asked.batches)
     ]
 
 

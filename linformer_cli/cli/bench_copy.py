@@ -1,5 +1,6 @@
 """`lintx bench copy` and `lintx bench recall`: how well models with different attentions repeat what they read."""
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,23 +105,19 @@ def recall(
 def _learn(names: str, settings: "CopySettings", budget: float | None, shown: LearningOptions) -> None:
     from linformer_cli.bench.copy import run_copy_task
 
-    variants, report = options.choose_variants(names, baselines=True), _Reporter()
+    variants = options.choose_variants(names, baselines=True)
     info(settings.title)
+    last = -math.inf
+
+    def report(update: int, points: "dict[str, CopyPoint]") -> None:
+        """Print the newest losses: the first ones immediately, later ones every few seconds."""
+        nonlocal last
+        if time.monotonic() >= last + _TALK_SECONDS:
+            last = time.monotonic()
+            losses = ", ".join(f"{name} {point.loss:.3f} ({point.accuracy:.0%})" for name, point in points.items())
+            info(f"update {update:,}: {losses}")
 
     def run(stop: StopRequest) -> "CopyReport":
         return run_copy_task(variants, settings, budget, stop, report)
 
     run_and_show(shown.style, shown.json, run, {"plot": shown.plot})
-
-
-class _Reporter:
-    """Prints the newest losses: the first ones immediately, later ones every few seconds."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
-
-    def __call__(self, update: int, points: "dict[str, CopyPoint]") -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _TALK_SECONDS
-            losses = ", ".join(f"{name} {point.loss:.3f} ({point.accuracy:.0%})" for name, point in points.items())
-            info(f"update {update:,}: {losses}")

@@ -81,8 +81,8 @@ def compare(asked: CompareOptions) -> None:
     _check_options(asked)
 
     from linformer_cli.comparison.entries import plan_entries
+    from linformer_cli.comparison.figures import forget_speeds
     from linformer_cli.comparison.results import ComparisonReport, describe_entries
-    from linformer_cli.comparison.speed import forget_speeds
 
     plan, conditions = _plan(asked)
     entries, sets = plan_entries(
@@ -150,9 +150,8 @@ def _work(
     stop: StopRequest,
 ) -> None:
     """Do the remaining work until `stop` is set. Note errors in `failures`."""
-    from linformer_cli.comparison.differences import measure_bits
     from linformer_cli.comparison.entries import draw_samples, train_entry
-    from linformer_cli.comparison.speed import time_sampling_once, time_training_once
+    from linformer_cli.comparison.figures import measure_bits, time_sampling_once, time_training_once
 
     check = stop.raise_if_set
     with contextlib.suppress(Interrupted):

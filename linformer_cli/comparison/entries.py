@@ -96,13 +96,13 @@ class Entry:
         return self.folder.path / "sampling.json"
 
     @property
+    def bits_file(self) -> Path:
+        return self.folder.path / "validation.json"
+
+    @property
     def is_timed(self) -> bool:
         """Whether speeds are measured: for the first seed."""
         return self.variant.label == self.name
-
-    @property
-    def bits_file(self) -> Path:
-        return self.folder.path / "validation.json"
 
     @property
     def step_images(self) -> int:
@@ -185,10 +185,9 @@ def plan_entries(
 
 def _choose_lengths(plan: Plan, train: TrainConfig) -> dict[str, Any]:
     """The length of a run, with one validation at its end and no samples."""
-    if plan.images is None:
-        return {"steps": None, "max_time": plan.max_time, "evaluate_every": LARGEST_STEP, "sample_every": 0}
-    steps = math.ceil(plan.images / (train.batch * train.accumulation))
-    return {"steps": steps, "evaluate_every": steps, "sample_every": 0}
+    steps = None if plan.images is None else math.ceil(plan.images / (train.batch * train.accumulation))
+    length = {"steps": steps} if steps else {"steps": None, "max_time": plan.max_time}
+    return {**length, "evaluate_every": steps or LARGEST_STEP, "sample_every": 0}
 
 
 def _require_same(entry: Entry) -> None:

@@ -15,9 +15,8 @@ from linformer_cli.report.plots import Curve, Panel, PlotFormat, render_plot, wi
 from linformer_cli.report.tables import Column, Output, RecordTable, Report, Shown, TableStyle, list_columns
 from linformer_cli.system.timing import Timing
 from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_count, format_duration
-from .differences import find_groups, read_runs
 from .entries import Conditions, Entry
-from .speed import TIMED_STEPS, read_figures, sampling_speed, training_speed
+from .figures import TIMED_STEPS, find_groups, read_figures, read_runs, sampling_speed, training_speed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +133,6 @@ def describe_entry(entry: Entry, conditions: Conditions, failures: dict[str, str
     training = finished.info.training
     trained = read_figures(entry.training_file, training_speed(entry, conditions))
     drawn = read_figures(entry.sampling_file, sampling_speed(finished, conditions))
-    training_rate, training_quartiles = _measure_rate(trained, TIMED_STEPS * entry.step_images)
-    rate, quartiles = _measure_rate(drawn, conditions.batch)
     untimed = " and ".join(name for name, samples in (("training", trained), ("sampling", drawn)) if not samples)
     return replace(
         row,
@@ -144,13 +141,9 @@ def describe_entry(entry: Entry, conditions: Conditions, failures: dict[str, str
         validation_images=training.validation_images,
         parameters=model.parameter_count(),
         state_bytes_per_image=model.state_bytes(1),
-        training_images_per_second=training_rate,
-        training_images_per_second_quartiles=training_quartiles,
-        training_samples_seconds=trained,
-        images_per_second=rate,
-        images_per_second_quartiles=quartiles,
-        samples_seconds=drawn,
         missing=failure or (f"{untimed} not timed" if untimed and entry.is_timed and conditions.repeats else None),
+        **_describe_speed("training_", trained, TIMED_STEPS * entry.step_images),
+        **_describe_speed("", drawn, conditions.batch),
     )
 
 
@@ -160,12 +153,13 @@ def _describe_place(train: TrainConfig, done: TrainingSummary) -> str:
     return f"step {done.step:,} of {train.steps:,}"
 
 
-def _measure_rate(samples: Sequence[float], images: int) -> tuple[float | None, list[float] | None]:
+def _describe_speed(kind: str, samples: Sequence[float], images: int) -> dict[str, Any]:
     """Return images per second and their quartiles. Each of `samples` is the time for `images` images in seconds."""
     if not samples:
-        return None, None
-    timing = Timing(samples)
-    return timing.rate(images), list(timing.rate_quartiles(images))
+        return {}
+    timing, key = Timing(samples), f"{kind}images_per_second"
+    quartiles = list(timing.rate_quartiles(images))
+    return {f"{kind}samples_seconds": samples, key: timing.rate(images), f"{key}_quartiles": quartiles}
 
 
 def _list_table_columns(rows: Sequence[ComparisonRow], words: Words) -> tuple[Column, ...]:

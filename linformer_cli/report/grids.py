@@ -144,7 +144,7 @@ def encode_png(image: Image.Image, metadata: Mapping[str, object]) -> bytes:
 def frame_rows(height: int, first: int = 0) -> list[int]:
     """Return the rows shown in each frame, from `first` to `height`. Each adds one row, or several for tall images."""
     count = min(height - first, MOST_FRAMES)
-    return [first + round(index * (height - first) / count) for index in range(count)] + [height]
+    return [first + round(index * (height - first) / count) for index in range(count + 1)]
 
 
 def hide_rows(images: NDArray[np.uint8], shown: int, kept: NDArray[np.bool_] | None = None) -> NDArray[np.uint8]:

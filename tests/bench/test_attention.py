@@ -151,9 +151,19 @@ def test_a_mechanism_that_refuses_the_sizes_is_left_out(machine, monkeypatch) ->
         return right(setup)
 
     monkeypatch.setattr(attention, "build_checked_model", build)
-    reasons = left_out(bench([1000, 2000]))
+    machine.failing["softmax", 2000] = PassFailed("needs more memory than there is")
+    report = bench([1000, 2000])
+    reasons = left_out(report)
     assert reasons["linear", 1000] == reasons["linear", 2000] == "one head only"
-    assert reasons["softmax", 2000] is None and {name for name, _ in machine.measured} == {"softmax"}
+    assert reasons["softmax", 1000] is None and {name for name, _ in machine.measured} == {"softmax"}
+    assert [(row.longest_positions, row.overtakes_softmax) for row in report.exponents] == [(None, None), (1000, None)]
+
+
+def test_a_report_says_where_softmax_is_overtaken(machine) -> None:
+    linear, softmax = bench([500, 2000, 4000]).exponents
+    assert (linear.longest_positions, linear.overtakes_softmax, softmax.overtakes_softmax) == (4000, "1,000", None)
+    assert linear.overtakes_softmax_at == pytest.approx(1000)
+    assert bench([1000], variants=VARIANTS[:1]).exponents[0].overtakes_softmax is None
 
 
 def test_a_pass_that_is_too_slow_at_the_first_length_is_not_timed(machine) -> None:
@@ -224,19 +234,3 @@ def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(
     with raises_one_line(DisagreementError, "'linear' is not timed"):
         bench([1000])
     assert machine.measured == []
-
-
-def test_a_report_says_where_softmax_is_overtaken_and_what_fits(machine) -> None:
-    machine.failing["softmax", 4000] = PassFailed("needs more memory than there is")
-    machine.failing["linear", 1000] = UsageError("one head only")
-    rows = {row.name: row for row in bench([1000, 2000, 4000]).exponents}
-    assert (rows["softmax"].longest_positions, rows["softmax"].overtakes_softmax) == (2000, None)
-    assert (rows["linear"].longest_positions, rows["linear"].overtakes_softmax) == (None, None)
-    del machine.failing["linear", 1000]
-    machine.passes.clear()
-    rows = {row.name: row for row in bench([500, 2000, 4000]).exponents}
-    assert (rows["linear"].longest_positions, rows["linear"].overtakes_softmax) == (4000, "1,000")
-    assert rows["linear"].overtakes_softmax_at == pytest.approx(1000)
-    machine.passes.clear()
-    (alone,) = bench([1000], variants=VARIANTS[:1]).exponents
-    assert (alone.longest_positions, alone.overtakes_softmax) == (1000, None)

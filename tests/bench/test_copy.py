@@ -83,31 +83,26 @@ def test_the_learning_rate_falls_after_3000_updates(record_rates) -> None:
     assert rates == [1e-3, 1e-3, 1e-4]
 
 
-@pytest.mark.parametrize(
-    ("budget", "length", "width", "expected"),
-    [
-        (3_599, None, None, (32, 128)),
-        (3_600, None, None, (128, 256)),
-        (None, None, None, (128, 256)),
-        (60, 64, None, (64, 128)),
-        (60, None, 256, (32, 256)),
-    ],
-)
-def test_a_budget_below_one_hour_gives_a_smaller_task(budget, length, width, expected) -> None:
-    assert choose_size(budget, length, width) == expected
-
-
-def test_a_task_smaller_than_the_papers_is_labelled_as_reduced() -> None:
+def test_a_budget_below_one_hour_gives_a_smaller_task_which_is_labelled_as_reduced() -> None:
+    assert choose_size(3_599, None, None) == (32, 128) and choose_size(60, 64, None) == (64, 128)
+    assert choose_size(3_600, None, None) == choose_size(None, None, None) == (128, 256)
     assert not CopySettings(128, 256).reduced and "reduced" not in CopySettings(128, 256).title
     for length, width in ((127, 256), (128, 248), (32, 128)):
         settings = CopySettings(length, width)
         assert settings.reduced and f"length {length}, width {width} (reduced from length 128" in settings.title
 
 
-@pytest.mark.parametrize(("length", "width", "part"), [(7, 16, "at least 8, found 7"), (8, 20, "found 20")])
-def test_impossible_sizes_give_a_one_line_error(length, width, part, raises_one_line) -> None:
+@pytest.mark.parametrize(
+    ("kind", "sizes", "part"),
+    [
+        (CopySettings, (7, 16), "at least 8, found 7"),
+        (CopySettings, (8, 20), "found 20"),
+        (RecallSettings, (16, 8, 1, 1, 0, "cpu", 5), "at most 4 pairs, found 5"),
+    ],
+)
+def test_impossible_sizes_give_a_one_line_error(kind, sizes, part, raises_one_line) -> None:
     with raises_one_line(UsageError, part):
-        CopySettings(length, width)
+        kind(*sizes)
 
 
 def learn(variants: Sequence[Variant] = VARIANTS, updates: int = 6, seed: int = 0, **given: Any) -> CopyReport:
@@ -128,19 +123,22 @@ def test_a_point_averages_the_updates_since_the_last_point(monkeypatch) -> None:
     assert told == [(update, {"softmax", "linear-4"}) for update in (2, 4, 5)]
 
 
-def test_training_is_repeatable_and_independent_of_the_other_mechanisms() -> None:
+def test_training_is_repeatable_and_independent_of_the_other_mechanisms(monkeypatch) -> None:
+    given: list[torch.Tensor] = []
+    forward = CopyModel.forward
+    monkeypatch.setattr(CopyModel, "forward", lambda self, s: given.append(s) or forward(self, s))
+
     def losses(variants, seed: int = 0) -> dict[str, list[float]]:
         report = learn(variants, 2, seed)
         return {row.name: [point.loss for point in row.points] for row in report.rows}
 
     together = losses(VARIANTS)
+    assert given[0] is given[1] and given[2] is given[3] and not torch.equal(given[0], given[2])
     assert together == losses(VARIANTS)
     assert losses(VARIANTS[1:])["linear-4"] == together["linear-4"]
     assert losses(VARIANTS, seed=1) != together
-    for values in together.values():
-        assert all(
-            abs(value - math.log(SYMBOLS + 1)) < 0.3 for value in values
-        )  # initial predictions are almost uniform
+    for values in together.values():  # initial predictions are almost uniform
+        assert all(abs(value - math.log(SYMBOLS + 1)) < 0.3 for value in values)
 
 
 def test_the_loss_is_of_the_next_symbol(monkeypatch) -> None:
@@ -160,14 +158,17 @@ def test_a_model_learns_from_its_updates() -> None:
     assert row.points[-1].loss < row.points[0].loss - 0.02
 
 
+@pytest.mark.parametrize("failing", [False, True])
 @pytest.mark.parametrize("calls", [3, 4])
-def test_a_stop_discards_an_unfinished_round(calls, monkeypatch) -> None:
+def test_a_stop_discards_an_unfinished_round_and_its_failures(calls, failing, monkeypatch) -> None:
     stop, made = StopRequest(), []
 
     def update(run) -> tuple[float, float]:
         made.append(run.variant.label)
         if len(made) == calls:
             stop.signal_number = signal.SIGINT
+            if failing and calls == 3:
+                raise TrainingError("the loss is NaN")
         return float(len(made)), 0.0
 
     monkeypatch.setattr(CopyRun, "update", update)
@@ -175,37 +176,16 @@ def test_a_stop_discards_an_unfinished_round(calls, monkeypatch) -> None:
     assert report.ended == "interrupted" and report.settings["updates"] == calls // 2
     assert made == ["softmax", "linear-4"] * (calls // 2) + ["softmax"] * (calls % 2)
     for row in report.rows:
-        assert [point.update for point in row.points] == [calls // 2]
+        assert [point.update for point in row.points] == [calls // 2] and row.failed is None
 
 
-def test_all_models_of_a_round_get_the_same_batch(monkeypatch) -> None:
-    given: list[torch.Tensor] = []
-    forward = CopyModel.forward
-    monkeypatch.setattr(CopyModel, "forward", lambda self, s: given.append(s) or forward(self, s))
-    learn(updates=2)
-    assert given[0] is given[1] and given[2] is given[3] and not torch.equal(given[0], given[2])
-
-
-def test_a_nan_loss_in_a_discarded_round_is_not_reported(monkeypatch) -> None:
-    stop = StopRequest()
-
-    def update(run) -> tuple[float, float]:
-        if len(run.updates) < 2:
-            return 1.0, 0.5
-        stop.signal_number = signal.SIGINT
-        raise TrainingError("the loss is NaN")
-
-    monkeypatch.setattr(CopyRun, "update", update)
-    report = learn(updates=9, stop=stop)
-    assert report.ended == "interrupted"
-    assert [(row.updates, row.failed) for row in report.rows] == [(2, None)] * 2
-
-
-def test_a_budget_that_is_too_small_gives_empty_rows() -> None:
+def test_a_budget_that_is_too_small_gives_empty_rows_with_the_bytes_of_a_state() -> None:
     report = learn(budget_seconds=1e-9)
     assert report.ended == "budget"
     for row in report.rows:
         assert (row.points, row.updates, row.loss, row.seconds_per_update) == ((), 0, None, None)
+    # The keys and values of 12 positions in 4 layers, 16 numbers each.
+    assert report.rows[0].state_bytes == 4 * (12 * 2 * 16 * 4 + 8)
 
 
 def test_a_nan_loss_ends_the_training_of_one_model_only(monkeypatch) -> None:
@@ -230,12 +210,6 @@ def test_nothing_is_trained_if_attend_and_step_disagree(monkeypatch, damage_step
     monkeypatch.setattr(copy, "require_agreement", require_agreement)
     with raises_one_line(DisagreementError, "'linear' is not"):
         learn()
-
-
-def test_a_row_has_the_bytes_of_a_state_of_one_sequence() -> None:
-    """The keys and values of 12 positions in 4 layers, 16 numbers each."""
-    (row,) = learn(VARIANTS[:1], 1).rows
-    assert row.state_bytes == 4 * (12 * 2 * 16 * 4 + 8)
 
 
 # Recall.
@@ -263,8 +237,3 @@ def test_attention_learns_to_recall_and_a_model_without_does_not() -> None:
     report = run_copy_task(parse_variants(["linear", "none"], baselines=True), settings)
     found = {row.name: row.accuracy for row in report.rows}
     assert found["linear"] > 0.9 and found["none"] < 0.1
-
-
-def test_more_pairs_than_fit_give_a_one_line_error(raises_one_line) -> None:
-    with raises_one_line(UsageError, "at most 4 pairs, found 5"):
-        RecallSettings(16, 8, pairs=5)

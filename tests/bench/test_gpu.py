@@ -36,7 +36,11 @@ def found() -> tuple[GpuReport, list[str]]:
 
 @pytest.mark.slow
 def test_every_part_gives_its_checks_and_rows(found) -> None:
-    report, _ = found
+    report, saved = found
+    documents = [json.loads(text) for text in saved]  # after each of nine parts, and after each group of rows
+    assert len(documents) == 9 + 2 + 1 + 1 and documents[-1] == json.loads(to_json(report))
+    assert documents[0]["checks"] and documents[0]["ceilings"] and not documents[0]["sampling"]
+    assert {"Triton kernels need a CUDA device", "look-ahead: it runs on CUDA devices only"} <= set(report.missing)
     assert report.failed == {} and report.passed
     names = [check.name for check in report.checks]
     assert len(names) == len(set(names))
@@ -60,21 +64,6 @@ def test_every_part_gives_its_checks_and_rows(found) -> None:
     assert [row.name for row in report.attention[:3]] == ["linear", "linear, plain torch", "torch's softmax"]
     assert all(row.seconds > 0 for row in report.attention)
     assert report.ceilings is not None and report.environment["versions"]["torch"]
-
-
-@pytest.mark.slow
-def test_the_report_lists_what_is_missing(found) -> None:
-    report, _ = found
-    assert "Triton kernels need a CUDA device" in report.missing
-    assert "look-ahead: it runs on CUDA devices only" in report.missing
-
-
-@pytest.mark.slow
-def test_the_report_is_saved_after_every_part_and_every_group_of_rows(found) -> None:
-    report, saved = found
-    documents = [json.loads(text) for text in saved]
-    assert len(documents) == 9 + 2 + 1 + 1 and documents[-1] == json.loads(to_json(report))
-    assert documents[0]["checks"] and documents[0]["ceilings"] and not documents[0]["sampling"]
 
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
@@ -149,36 +138,20 @@ def test_a_part_that_is_out_of_time_keeps_its_rows_and_leaves_the_others_theirs(
     assert len(report.checks) == 4 and report.passed
 
 
-def test_an_interruption_keeps_what_was_measured(monkeypatch) -> None:
+def test_an_interruption_keeps_what_was_measured_and_begins_nothing_else(monkeypatch) -> None:
     monkeypatch.setattr(gpu, "Ceilings", FixedCeilings)
     bench = GpuBench("cpu", GpuSizes(), check=stop_after(1))
     with pytest.raises(Interrupted):
         bench.run()
     assert bench.result.checks and not bench.result.sampling
-
-
-def test_an_interruption_of_sampling_keeps_its_rows_and_begins_no_other_group(monkeypatch) -> None:
     begun: list[str] = []
-
-    def check() -> None:
-        if begun:
-            raise Interrupted("Stopped", 2)
-
-    def measure_groups(groups, bench):
-        begun.append("group")
-        return ["row"], "interrupted"
-
-    monkeypatch.setattr(gpu, "measure_groups", measure_groups)
-    bench = GpuBench("cpu", GpuSizes(), check=check)
+    monkeypatch.setattr(gpu, "measure_groups", lambda groups, bench: begun.append("group") or (["row"], "interrupted"))
+    bench = GpuBench("cpu", GpuSizes(), check=stop_after(1))
     with pytest.raises(Interrupted):
         bench.measure_sampling()
     assert begun == ["group"] and bench.result.sampling == ["row"]
-
-
-def test_the_measurement_of_attention_can_be_stopped_between_passes() -> None:
-    bench = GpuBench("cpu", GpuSizes(), check=stop_after(5))
     with pytest.raises(Interrupted):
-        bench.measure_attention()
+        GpuBench("cpu", GpuSizes(), check=stop_after(5)).measure_attention()  # between passes
 
 
 def test_another_library_is_timed_without_copying_its_inputs(monkeypatch) -> None:

@@ -217,6 +217,9 @@ def test_an_interruption_keeps_what_was_measured(networks, two_methods) -> None:
     assert saved[-1].scaling == found.scaling
     page = found.render_page()
     assert "Not finished: sampling, training, scaling, memory, copy." in page and "rows are extrapolated" in page
+    found = measure(networks, save=saved.clear, stop=StopRequest(2))  # it saves nothing, so an earlier report stays
+    assert saved and found.sampling == [] and found.copy is None and found.show("md").plots == {}
+    assert "Not finished: sampling" in found.render_page()
 
 
 def test_an_error_keeps_what_was_measured(networks, two_methods, monkeypatch) -> None:
@@ -251,24 +254,6 @@ def test_trainers_are_freed_after_the_training_part(networks, two_methods, monke
     monkeypatch.setattr(attention, "prepare", prepare_scaling)
     measure(networks[:1], sizes=Sizes((1,), 1, {}, 64, lengths=(16,)))
     assert left == [1, 2, 0]
-
-
-def test_every_measurement_of_memory_gets_the_same_time_limit(networks, two_methods, monkeypatch) -> None:
-    limits: list[float] = []
-    monkeypatch.setattr(
-        sample, "measure_peak", lambda build, setup, limit: limits.append(limit) or PeakMemory(None, 0.001)
-    )
-    report = measure(networks[:1], sizes=Sizes((1,), 1, {}, 64, lengths=(16,)))
-    assert len(limits) == 3 and min(limits) == max(limits) > 10
-    assert "peak memory of sampling: not measured for 3 rows" in report.reduced
-
-
-def test_an_interruption_before_any_measurement_still_gives_a_report(networks) -> None:
-    saved: list[PaperReport] = []
-    found = measure(networks, save=saved.append, stop=StopRequest(2))
-    assert saved == []  # an earlier report stays
-    assert found.sampling == [] and found.copy is None
-    assert "Not finished: sampling" in found.render_page() and found.show("md").plots == {}
 
 
 def test_files_are_written_every_few_minutes(networks, two_methods, monkeypatch) -> None:

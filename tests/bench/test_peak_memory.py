@@ -164,36 +164,35 @@ def is_alive(pid: int) -> bool:
     return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
-def test_an_interrupted_caller_leaves_no_measurement_behind(odd, tmp_path) -> None:
-    pid = tmp_path / "pid"
+@contextlib.contextmanager
+def pressing(path: Path, *processes: int) -> Iterator[None]:
+    """Send SIGINT to `processes` and, if there are any, to the measurement that writes its id to `path`."""
 
     def press() -> None:
-        wait_for_pid(pid)
-        os.kill(os.getpid(), signal.SIGINT)
+        measured = wait_for_pid(path)
+        for process in processes or (os.getpid(),):
+            os.kill(process, signal.SIGINT)
+        if processes:
+            os.kill(measured, signal.SIGINT)
 
-    pressing = threading.Thread(target=press)
-    pressing.start()
-    with pytest.raises(KeyboardInterrupt):
-        run_fresh(odd.wait, pid, limit_seconds=60)
-    pressing.join()
-    assert not is_alive(wait_for_pid(pid))
+    thread = threading.Thread(target=press)
+    thread.start()
+    yield
+    thread.join()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_an_interrupted_caller_leaves_no_measurement_behind(odd, tmp_path) -> None:
+    with pressing(tmp_path / "pid"), pytest.raises(KeyboardInterrupt):
+        run_fresh(odd.wait, tmp_path / "pid", limit_seconds=60)
+    assert not is_alive(wait_for_pid(tmp_path / "pid"))
 
 
 def test_ctrl_c_ends_the_measurement_but_not_the_server(odd, tmp_path, raises_one_line) -> None:
+    """A terminal sends SIGINT to all its processes."""
     server = run_fresh(odd.look, limit_seconds=60)["parent"]
-    pid = tmp_path / "pid"
-
-    def press() -> None:
-        measured = wait_for_pid(pid)
-        for process in (server, measured):  # a terminal sends SIGINT to all its processes
-            os.kill(process, signal.SIGINT)
-
-    pressing = threading.Thread(target=press)
-    pressing.start()
-    with raises_one_line(PassFailed, "failed: KeyboardInterrupt"):
-        run_fresh(odd.wait, pid, limit_seconds=60)
-    pressing.join()
+    with pressing(tmp_path / "pid", server), raises_one_line(PassFailed, "failed: KeyboardInterrupt"):
+        run_fresh(odd.wait, tmp_path / "pid", limit_seconds=60)
     assert run_fresh(odd.look, limit_seconds=60)["parent"] == server
 
 

@@ -59,11 +59,18 @@ def test_every_model_has_a_row_per_batch_size_and_softmax_has_two(models, clock)
     assert [network["preset"] for network in report.settings["networks"]] == ["one"] * 3 + ["two"] * 3
 
 
-def test_a_trained_model_is_compared_with_softmax(build_tiny_model, clock) -> None:
-    rows = bench(with_softmax("shipped", build_tiny_model()), [2], rerun=False).rows
+def test_a_trained_model_is_compared_with_softmax_of_the_same_size(build_tiny_model, clock) -> None:
+    model = build_tiny_model(dtype=torch.float64)
+    twin = build_softmax_twin(model)
+    assert twin.config.attention == "softmax" and twin.dtype == torch.float64 and not twin.training
+    assert twin.config.model_copy(update={"attention": "linear", "attention_options": {"chunk": 16}}) == model.config
+    assert twin.parameter_count() == model.parameter_count()
+    model = build_tiny_model()
+    rows = bench(with_softmax("shipped", model), [3], rerun=False).rows
     assert [(row.name, row.engine) for row in rows] == [("shipped", FASTEST_ENGINE), ("softmax", FASTEST_ENGINE)]
-    softmax = with_softmax("exact", build_tiny_model(attention="softmax"))
-    assert [timed.name for timed in softmax] == ["exact"]
+    for row, owner in zip(rows, (model, build_softmax_twin(model)), strict=True):
+        assert (row.state_bytes, row.state_bytes_per_image) == (owner.state_bytes(3), owner.state_bytes(3) // 3)
+    assert [timed.name for timed in with_softmax("exact", build_tiny_model(attention="softmax"))] == ["exact"]
 
 
 def test_speed_and_quartiles_come_from_whole_images(models, clock) -> None:
@@ -185,22 +192,11 @@ def test_every_row_has_its_own_memory(models, clock, monkeypatch) -> None:
     ]
 
 
-def test_state_bytes_cover_the_whole_batch(build_tiny_model, clock) -> None:
-    model = build_tiny_model()
-    owners = [model, build_softmax_twin(model)]
-    for row, owner in zip(bench(with_softmax("a", model), [3], rerun=False).rows, owners, strict=True):
-        assert (row.state_bytes, row.state_bytes_per_image) == (owner.state_bytes(3), owner.state_bytes(3) // 3)
-
-
-def test_only_the_trained_model_has_bits_per_dim(models, clock, tmp_path) -> None:
+def test_a_report_contains_everything_that_rows_depend_on(models, clock, tmp_path) -> None:
     run = TrainedRun(tmp_path, models[1].model.config, Quality(run=tmp_path, images_seen=480, bits_per_dim=1.25))
-    rows = bench(models[:3], [1], runs=[run]).rows
-    assert [row.bits_per_dim for row in rows] == [None, None, 1.25, None]
-    assert (rows[2].images_seen, rows[2].run) == (480, tmp_path)
-
-
-def test_a_report_contains_everything_that_rows_depend_on(models, clock) -> None:
-    document = json.loads(to_json(bench(models[1:2], [1], 5)))
+    assert [row.bits_per_dim for row in bench(models[:3], [1], runs=[run]).rows] == [None, None, 1.25, None]
+    document = json.loads(to_json(bench(models[1:2], [1], 5, runs=[run])))
+    assert (document["rows"][0]["images_seen"], document["rows"][0]["run"]) == (480, str(tmp_path))
     settings = document["settings"]
     assert (settings["repeats"], settings["warm_up_steps"], settings["interleaved"]) == (5, 32, True)
     network = settings["networks"][0]
@@ -218,13 +214,3 @@ def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(
     with raises_one_line(DisagreementError, f"'{mechanism.name}' is not timed", "parallel against step", "lintx check"):
         bench(with_softmax("shipped", build_tiny_model()), [1])
     assert clock.timed == 0
-
-
-def test_the_softmax_counterpart_has_the_same_size(build_tiny_model) -> None:
-    model = build_tiny_model(dtype=torch.float64)
-    twin = build_softmax_twin(model)
-    assert twin.config.attention == "softmax"
-    assert twin.config.model_copy(update={"attention": "linear", "attention_options": {"chunk": 16}}) == model.config
-    assert twin.dtype == torch.float64
-    assert not twin.training
-    assert twin.parameter_count() == model.parameter_count()

@@ -148,11 +148,8 @@ def test_without_epochs_the_budget_decides(corpus: Corpus, monkeypatch: pytest.M
 
 def test_methods_are_those_of_the_paper_by_default() -> None:
     assert METHODS == ("bi-lstm", "softmax", "lsh-4=lsh:rounds=4", "linear")
-    assert [one.label for one in parse_methods(["linear", " bi-lstm ", "r=linear:feature_map=relu"])] == [
-        "linear",
-        "bi-lstm",
-        "r",
-    ]
+    found = parse_methods(["linear", " bi-lstm ", "r=linear:feature_map=relu"])
+    assert [one.label for one in found] == ["linear", "bi-lstm", "r"]
     for names, message in (
         (["bi-lstm", "bi-lstm"], "'bi-lstm' is given twice"),
         (["linear", "linear"], "'linear' is given twice"),

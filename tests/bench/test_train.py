@@ -82,20 +82,14 @@ def test_the_reference_engine_is_plain_torch_in_both_precisions(models, monkeypa
     rows = bench(models, [2], 2, engines=engines).rows
     kernels = "native" if HAS_LIBRARY else "parallel"
     assert [(row.name, row.engine, row.precision) for row in rows] == [
-        ("softmax", "reference", "fp32"),
-        ("softmax", "reference", "bf16"),
-        ("softmax", "parallel", "bf16"),
-        ("linear-16", "reference", "fp32"),
-        ("linear-16", "reference", "bf16"),
-        ("linear-16", kernels, "bf16"),
+        (name, engine, precision)
+        for name, auto in (("softmax", "parallel"), ("linear-16", kernels))
+        for engine, precision in (("reference", "fp32"), ("reference", "bf16"), (auto, "bf16"))
     ]
     one_turn = [
-        ("softmax", False, False),
-        ("softmax", True, False),
-        ("softmax", True, False),
-        ("linear", False, False),
-        ("linear", True, False),
-        ("linear", True, HAS_LIBRARY),
+        (name, autocast, autocast and compiled and HAS_LIBRARY)
+        for name in ("softmax", "linear")
+        for autocast, compiled in ((False, False), (True, False), (True, name == "linear"))
     ]
     assert sorted(seen) == sorted(one_turn * 3)  # a warm-up and two repeats
     assert seen[-len(one_turn) :] == one_turn

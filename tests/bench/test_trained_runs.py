@@ -25,10 +25,12 @@ def save_run(tmp_path, build_tiny_model, tiny_info):
     return save
 
 
-def test_a_run_is_read_with_its_bits_per_dim_images_and_data(save_run) -> None:
+def test_a_run_is_read_with_its_bits_per_dim_images_and_data(save_run, raises_one_line) -> None:
     (run,) = read_trained_runs([save_run("one", 1.5)])
     assert (run.quality.bits_per_dim, run.quality.images_seen, run.quality.data) == (1.5, 48, "glyphs")
     assert set(vars(Quality()).values()) == {None}
+    with raises_one_line(CheckpointError, "no bits/dim", "never validated"):
+        read_trained_runs([save_run("none", None)])
 
 
 def test_the_best_run_of_the_same_model_counts(save_run, build_tiny_model) -> None:
@@ -41,11 +43,6 @@ def test_the_best_run_of_the_same_model_counts(save_run, build_tiny_model) -> No
     assert find_trained(runs, given) is found
     assert find_trained(runs, build_tiny_model(attention_options={"chunk": 32}).config) is None
     assert find_trained([], given) is None
-
-
-def test_a_run_without_validation_gives_a_one_line_error(save_run, raises_one_line) -> None:
-    with raises_one_line(CheckpointError, "no bits/dim", "never validated"):
-        read_trained_runs([save_run("none", None)])
 
 
 def test_a_folder_stands_for_all_its_validated_runs(save_run, tmp_path, raises_one_line) -> None:

@@ -34,23 +34,27 @@ def test_json_and_plot_have_every_point_and_say_that_the_task_is_reduced(lintx, 
     for words in (TITLE, "updates", "loss (nats per predicted symbol)", "softmax", "few"):
         assert f"<!-- {words} -->" in text
     assert "update 2: softmax " in outcome.stderr
+    short = lintx(*TINY, "--budget", "0.001s", "--plot", tmp_path / "short.png")  # it ends before the first point
+    assert short.code == 0 and "0 of 10,000 updates: the budget was spent" in short.stderr
+    assert TITLE in short.stdout and not (tmp_path / "short.png").exists()
 
 
-@pytest.mark.parametrize("style", ["table", "md", "csv"])
-def test_every_table_says_that_the_task_is_reduced(lintx, monkeypatch, style):
+def test_every_table_says_that_the_task_is_reduced(lintx, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    outcome = lintx(*TINY, "--updates", 4, "--format", style)
-    assert outcome.code == 0, outcome.stderr
-    if style == "csv":
-        rows = list(csv.DictReader(outcome.stdout.splitlines()))
-        assert [(row["name"], row["update"]) for row in rows] == [
-            (name, update) for name in ("softmax", "few") for update in "24"
-        ]
-        assert {row["task"] for row in rows} == {TITLE} and {row["reduced"] for row in rows} == {"true"}
-    else:
-        assert outcome.stdout.startswith(TITLE + "\n")
-        assert max(map(len, outcome.stdout.splitlines())) <= 80 or style == "md"
-        assert "loss at update" in outcome.stdout and "failed" not in outcome.stdout
+    tables = {style: lintx(*TINY, "--updates", 4, "--format", style).stdout for style in ("table", "md", "csv")}
+    rows = list(csv.DictReader(tables.pop("csv").splitlines()))
+    assert [(row["name"], row["update"]) for row in rows] == [(name, n) for name in ("softmax", "few") for n in "24"]
+    assert {row["task"] for row in rows} == {TITLE} and {row["reduced"] for row in rows} == {"true"}
+    assert max(map(len, tables["table"].splitlines())) <= 80
+    for table in tables.values():
+        assert table.startswith(TITLE + "\n") and "loss at update" in table and "failed" not in table
+
+
+def test_recall_shows_accuracy_beside_the_state(lintx):
+    tiny = ("--updates", 1, "--length", 8, "--width", 4, "--pairs", 1, "--attention", "softmax,none")
+    document = lintx("bench", "recall", *tiny, "--json").document
+    assert [row["state_bytes"] > 0 for row in document["rows"]] == [True, False]
+    assert document["settings"]["task"] == "recall of 1 pairs, length 8, width 4"
 
 
 def test_the_exit_code_is_1_if_every_model_fails(lintx, monkeypatch):
@@ -62,14 +66,6 @@ def test_the_exit_code_is_1_if_every_model_fails(lintx, monkeypatch):
     assert outcome.code == 1
     assert "every model failed; the table says why" in outcome.stderr
     assert json.loads(outcome.stdout)["ended"] == "failed"
-
-
-def test_recall_shows_accuracy_beside_the_state(lintx):
-    tiny = ("--updates", 1, "--length", 8, "--width", 4, "--pairs", 1, "--attention", "softmax,none")
-    outcome = lintx("bench", "recall", *tiny, "--json")
-    assert outcome.code == 0, outcome.stderr
-    assert [row["state_bytes"] > 0 for row in outcome.document["rows"]] == [True, False]
-    assert outcome.document["settings"]["task"] == "recall of 1 pairs, length 8, width 4"
 
 
 def test_an_interruption_keeps_what_was_measured(lintx, monkeypatch, tmp_path):
@@ -89,10 +85,3 @@ def test_an_interruption_keeps_what_was_measured(lintx, monkeypatch, tmp_path):
     for row in outcome.document["rows"]:
         assert [point["update"] for point in row["points"]] == [2, 3]
     assert plot.exists()
-
-
-def test_a_budget_may_end_before_the_first_point(lintx, tmp_path):
-    plot = tmp_path / "copy.png"
-    outcome = lintx(*TINY, "--budget", "0.001s", "--plot", plot)
-    assert outcome.code == 0 and "0 of 10,000 updates: the budget was spent" in outcome.stderr
-    assert TITLE in outcome.stdout and not plot.exists()

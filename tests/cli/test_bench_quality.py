@@ -34,12 +34,6 @@ def save_images(folder, side: int = 6, classes: int = 3, count: int = 40, labels
     return f"array:{folder}"
 
 
-@pytest.fixture(scope="module")
-def conditional(tmp_path_factory):
-    """A run on images of three classes, given the class."""
-    return tmp_path_factory.mktemp("quality")
-
-
 @pytest.mark.smoke
 def test_glyphs_from_the_model_to_the_picture(lintx, run_folder, tmp_path) -> None:
     picture = tmp_path / "new" / "nearest.png"
@@ -67,8 +61,8 @@ def test_glyphs_from_the_model_to_the_picture(lintx, run_folder, tmp_path) -> No
     assert "right on all 1,000 test images" not in shown.stdout
 
 
-def test_a_model_with_classes_draws_every_class(lintx, conditional, tmp_path) -> None:
-    data, run = save_images(conditional / "data"), conditional / "run"
+def test_a_model_with_classes_draws_every_class(lintx, tmp_path, monkeypatch) -> None:
+    data, run = save_images(tmp_path / "data"), tmp_path / "run"
     assert lintx("train", "--data", data, "--classes", *SMALL, "--out", run).code == 0
     base = ("bench", "quality", run, "-n", 32)
     document = lintx(*base, "--json").document
@@ -78,7 +72,12 @@ def test_a_model_with_classes_draws_every_class(lintx, conditional, tmp_path) ->
     outcome = lintx(*base, "--format", "md")
     assert "right class" in outcome.stdout and "| class" in outcome.stdout
     assert "right on all 40 test images" in outcome.stderr
+    monkeypatch.setattr(quality, "load_judge", None)  # mistakes are reported before any work
+    (bare := tmp_path / "part").mkdir()
+    unlabelled = save_images(bare)
+    (bare / "test-labels.npy").unlink()
     for other, said in (
+        (unlabelled, "the judge needs the class of each image"),
         (save_images(tmp_path / "more", classes=4), "the model has 3 classes"),
         (save_images(tmp_path / "larger", side=8), "images of the model's size"),
         (save_images(tmp_path / "few", count=8), "more than 8 are needed"),
@@ -88,14 +87,11 @@ def test_a_model_with_classes_draws_every_class(lintx, conditional, tmp_path) ->
         assert refused.code in (1, 2) and said in refused.stderr and refused.stderr.count("Error") <= 1
     few = lintx("bench", "quality", run, "-n", 8)
     assert few.code == 2 and "increase --count" in few.stderr
-
-
-def test_missing_labels_of_the_test_images_are_reported_before_any_work(lintx, run_folder, tmp_path, monkeypatch):
-    data = save_images(tmp_path / "data", side=10)
-    (tmp_path / "data" / "test-labels.npy").unlink()
-    monkeypatch.setattr(quality, "load_judge", None)
-    outcome = lintx("bench", "quality", run_folder, "--data", data)
-    assert outcome.code == 1 and "the judge needs the class of each image" in outcome.stderr
+    (tmp_path / "text").write_bytes(bytes(range(256)) * 8)
+    run = tmp_path / "bytes"
+    assert lintx("train", "--data", f"bytes:{tmp_path / 'text'}", "--length", 16, *SMALL, "--out", run).code == 0
+    outcome = lintx("bench", "quality", run)
+    assert outcome.code == 2 and "models of images" in outcome.stderr
 
 
 def test_guidance_changes_the_samples(lintx, tmp_path, run_folder, monkeypatch) -> None:
@@ -111,11 +107,3 @@ def test_guidance_changes_the_samples(lintx, tmp_path, run_folder, monkeypatch) 
     monkeypatch.setattr(quality, "load_judge", None)
     refused = lintx("bench", "quality", run_folder, "--guidance", 2)
     assert refused.code == 2 and "trained with --hide-class" in refused.stderr
-
-
-def test_a_model_of_bytes_is_refused(lintx, tmp_path) -> None:
-    (tmp_path / "text").write_bytes(bytes(range(256)) * 8)
-    run = tmp_path / "run"
-    assert lintx("train", "--data", f"bytes:{tmp_path / 'text'}", "--length", 16, *SMALL, "--out", run).code == 0
-    outcome = lintx("bench", "quality", run)
-    assert outcome.code == 2 and "models of images" in outcome.stderr

@@ -9,7 +9,7 @@ import signal
 import pytest
 from cli.conftest import NoCapture, run_main
 
-from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.errors import DisagreementError
 from linformer_cli.system.device import Choice
 from linformer_cli.training.learner import Learner
 
@@ -95,41 +95,38 @@ def test_compare_can_measure_speeds_later(lintx, tmp_path):
     assert refused.code == 2 and "--repeats 0" in refused.stderr
 
 
-def test_compare_continues_past_a_mechanism_that_fails(lintx, tmp_path, monkeypatch):
-    """Only passes over whole images see the future, which the check of 96 positions before timing does not find."""
-    right = LinearAttention._attend
-
-    def wrong(self, q, k, v, *rest):
-        return right(self, q, k, v + v.mean(2, True) if v.shape[2] > 100 else v, *rest)
-
-    monkeypatch.setattr(LinearAttention, "_attend", wrong)
-    outcome = compare(
-        lintx, tmp_path, "--attention", "linear,softmax", "--image-size", 12, "--images", 8, "--repeats", 1, "--json"
-    )
-    assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr
-    broken, whole = outcome.document["rows"]
-    assert "is not timed" in broken["missing"] and broken["images_per_second"] is None
-    assert broken["bits_per_dim"] is not None
-    assert whole["missing"] is None and whole["images_per_second"] > 0
+def run_out_of_memory(*given):
+    raise MemoryError
 
 
-@pytest.mark.parametrize("work", ["entries.train_entry", "entries.draw_samples", "speed.time_sampling_once"])
-def test_compare_continues_past_a_mechanism_that_needs_too_much_memory(lintx, finished, tmp_path, monkeypatch, work):
+def disagree(*given):
+    raise DisagreementError("'linear' is not timed: the forms disagree")
+
+
+@pytest.mark.parametrize(
+    ("work", "failure", "reason"),
+    [
+        ("entries.train_entry", run_out_of_memory, "out of memory"),
+        ("entries.draw_samples", run_out_of_memory, "out of memory"),
+        ("figures.time_sampling_once", run_out_of_memory, "out of memory"),
+        ("entries.draw_samples", disagree, "is not timed"),
+    ],
+)
+def test_compare_continues_past_a_mechanism_that_fails(lintx, finished, tmp_path, monkeypatch, work, failure, reason):
     copy_runs(finished, tmp_path, "softmax")
     module, _, name = work.partition(".")
     module = importlib.import_module(f"linformer_cli.comparison.{module}")
-    real = getattr(module, name)
+    right = getattr(module, name)
 
-    def run_out(entry, *rest):
-        if entry.variant.label == "linear":
-            raise MemoryError
-        return real(entry, *rest)
+    def fail(entry, *rest):
+        return failure() if entry.variant.label == "linear" else right(entry, *rest)
 
-    monkeypatch.setattr(module, name, run_out)
+    monkeypatch.setattr(module, name, fail)
     outcome = compare(lintx, tmp_path, "--attention", "linear,softmax", "--json")
     assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr
     broken, whole = outcome.document["rows"]
-    assert "out of memory" in broken["missing"]
+    assert reason in broken["missing"] and broken["images_per_second"] is None
+    assert (broken["bits_per_dim"] is None) == (work == "entries.train_entry")
     assert whole["missing"] is None and whole["images_per_second"] > 0 and whole["samples"] is not None
 
 
@@ -137,12 +134,10 @@ def test_compare_continues_past_a_mechanism_that_needs_too_much_memory(lintx, fi
 def test_compare_continues_past_a_damaged_run(lintx, finished, tmp_path, file):
     copy_runs(finished, tmp_path, "linear", "softmax")
     (tmp_path / "linear" / "last" / file).write_text("{")
-    outcome = compare(lintx, tmp_path, "--attention", "linear,softmax", "--json")
+    outcome = compare(lintx, tmp_path, "--attention", "linear,softmax", "--no-train", "--json")
     assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr
     damaged, whole = outcome.document["rows"]
     assert file in damaged["missing"] and whole["missing"] is None
-    shown = compare(lintx, tmp_path, "--attention", "linear", "--no-train", "--json")
-    assert shown.code == 1 and file in shown.document["rows"][0]["missing"]
 
 
 def test_an_interrupted_compare_keeps_its_results(lintx, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linformer_cli.checkpoint import load_training_state, read_checkpoint
-from linformer_cli.comparison.speed import read_figures
+from linformer_cli.comparison.figures import read_figures
 from linformer_cli.metrics import METRICS_FILE, cut_metrics, load_runs
 from linformer_cli.training.progress import Progress
 from linformer_cli.training.run_folder import RunFolder

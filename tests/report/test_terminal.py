@@ -45,26 +45,30 @@ def test_curves_are_dots_on_a_logarithmic_scale():
 # render_preview
 
 
-def test_a_character_shows_two_pixels_with_the_lower_one_as_background():
-    image = np.array([[[[1, 2, 3], [1, 2, 3]], [[4, 5, 6], [7, 8, 9]]]], dtype=np.uint8)
-    rendered = printed(render_preview(image, 80, colour=True), color_system="truecolor")
-    assert rendered == "\x1b[38;2;1;2;3;48;2;4;5;6m▀\x1b[0m\x1b[38;2;1;2;3;48;2;7;8;9m▀\x1b[0m\n"
-
-
-def test_equal_neighbours_share_one_escape_code_and_an_odd_last_row_has_no_background():
-    rendered = printed(render_preview(grey([[9, 9, 9]]), 80, colour=True), color_system="truecolor")
-    assert rendered == "\x1b[38;2;9;9;9m▀▀▀\x1b[0m\n"
+@loop_over(
+    "image, width, expected",
+    [
+        # The lower of two pixels is the background.
+        (
+            np.array([[[[1, 2, 3], [1, 2, 3]], [[4, 5, 6], [7, 8, 9]]]], dtype=np.uint8),
+            80,
+            "\x1b[38;2;1;2;3;48;2;4;5;6m▀\x1b[0m\x1b[38;2;1;2;3;48;2;7;8;9m▀\x1b[0m\n",
+        ),
+        # Equal neighbours share one escape code, and an odd last row has no background.
+        (grey([[9, 9, 9]]), 80, "\x1b[38;2;9;9;9m▀▀▀\x1b[0m\n"),
+        # Shrinking averages pixels.
+        (grey([[0, 100] * 4] * 4), 4, "\x1b[38;2;50;50;50;48;2;50;50;50m▀▀▀▀\x1b[0m\n"),
+    ],
+)
+def test_a_character_shows_two_pixels_in_their_colours(image, width, expected):
+    assert printed(render_preview(image, width, colour=True), color_system="truecolor") == expected
 
 
 def test_without_colour_brightness_is_shown_by_half_blocks_and_shades():
     image = grey([[0, 64, 128, 192, 255, 255, 0], [0, 64, 128, 192, 255, 0, 255], [255] * 7])
-    rendered = printed(render_preview(image, 80, colour=False))
-    assert rendered == " ░▒▓█▀▄\n▀▀▀▀▀▀▀\n"
-
-
-def test_without_colour_green_is_brighter_than_blue():
-    image = np.array([[[[0, 255, 0], [0, 0, 255]]] * 2], dtype=np.uint8)
-    assert render_preview(image, 80, colour=False).plain == "▒ "
+    assert printed(render_preview(image, 80, colour=False)) == " ░▒▓█▀▄\n▀▀▀▀▀▀▀\n"
+    green_and_blue = np.array([[[[0, 255, 0], [0, 0, 255]]] * 2], dtype=np.uint8)
+    assert render_preview(green_and_blue, 80, colour=False).plain == "▒ "
 
 
 @loop_over("colour", [True, False])
@@ -104,13 +108,6 @@ def test_large_images_shrink_with_their_proportions_kept(
     images = np.full((1, height, width, channels), 200, np.uint8)
     lines = render_preview(images, columns, rows, colour=True).plain.split("\n")
     assert [len(line) for line in lines] == [expected_columns] * expected_rows
-
-
-def test_shrinking_averages_pixels():
-    image = np.zeros((1, 4, 8, 1), np.uint8)
-    image[:, :, 1::2] = 100
-    rendered = printed(render_preview(image, 4, colour=True), color_system="truecolor")
-    assert rendered == "\x1b[38;2;50;50;50;48;2;50;50;50m▀▀▀▀\x1b[0m\n"
 
 
 def test_a_preview_refuses_arrays_that_are_not_images():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -46,20 +46,13 @@ class PeakMemory:
     seconds: float
 
 
-class Setup(Protocol):
-    """Describes work on `device`. It is pickled for the fresh process."""
-
-    @property
-    def device(self) -> str: ...
-
-
-AnySetup = TypeVar("AnySetup", bound=Setup)
 Result = TypeVar("Result")
-# A function at the top of a module, which warms up the work that a setup describes, and returns it.
-Build = Callable[[AnySetup], Callable[[], object]]
+# A function at the top of a module, which warms up the work that a setup describes, and returns it. The setup has the
+# attribute `device`, and is pickled for the fresh process.
+Build = Callable[[Any], Callable[[], object]]
 
 
-def measure_peak(build: Build[AnySetup], setup: AnySetup, limit_seconds: float) -> PeakMemory:
+def measure_peak(build: Build, setup: Any, limit_seconds: float) -> PeakMemory:
     """Measure the work that `build` returns. Raises `PassFailed` if it fails, does not fit or takes far too long."""
     if setup.device == "cpu":
         return run_fresh(measure_process_growth, build, setup, limit_seconds=limit_seconds)
@@ -74,7 +67,7 @@ def measure_peak(build: Build[AnySetup], setup: AnySetup, limit_seconds: float) 
         return PeakMemory(torch.cuda.max_memory_allocated(setup.device) - before, seconds)
 
 
-def measure_process_growth(build: Build[AnySetup], setup: AnySetup) -> PeakMemory:
+def measure_process_growth(build: Build, setup: Any) -> PeakMemory:
     """Measure the work on the CPU in this process, which should be fresh."""
     work = build(setup)
     gc.collect()

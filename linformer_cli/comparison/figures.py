@@ -1,15 +1,22 @@
-"""The speeds of finished runs, timed in interleaved repeats and kept in files in the folder of each run."""
+"""Figures of finished runs, kept in files in the folder of each run: speeds, and the bits/dim of each validation image.
 
+Speeds are timed in interleaved repeats. The bits/dim put mechanisms into groups that do not differ.
+"""
+
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from linformer_cli.checkpoint import Checkpoint, load_weights
 from linformer_cli.data.images import ImageSet
 from linformer_cli.documents import read_json
+from linformer_cli.errors import LintxError
 from linformer_cli.evaluation.agreement import require_agreement
+from linformer_cli.evaluation.bits import measure_mean, measure_nats
 from linformer_cli.files import write_file
 from linformer_cli.native.library import has_library
 from linformer_cli.report.tables import to_json
@@ -110,3 +117,50 @@ def keep_figures(file: Path, asked: Asked, samples: Sequence[float], key: str = 
 def forget_speeds(entry: Entry) -> None:
     for file in (entry.training_file, entry.sampling_file):
         file.unlink(missing_ok=True)
+
+
+def measure_bits(entry: Entry, validation: ImageSet, device: str, check: Check = never_stop) -> None:
+    """Keep the bits/dim of each validation image of a finished run, unless those of its weights are kept."""
+    checkpoint = entry.require_finished()
+    if not _read_bits(entry, checkpoint):
+        model = load_weights(checkpoint, device)
+        labels = validation.require_labels(classes) if (classes := model.config.required_classes) else None
+        images = validation.images[: entry.config.train.evaluate_images]
+        bits = measure_nats(model, images, before_batch=check, labels=labels).bits_per_image.tolist()
+        keep_figures(entry.bits_file, _describe_bits(checkpoint, len(bits)), bits, "bits_per_dim")
+
+
+def _read_bits(entry: Entry, checkpoint: Checkpoint) -> list[float]:
+    asked = _describe_bits(checkpoint, checkpoint.info.training.validation_images)
+    return read_figures(entry.bits_file, asked, "bits_per_dim")
+
+
+def _describe_bits(checkpoint: Checkpoint, images: int | None) -> Asked:
+    """What was validated: the weights with this checksum, and the number of images."""
+    return {"weights_sha256": checkpoint.digest, "images": images}
+
+
+def read_runs(entries: Sequence[Entry]) -> dict[str, Tensor]:
+    """The kept bits/dim [S, N] of N images and all S seeds, for each mechanism that has them."""
+    found: dict[str, list[list[float]]] = {entry.name: [] for entry in entries}
+    for entry in entries:
+        with contextlib.suppress(LintxError):  # not finished, or damaged, which the row of the entry says
+            found[entry.name] += filter(None, [_read_bits(entry, entry.require_finished())])
+    seeds = len(entries) // len(found)
+    return {name: torch.tensor(bits, dtype=torch.float64) for name, bits in found.items() if len(bits) == seeds}
+
+
+def find_groups(bits: Mapping[str, Tensor]) -> dict[str, int]:
+    """Number the mechanisms with `bits` [S, N] from 1 on, so that a group has those that do not differ from its best.
+
+    They do not differ if their mean difference on the same runs and images is at most two standard errors.
+    """
+    left, groups = sorted(bits, key=lambda name: float(bits[name].mean())), dict[str, int]()
+    while left:
+        number, best = max(groups.values(), default=0) + 1, bits[left[0]]
+        for name in left:
+            difference, error = measure_mean(bits[name] - best)
+            if difference <= 2 * (error or 0):
+                groups[name] = number
+        left = [name for name in left if name not in groups]
+    return groups
