@@ -145,7 +145,7 @@ class GpuBench:
         self._device, self._sizes = device, sizes
         self._save, self._info, self._stop = save, info, check
         self._until = math.inf
-        self._bench = Bench(Ceilings(device), lambda row: self._info(f"{row.precision}, {row.describe()}"), self._check)
+        self._bench = Bench(Ceilings(device), lambda row: self._info(row.describe()), self._check)
         self.result = GpuReport(device, environment=describe_environment())
 
     def run(self) -> GpuReport:

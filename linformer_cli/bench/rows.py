@@ -86,7 +86,7 @@ class ModelRow(Quality, Row):
 
     @property
     def method(self) -> str:
-        return self.engine
+        return f"{self.engine}, {self.precision}"
 
     def describe(self) -> str:
         where = f"{self.preset}, " if self.preset else ""
@@ -159,16 +159,12 @@ class SamplingRow(ModelRow):
     @property
     def method(self) -> str:
         cached = self.attention == SOFTMAX and self.engine != RERUN
-        return self.engine + ", cached" * cached + ", looking ahead" * self.look_ahead
+        return super().method + ", cached" * cached + ", looking ahead" * self.look_ahead
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingRow(ModelRow):
     seconds_per_step: Annotated[float | None, Shown("step", format_milliseconds)] = None
-
-    @property
-    def method(self) -> str:
-        return f"{self.engine}, {self.precision}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -41,13 +41,6 @@ def test_the_peak_covers_what_a_pass_holds_at_once() -> None:
     assert ballast[-1] == 1
 
 
-def test_a_pass_has_the_whole_batch(monkeypatch) -> None:
-    seen, right = [], LinearAttention.attend
-    monkeypatch.setattr(LinearAttention, "attend", lambda self, q, *rest: seen.append(q.shape) or right(self, q, *rest))
-    build_pass(setup(32, batch=3))()
-    assert [tuple(shape) for shape in seen] == [(3, 2, 32, 8)]
-
-
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Records arguments and gradients of `attend`. The mechanism has shared queries and keys, and extra scalars."""
@@ -70,10 +63,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
 
 def test_a_pass_gives_a_mechanism_its_shared_keys_and_extra_scalars(seen) -> None:
-    work = build_pass(setup(20, attention="shared"))
+    work = build_pass(setup(20, attention="shared", batch=5))
     work()
     ((q, k, v, state, extra, training, gradients),) = seen
-    assert q is k and q.shape == v.shape == (1, 2, 20, 8) and extra.shape == (1, 2, 20, 3)
+    assert q is k and q.shape == v.shape == (5, 2, 20, 8) and extra.shape == (5, 2, 20, 3)
     assert state is None and training
     assert len(gradients) == 3 and all(gradient.any() for gradient in gradients)
     assert all(part.grad is None for part in (k, v, extra))

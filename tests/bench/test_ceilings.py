@@ -7,28 +7,21 @@ from linformer_cli.bench.measure import ceilings as ceilings_module
 from linformer_cli.bench.measure.ceilings import MOST_ROWS, Ceilings, time_samples
 
 
-class Timer:
-    """A timer whose samples take 1, 2, 3, ... seconds; it does the work once."""
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Three samples take 1, 2 and 3 seconds. The list has an entry for each measurement."""
+    done: list[object] = []
 
-    def __init__(self) -> None:
-        self.timed = 0
-
-    def __call__(self, work, device, repeats):
-        work()
-        self.timed += 1
+    def time_samples(work, device, repeats):
+        done.append(work())
         return tuple(float(number + 1) for number in range(repeats))
 
-
-@pytest.fixture
-def timer(monkeypatch: pytest.MonkeyPatch) -> Timer:
-    """Three samples are taken by a made-up timer."""
-    made = Timer()
-    monkeypatch.setattr(ceilings_module, "time_samples", made)
+    monkeypatch.setattr(ceilings_module, "time_samples", time_samples)
     monkeypatch.setattr(ceilings_module, "REPEATS", 3)
-    return made
+    return done
 
 
-def test_the_rate_of_products_is_their_operations_per_second(timer) -> None:
+def test_the_rate_of_products_is_their_operations_per_second(timed) -> None:
     found = Ceilings("cpu").product([(8, 4), (4, 16)], 10, "fp32")
     assert found.flops == 2 * 10 * (8 * 4 + 4 * 16) and found.products == 2
     assert found.gigaflops == pytest.approx(found.flops / 2 / 1e9)
@@ -36,7 +29,7 @@ def test_the_rate_of_products_is_their_operations_per_second(timer) -> None:
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_products_use_the_requested_precision(monkeypatch, timer, precision, dtype) -> None:
+def test_products_use_the_requested_precision(monkeypatch, timed, precision, dtype) -> None:
     seen = []
     linear = torch.nn.functional.linear
     monkeypatch.setattr(
@@ -48,14 +41,14 @@ def test_products_use_the_requested_precision(monkeypatch, timer, precision, dty
     assert seen == [(dtype, dtype, (3, 8), (4, 8)), (dtype, dtype, (3, 8), (2, 8))]
 
 
-def test_a_copy_counts_bytes_read_and_bytes_written(monkeypatch, timer) -> None:
+def test_a_copy_counts_bytes_read_and_bytes_written(monkeypatch, timed) -> None:
     monkeypatch.setattr(ceilings_module, "measure_free_memory", lambda device: 8 * 4000)
     found = Ceilings("cpu").copy
     assert found.copied_bytes == 4000
     assert found.gigabytes_per_second == pytest.approx(2 * 4000 / 2.0 / 1e9)
 
 
-def test_each_ceiling_is_measured_once(monkeypatch, timer) -> None:
+def test_each_ceiling_is_measured_once(monkeypatch, timed) -> None:
     monkeypatch.setattr(ceilings_module, "measure_free_memory", lambda device: 8000)
     ceilings = Ceilings("cpu")
     first = ceilings.product([(8, 4), (8, 4)], 5, "fp32")
@@ -68,7 +61,7 @@ def test_each_ceiling_is_measured_once(monkeypatch, timer) -> None:
     assert ceilings.copy is ceilings.copy
     described = ceilings.describe()
     assert [row.products for row in described.products] == [2, 1, 1, 1] and described.copy is ceilings.copy
-    assert timer.timed == 6
+    assert len(timed) == 6
 
 
 def test_short_work_is_repeated_within_a_sample() -> None:

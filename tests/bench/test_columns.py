@@ -53,7 +53,7 @@ def test_models_of_bytes_have_windows_and_bits_per_byte() -> None:
     titles = {column.title for column in columns.choose_columns(rows, shown)}
     assert {"windows/s", "s/window", "bits/byte", "windows seen"} <= titles
     assert not any("image" in title or "dim" in title for title in titles)
-    assert rows[0].describe() == "mnist-paper, linear (step), batch 1: 2 windows/s"
+    assert rows[0].describe() == "mnist-paper, linear (step, fp32), batch 1: 2 windows/s"
     assert b"windows per second" in columns.render_speed(rows, "svg")
     mixed = columns.choose_columns([*rows, MEASURED], shown)
     assert "images/s" in {column.title for column in mixed}

@@ -204,7 +204,7 @@ def test_runs_of_other_networks_are_sampled_too(build_tiny_model, tiny_info, tmp
     assert "bits-per-dim" in report.show("md").plots
 
 
-def test_an_interruption_keeps_what_was_measured(networks, two_methods) -> None:
+def test_an_interruption_keeps_what_was_measured(networks, two_methods, tmp_path) -> None:
     stop, saved = StopRequest(), []
 
     def report(part: str, row: Row, number: int) -> None:
@@ -215,6 +215,8 @@ def test_an_interruption_keeps_what_was_measured(networks, two_methods) -> None:
     assert found.unfinished == ["sampling", "training", "scaling", "memory", "copy"]
     assert found.sampling and found.training and found.scaling and found.copy is None
     assert saved[-1].scaling == found.scaling
+    found.write(tmp_path, "paper")
+    assert {"paper.json", "paper.md", "images-per-second.png"} <= {path.name for path in tmp_path.iterdir()}
     page = found.render_page()
     assert "Not finished: sampling, training, scaling, memory, copy." in page and "rows are extrapolated" in page
     found = measure(networks, save=saved.clear, stop=StopRequest(2))  # it saves nothing, so an earlier report stays

@@ -74,10 +74,10 @@ def test_a_ratio_across_engines_has_its_own_field() -> None:
 
 def test_a_row_is_described_in_one_line() -> None:
     row = dataclasses.replace(build_row("linear", 0.5), preset="tiny", look_ahead=True)
-    assert row.describe() == "tiny, linear (native, looking ahead), batch 1: 2 images/s"
+    assert row.describe() == "tiny, linear (native, fp32, looking ahead), batch 1: 2 images/s"
     softmax = dataclasses.replace(row, name="softmax", attention="softmax", look_ahead=False)
-    assert softmax.describe() == "tiny, softmax (native, cached), batch 1: 2 images/s"
-    assert build_row("linear").describe() == "linear (native), batch 1: left out, too slow"
+    assert softmax.describe() == "tiny, softmax (native, fp32, cached), batch 1: 2 images/s"
+    assert build_row("linear").describe() == "linear (native, fp32), batch 1: left out, too slow"
     partly = dataclasses.replace(
         row,
         preset=None,
@@ -85,7 +85,7 @@ def test_a_row_is_described_in_one_line() -> None:
         images_per_second=None,
         extrapolated=Extrapolated(3.0, (2.0, 4.0), 0.3, 8, 64),
     )
-    assert partly.describe() == "linear (native), batch 1: 3 images/s (extrapolated)" and partly.speed == 3.0
+    assert partly.describe() == "linear (native, fp32), batch 1: 3 images/s (extrapolated)" and partly.speed == 3.0
 
 
 def test_measured_rows_and_rows_left_out_have_the_same_json_keys() -> None:

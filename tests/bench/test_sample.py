@@ -194,7 +194,10 @@ def test_every_row_has_its_own_memory(models, clock, monkeypatch) -> None:
 
 def test_a_report_contains_everything_that_rows_depend_on(models, clock, tmp_path) -> None:
     run = TrainedRun(tmp_path, models[1].model.config, Quality(run=tmp_path, images_seen=480, bits_per_dim=1.25))
-    assert [row.bits_per_dim for row in bench(models[:3], [1], runs=[run]).rows] == [None, None, 1.25, None]
+    report = bench(models[:3], [1], runs=[run])
+    assert [row.bits_per_dim for row in report.rows] == [None, None, 1.25, None]
+    assert "bits_plot" in report.show("md").plots
+    assert "bits_plot" not in bench(models[:1], [1], runs=[run]).show("md").plots
     document = json.loads(to_json(bench(models[1:2], [1], 5, runs=[run])))
     assert (document["rows"][0]["images_seen"], document["rows"][0]["run"]) == (480, str(tmp_path))
     settings = document["settings"]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from interruptions import stop_after
-from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.bench.measure import sampling_work
 from linformer_cli.bench.measure.peak_memory import measure_peak
@@ -61,14 +60,6 @@ def test_every_sample_draws_different_images(build_tiny_model, monkeypatch, cloc
     for _ in range(2):
         work.time_sample()
     assert begun == [[0, 1]] * 3 + [[2, 3]] * 3  # each sample has two warm-ups with the same images
-
-
-@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
-@pytest.mark.parametrize(("batch", "allowed", "found"), [(1, True, True), (1, False, False), (2, True, False)])
-def test_a_sample_says_whether_it_looked_ahead(build_tiny_model, clock, batch, allowed, found) -> None:
-    work = WholeImages(build_tiny_model(), batch, "native", look_ahead=allowed)
-    work.time_sample()
-    assert work.looked_ahead == found
 
 
 def test_timed_steps_lie_around_the_middle(build_tiny_model, steps, clock) -> None:

@@ -135,7 +135,8 @@ def test_an_encoder_whose_loss_is_not_a_number_fails_alone(corpus: Corpus, monke
     report = run(corpus, ["bi-lstm", "linear"])
     assert report.rows[0].failed is not None and report.rows[0].seeds == ()
     assert report.rows[0].failed.startswith("the loss or its gradient is NaN or infinite at step 0 (loss nan")
-    assert report.rows[1].failed is None and report.rows[1].epochs == 3
+    assert report.rows[1].failed is None and report.rows[1].epochs == 3 and report.show("md").failure is None
+    assert run(corpus, ["bi-lstm"]).show("md").failure == "every encoder failed; the table says why"
 
 
 def test_without_epochs_the_budget_decides(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from fixed_ceilings import FixedCeilings
 from machine import HAS_LIBRARY
 
 from linformer_cli.bench.measure.ceilings import count_product_flops
-from linformer_cli.bench.models import BenchModel, TrainedRun, build_models
+from linformer_cli.bench.models import BenchModel, build_models
 from linformer_cli.bench.rounds import Bench, BenchReport
-from linformer_cli.bench.rows import Quality, TrainingRow
+from linformer_cli.bench.rows import TrainingRow
 from linformer_cli.bench.train import TrainingSettings, build_trainer, prepare, run_training_bench
 from linformer_cli.errors import DisagreementError
 from linformer_cli.evaluation.agreement import require_agreement
@@ -120,13 +120,6 @@ def test_the_limit_does_not_end_repeats_in_separate_rounds(models, clock, ceilin
     for _ in range(5):
         measurement.measure_round()
     assert measurement.samples == [2.0] * 5 and measurement.row().reduced is None
-
-
-def test_only_the_trained_model_has_bits_per_dim(models, clock, tmp_path) -> None:
-    told: list[TrainingRow] = []
-    run = TrainedRun(tmp_path, models[1].model.config, Quality(bits_per_dim=1.25))
-    rows = bench(models, [2], 1, runs=[run], report=told.append).rows
-    assert told == rows and [row.bits_per_dim for row in rows] == [None, 1.25]
 
 
 def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(models, clock, monkeypatch) -> None:

@@ -12,7 +12,6 @@ from machine import FASTEST_ENGINE
 
 from linformer_cli import probe
 from linformer_cli.attention.performer import PerformerAttention
-from linformer_cli.sampling.decode import WholeImages
 from linformer_cli.system.device import Choice
 
 pytestmark = pytest.mark.usefixtures("without_comparison")
@@ -124,26 +123,6 @@ def test_bench_paper_writes_tables_and_figures(lintx, little_paper, tmp_path):
     assert lintx("bench", "paper", "--out", out, "--format", "csv").stdout.count("\n") == 1 + 2 * 3
 
 
-def test_bench_paper_keeps_its_results_after_ctrl_c(lintx, little_paper, monkeypatch, tmp_path):
-    from linformer_cli.bench import train
-
-    def press(*given):
-        os.kill(os.getpid(), signal.SIGINT)
-        return right(*given)
-
-    right = train.build_trainer
-    monkeypatch.setattr(train, "build_trainer", press)
-    outcome = lintx("bench", "paper", "--out", tmp_path, "--format", "md")
-    assert outcome.code == 130
-    rows = outcome.stdout.partition("The ceilings of this machine")[0]
-    assert rows.count("\n| mnist-paper") == 2 * 3 and "Training" not in rows
-    assert "Stopped; the results so far are shown" in outcome.stderr
-    document = json.loads((tmp_path / "paper.json").read_text())
-    assert document["unfinished"] == ["training", "scaling", "memory", "copy"]
-    assert len(document["sampling"]) == 2 * 3 and document["training"] == []
-    assert (tmp_path / "images-per-second.png").exists()
-
-
 @pytest.fixture
 def little_memory(monkeypatch):
     """A pass takes a KiB per position, and only 64 positions fit."""
@@ -241,22 +220,6 @@ def test_a_stopped_benchmark_shows_its_results(lintx, run_folder, monkeypatch, c
     else:
         table = outcome.stdout.partition("\n\n")[0]
         assert table.count("\n|") + table.startswith("|") == 2 + len(rows)
-
-
-def test_a_plot_that_is_not_drawn_is_not_named(lintx, run_folder, monkeypatch, tmp_path):
-    """Ctrl-C comes before the run's own model is timed."""
-    time_sample = WholeImages.time_sample
-
-    def press(self):
-        seconds = time_sample(self)
-        signal.raise_signal(signal.SIGINT)
-        return seconds
-
-    monkeypatch.setattr(WholeImages, "time_sample", press)
-    base = ["bench", "sample", "--attention", "softmax,linear", "--checkpoint", run_folder, "--batch", 1]
-    base += ["--runs", run_folder, "--bits-plot", tmp_path / "bits.png", "--repeats", 1, "--no-rerun", "--no-memory"]
-    outcome = lintx(*base, "--json")
-    assert outcome.document["bits_plot"] is None and "nothing was measured that it would show" in outcome.stderr
 
 
 # Random features against softmax

@@ -152,6 +152,7 @@ def test_an_interrupted_compare_keeps_its_results(lintx, tmp_path, monkeypatch):
     outcome = compare(lintx, tmp_path / "alone", "--attention", "linear", "--plot", tmp_path / "empty.png", "--json")
     assert outcome.code == 130 and "repeat the command to continue" in outcome.stderr
     assert not (tmp_path / "empty.png").exists() and outcome.document["plot"] is None
+    assert "nothing was measured that it would show" in outcome.stderr
     outcome = compare(lintx, tmp_path, "--attention", "softmax,linear", "--format", "md")
     assert outcome.code == 130 and "repeat the command to continue" in outcome.stderr
     assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # no validation
