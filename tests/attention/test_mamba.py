@@ -15,13 +15,6 @@ MAMBA_2 = {"trapezoidal": False, "rotation": False, "normalise": False, "rate": 
 build = functools.partial(build_one, "mamba")
 
 
-@pytest.mark.parametrize(("width", "angles"), [(1, 0), (2, 1), (7, 1), (8, 2), (32, 8)])
-def test_a_quarter_of_the_key_width_is_the_number_of_angles(width: int, angles: int) -> None:
-    """The other extra scalars are those of the step size, the rate of decay and the trapezoidal rule."""
-    assert build(key_width=width).extra_per_head == 3 + angles
-    assert build(key_width=width, **MAMBA_2).extra_per_head == 1
-
-
 @pytest.mark.parametrize("rate", ["input", "head"])
 def test_initial_memories_range_from_an_image_to_a_row(rate: str) -> None:
     """The memory is the number of positions after which the state has decayed to 1/e if the extra scalars are 0."""

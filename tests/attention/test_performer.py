@@ -43,15 +43,6 @@ def test_the_default_number_of_features_is_about_k_ln_k(width: int, features: in
     assert attention.init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, features, 6)
 
 
-@pytest.mark.parametrize(
-    ("feature_map", "directions"), [("positive", 24), ("relu", 24), ("hyperbolic", 12), ("trig", 12)]
-)
-def test_the_features_option_sets_the_width_of_the_state(feature_map: str, directions: int) -> None:
-    attention = build(feature_map=feature_map, features=24)
-    assert attention.directions.shape == (directions, 6)
-    assert attention.init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 24, 6)
-
-
 # Directions
 
 

@@ -119,17 +119,6 @@ def test_the_live_line_says_what_takes_a_while_and_then_shows_the_step_again() -
 # Messages
 
 
-@pytest.mark.parametrize("quiet", [False, True])
-def test_quiet_drops_messages_and_keeps_warnings(capsys, quiet) -> None:
-    output.set_quiet(quiet)
-    output.info("wrote a file")
-    output.warn("it broke")
-    output.warn_smaller_batch(3)
-    said = capsys.readouterr()
-    warnings = "it broke\nout of memory; continuing with a batch of 3\n"
-    assert (said.out, said.err) == ("", warnings if quiet else "wrote a file\n" + warnings)
-
-
 @pytest.mark.parametrize(
     ("terminal", "quiet", "shown"), [(True, False, True), (True, True, False), (False, False, False)]
 )

@@ -80,8 +80,3 @@ def test_arrays_of_another_shape_or_type_are_refused(images: np.ndarray) -> None
 def test_values_of_another_shape_or_range_are_refused(values: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="values must be"):
         values_to_images(values, ImageShape(height=3, width=3, levels=4))
-
-
-def test_zero_images_are_allowed() -> None:
-    shape = ImageShape(height=3, width=3)
-    assert values_to_images(torch.zeros(0, 9).long(), shape).shape == (0, 3, 3, 1)

@@ -269,15 +269,6 @@ def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model
 
 
 @needs_library
-def test_nan_in_the_state_stays_nan(build_tiny_model) -> None:
-    model = build_tiny_model()
-    with torch.no_grad():
-        model.blocks[0].feed_forward.output.bias[0] = torch.nan
-    for batch in (1, 20):
-        assert bool(torch.isnan(NativeEngine(model, batch).step(model.start_tokens(batch))).any())
-
-
-@needs_library
 @pytest.mark.parametrize("feature_map", ["elu", "relu"])
 @pytest.mark.parametrize("row", [0, 16], ids=["query", "key"])
 def test_nan_features_stay_nan(build_tiny_model, feature_map, row) -> None:
@@ -401,21 +392,6 @@ def test_kernels_do_not_flush_denormals(build_tiny_model) -> None:
     """Linking with fast math would set denormal numbers to 0 in the whole process."""
     NativeEngine(build_tiny_model(), 1)
     assert float(torch.tensor([1e-40]) * 0.5) > 0
-
-
-@pytest.mark.parametrize("head", ["categorical", "mixture"])
-@pytest.mark.parametrize("name", ["reference", pytest.param("native", marks=needs_library)])
-def test_filters_act_in_every_engine(build_tiny_model, head, name) -> None:
-    model = build_tiny_model(head=head)
-    engine = ENGINES[name](model, 50)
-    generator = torch.Generator().manual_seed(4)
-    parameters = torch.randn(50, model.head.projection.out_features, generator=generator)
-    uniforms = torch.rand(50, generator=generator, dtype=torch.float64)
-    likeliest = model.head.log_probabilities(parameters).argmax(dim=-1)
-    assert torch.equal(engine.draw(parameters, uniforms, Filters(top_k=1)), likeliest)
-    unfiltered = engine.draw(parameters, uniforms, Filters())
-    assert unfiltered.dtype == torch.int64 and not torch.equal(unfiltered, likeliest)
-    assert torch.equal(unfiltered, model.head.draw(parameters, uniforms))
 
 
 FILTERS = (

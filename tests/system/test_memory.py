@@ -91,6 +91,7 @@ def test_freed_memory_is_reused_until_it_is_returned_unless_the_environment_conf
         (MemoryError(), True),
         (torch.OutOfMemoryError("CUDA out of memory"), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"), True),
         (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), True),
         (RuntimeError("Invalid buffer size: 16.00 GiB"), True),
         (RuntimeError("could not create a primitive"), True),
