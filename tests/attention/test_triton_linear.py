@@ -163,6 +163,14 @@ def test_hard_inputs_give_finite_results(scale: float) -> None:
         assert all(bool(torch.isfinite(part).all()) for part in torch.autograd.grad(y.sum(), leaves))
 
 
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Clears the cached answers of `triton_refusal`."""
+    gpu.triton_refusal.cache_clear()
+    yield
+    gpu.triton_refusal.cache_clear()
+
+
 @loop_over("batch", [1, 3, 1000])
 @loop_over("length", [1, 64, 65, 784, 3072, 100_000])
 def test_segments_cover_all_positions_once(monkeypatch, batch: int, length: int) -> None:
@@ -170,14 +178,6 @@ def test_segments_cover_all_positions_once(monkeypatch, batch: int, length: int)
     segments, chunks = kernels.cut_into_segments(batch, 8, length)
     assert (segments - 1) * chunks * kernels.CHUNK < length <= segments * chunks * kernels.CHUNK
     assert segments == 1 or batch * 8 * (segments - 1) < 256
-
-
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    """Clears the cached answers of `triton_refusal`."""
-    gpu.triton_refusal.cache_clear()
-    yield
-    gpu.triton_refusal.cache_clear()
 
 
 @pytest.mark.parametrize(

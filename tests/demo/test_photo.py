@@ -29,7 +29,7 @@ def take(number: int) -> Image.Image:
 
 
 @needs_node
-@pytest.mark.parametrize("numbers", [[], pytest.param(range(1, 40, 9), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("numbers", [[], pytest.param(range(1, 40, 13), marks=pytest.mark.slow)])
 def test_a_photograph_gives_the_drawing_of_the_command(tmp_path, numbers) -> None:
     turned = photograph(6, *CASES[6], turned=(50, 15))[0].resize(SIDES, Image.Resampling.BOX)
     pictures = [turned, *map(take, numbers)]

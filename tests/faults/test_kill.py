@@ -48,7 +48,7 @@ def wait_for_a_save(run: Path, before: float | None, command: Command) -> None:
 
 @pytest.mark.slow
 def test_a_run_killed_at_random_moments_reaches_the_same_weights(small_run_options, tmp_path, share: float) -> None:
-    kills = max(round(1_000 * share), 5)
+    kills = max(round(1_000 * share), 3)
     steps = 10 * kills
     whole = tmp_path / "whole"
     began = time.monotonic()
