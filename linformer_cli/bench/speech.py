@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from linformer_cli.errors import Interrupted, UsageError
@@ -12,7 +11,6 @@ from linformer_cli.model.mixers import Variant, parse_variants
 from linformer_cli.speech.corpus import Corpus
 from linformer_cli.speech.ctc_task import CtcSettings
 from linformer_cli.speech.encoder import BI_LSTM, PRESETS, build_encoder
-from linformer_cli.speech.saved import save_recogniser
 from linformer_cli.speech.utterances import Fold
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.system.timing import Timing
@@ -132,11 +130,6 @@ class SpeechBench(BudgetBench[SpeechReport]):
                 "precision": "fp32",
             },
         )
-
-    def save_models(self, folder: Path) -> None:
-        for label, trainees in self._trainees.items():
-            if (recogniser := trainees[0].recogniser()) is not None:
-                save_recogniser(folder / f"{label}.safetensors", recogniser)
 
     @property
     def _mean_epoch_frames(self) -> int:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from linformer_cli.report import plots
 from linformer_cli.report.plots import Curve, Panel, PlotFormat
 from linformer_cli.report.tables import Column, Output, Record, RecordTable, Shown, TableStyle, list_columns
-from linformer_cli.speech.saved import Transcript
 from linformer_cli.units import format_bytes
 from .budget import BudgetReport
 from .columns import choose_columns, render_costs
@@ -152,7 +151,6 @@ def describe_findings(rows: Sequence[SpeechRow]) -> list[str]:
     return lines
 
 
-FIGURES = ("curves", "lengths")
 _NAME = list_columns(SpeechRow, "name")
 _SPEECH_COLUMNS = list_columns(
     SpeechRow,
@@ -209,14 +207,6 @@ def render_lengths(rows: Sequence[LengthRow], kind: PlotFormat) -> bytes:
     memory = "peak_memory_bytes", "peak memory of a training step (MiB)"
     labels = {row.name: row.name for row in rows}
     return render_costs(rows, labels, time, memory, "length of the utterances (frames of 10 ms)", title, kind)
-
-
-def render_transcript(transcript: Transcript, title: str, kind: PlotFormat) -> bytes:
-    """Draw the features of a recording with the symbols, at their times, under them."""
-    spans = [plots.Span(one.symbol, one.start_seconds, one.end_seconds, one.probability) for one in transcript.symbols]
-    features = transcript.features
-    seconds = features.shape[0] * transcript.hop_seconds
-    return plots.render_spectrogram(features.T.tolist(), seconds, spans, kind, title)
 
 
 def describe_progress(rows: Sequence[SpeechRow]) -> str:

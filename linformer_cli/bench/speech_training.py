@@ -10,7 +10,6 @@ from linformer_cli.errors import TrainingError
 from linformer_cli.model.mixers import Variant
 from linformer_cli.speech.ctc_task import CtcSettings, CtcTask, Errors, measure_errors
 from linformer_cli.speech.encoder import EncoderSettings, build_encoder
-from linformer_cli.speech.saved import Recogniser
 from linformer_cli.speech.utterances import Batch, Fold
 from linformer_cli.speech.waves import BANDS
 from linformer_cli.system.device import seeded
@@ -84,13 +83,6 @@ class Trainee:
         counts = errors.substitutions, errors.deletions, errors.insertions
         rates = errors.rate, None if beam is None else beam.rate
         return SeedResult(fold.seed, fold.held_out, errors.symbols, *rates, *counts, tuple(self.points))
-
-    def recogniser(self) -> Recogniser | None:
-        if not self._errors:
-            return None
-        variant, corpus, held_out = self.variant, self.fold.corpus, tuple(self.fold.held_out)
-        data = corpus.alphabet, corpus.rate, corpus.title, held_out, self._errors[-1].rate
-        return Recogniser(variant.label, variant.attention, variant.options, self.encoder, *data)
 
 
 def compare_epochs(trainees: Sequence[Trainee], others: Sequence[Trainee]) -> float | None:

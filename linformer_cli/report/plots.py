@@ -29,8 +29,6 @@ _LETTERS_PER_INCH = 14
 _TITLE_LETTERS_PER_INCH = 12
 _HANDLE_LETTERS = 8
 _LETTER_SHARE = 0.027  # the width of a letter under an axis, as a share of the axis
-# Limits of a spectrogram's width, its growth with the recording, and points of a symbol per inch that it has.
-_SPECTROGRAM_INCHES, _INCHES_PER_SECOND, _LABEL_POINTS = (5.0, 16.0), 2.0, 50
 # Ticks, as factors of powers of ten, of logarithmic axes that span less than N times the smallest value.
 _STEPS = ((16, (1, 1.5, 2, 3, 4, 6, 8)), (200, (1, 2, 5)))
 # Powers of ten in this range are written out.
@@ -142,46 +140,6 @@ def render_plot(
         abreast = max(1, min(max(2, columns * 3 // 2), fitting))
         figure.set_size_inches(width * columns, height * rows + 0.3 + 0.2 * math.ceil(len(handles) / abreast))
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=abreast)
-        return _write(figure, kind)
-
-
-@dataclass(frozen=True)
-class Span:
-    """A symbol from `start` to `end` seconds. `strength` in [0, 1] is how firmly it is drawn."""
-
-    label: str
-    start: float
-    end: float
-    strength: float = 1.0
-
-
-def render_spectrogram(
-    bands: Sequence[Sequence[float]], seconds: float, spans: Sequence[Span], kind: PlotFormat, title: str
-) -> bytes:
-    """Draw the power in `bands` (lowest first) over `seconds`, with the symbols of `spans` under it."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    shortest, longest = _SPECTROGRAM_INCHES
-    width = min(max(shortest, _INCHES_PER_SECOND * seconds), longest)
-    size = min(_STYLE["font.size"], _LABEL_POINTS * width / max(1, len(spans)))
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(width, 3.0), dpi=150, layout="constrained")
-        picture, line = figure.subplots(2, 1, sharex=True, height_ratios=[6, 1])
-        extent = (0.0, seconds, 0.0, float(len(bands)))
-        picture.imshow(bands, origin="lower", aspect="auto", extent=extent, cmap="magma", interpolation="nearest")
-        picture.grid(False)
-        picture.set(ylabel="mel band")
-        line.set(ylim=(0, 1), yticks=[], xlabel="time (s)", xlim=(0, seconds))
-        line.grid(False)
-        line.spines["left"].set_visible(False)
-        for number, span in enumerate(spans):
-            colour = PALETTE[number % 2]
-            line.axvspan(span.start, span.end, color=colour, alpha=0.15 + 0.35 * span.strength, linewidth=0)
-            picture.axvline(span.start, color="white", alpha=0.5, linewidth=0.6)
-            middle, height = (span.start + span.end) / 2, (0.7, 0.3)[number % 2]  # neighbours do not overlap
-            line.text(middle, height, span.label, ha="center", va="center", fontsize=size, parse_math=False)
-        picture.set_title("\n".join(textwrap.wrap(title, int(width * _TITLE_LETTERS_PER_INCH))), parse_math=False)
         return _write(figure, kind)
 
 

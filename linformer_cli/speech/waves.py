@@ -23,15 +23,10 @@ _SILENT = 2.0**-15  # a recording is silent if no sample reaches one step of 16 
 
 @dataclass(frozen=True)
 class Wave:
-    """Samples float32 [N] at `rate` per second. `file_rate` is the rate in the file, before resampling."""
+    """Samples float32 [N] at `rate` per second."""
 
     samples: Tensor
     rate: int
-    file_rate: int
-
-    @property
-    def seconds(self) -> float:
-        return len(self.samples) / self.rate
 
     @property
     def is_silent(self) -> bool:
@@ -72,7 +67,7 @@ def read_wave(path: Path, rate: int | None = None) -> Wave:
     if not samples.isfinite().all():
         raise DataError(f"'{path}' has samples that are NaN or infinite; record it again or leave it out")
     wanted = rate or file_rate
-    return Wave(resample(samples, file_rate, wanted), wanted, file_rate)
+    return Wave(resample(samples, file_rate, wanted), wanted)
 
 
 def resample(samples: Tensor, rate: int, wanted: int) -> Tensor:

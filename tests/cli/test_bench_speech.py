@@ -1,4 +1,4 @@
-"""Tests of `lintx bench speech` from the command line to tables, files and transcripts."""
+"""Tests of `lintx bench speech` from the command line to tables and files."""
 
 import csv
 import json
@@ -8,7 +8,6 @@ import pytest
 import soundfile
 import torch
 from cli.conftest import NoCapture, run_main
-from PIL import Image
 
 from linformer_cli.speech.encoder import PRESETS, EncoderSettings
 
@@ -73,7 +72,7 @@ def test_the_table_is_printed_and_all_files_are_written(command, tmp_path, monke
     out = tmp_path / "out"
     assert plot.read_bytes().startswith(b"<?xml")
     assert {file.name for file in out.iterdir()} == {
-        *("speech.json", "speech.md", "curves.png", "curves.svg", "models"),
+        *("speech.json", "speech.md", "curves.png", "curves.svg"),
     }
     document = json.loads((out / "speech.json").read_text())
     assert [row["name"] for row in document["rows"]] == ["softmax", "linear"] and document["ended"] == "finished"
@@ -91,36 +90,9 @@ def test_csv_has_every_point(command):
     assert all("not WSJ" in row["title"] for row in rows)
 
 
-def test_a_trained_encoder_transcribes_a_file_at_another_rate(lintx, trained, tmp_path):
-    path = tmp_path / "call.wav"
-    soundfile.write(str(path), torch.sin(torch.arange(16_000) * 0.2).numpy(), 16_000)
-    base = ["bench", "speech", "--transcribe", path, "--out", trained]
-    outcome = lintx(*base, "--json")
-    assert outcome.code == 0, outcome.stderr
-    assert "resampled from 16,000 to 8,000 Hz" in outcome.stderr
-    document = outcome.document
-    assert document["text"].split() == [one["symbol"] for one in document["symbols"]]
-    with Image.open(document["plot"]) as picture:
-        assert picture.format == "PNG" and picture.width > 500
-    for name, label in (("lsh:rounds=1", "lsh-1"), ("lsh-1", "lsh-1"), ("mine=linear", "mine"), ("mine", "mine")):
-        table = lintx(*base, "--attention", name)
-        assert table.code == 0 and f"encoder {label}, PER" in table.stderr
-    for name in ("linear", "bi-lstm", "theirs"):
-        missing = lintx(*base, "--attention", name)
-        assert missing.code == 1 and f"no trained encoder '{name}'" in missing.stderr
-    soundfile.write(str(path), torch.zeros(800).numpy(), 8_000)
-    silent = lintx(*base, "--plot", tmp_path / "s.svg")
-    assert silent.code == 0 and "is silent, so it has no symbols" in silent.stderr
-    assert silent.stdout.strip() == "" and (tmp_path / "s.svg").exists()
-
-
-MEASURING = "--data=fsdd --data-dir=data --budget=1m --preset=small --seeds=3 --epochs=2 --strings=9 --lengths=none"
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--transcribe", "missing.wav"], 1, "no trained encoder in"),
         (["--attention", "rfa:gate=true"], 2, "'rfa' with these options has no bidirectional form"),
         (["--data", "wsj"], 2, "unknown speech data 'wsj'"),
         (["--data", "speech:/nowhere"], 1, "cannot read '/nowhere/transcripts.tsv'"),
@@ -132,22 +104,6 @@ def test_a_mistake_gets_one_line(lintx, tmp_path, arguments, code, message):
     outcome = lintx("bench", "speech", "--out", tmp_path / "out", *arguments)
     assert (outcome.code, outcome.stdout) == (code, "")
     assert message in outcome.stderr and len(outcome.stderr.splitlines()) == 1
-
-
-def test_a_mistake_in_transcribing_gets_one_line_before_any_work(lintx, tmp_path):
-    base = ["bench", "speech", "--out", tmp_path, "--transcribe"]
-    for given in [*MEASURING.split(), "--device=cpu", "--format=csv"]:
-        option = given.partition("=")[0]
-        outcome = lintx(*base, "missing.wav", given)
-        assert outcome.code == 2 and outcome.stderr.startswith(f"Error: {option} is for measuring, and --transcribe")
-        assert outcome.stderr.endswith(f"measures nothing; drop {option}\n")
-    for name in ("curves", "lengths"):
-        outcome = lintx(*base, f"{name}.wav")
-        assert outcome.code == 2 and f"{name}.png' is a figure of the report" in outcome.stderr
-        assert "no trained encoder" in lintx(*base, f"{name}.wav", "--plot", tmp_path / "other.png").stderr
-    (tmp_path / "call.png").mkdir()
-    outcome = lintx(*base, "call.wav")
-    assert outcome.code == 1 and "cannot write" in outcome.stderr and "call.png" in outcome.stderr
 
 
 def test_a_recording_with_too_many_symbols_is_named_before_training(lintx, tmp_path):

@@ -37,7 +37,7 @@ def test_channels_are_averaged_and_the_rate_is_changed(tmp_path) -> None:
     path = tmp_path / "two.wav"
     soundfile.write(str(path), torch.tensor([[0.5, 0.0]] * 16_000).numpy(), 16_000, subtype="FLOAT")
     wave = read_wave(path, 8_000)
-    assert (len(wave.samples), wave.rate, wave.file_rate, wave.seconds) == (8_000, 8_000, 16_000, 1.0)
+    assert (len(wave.samples), wave.rate) == (8_000, 8_000)
     torch.testing.assert_close(wave.samples[100:-100], torch.full((7_800,), 0.25), atol=1e-3, rtol=0)
 
 
