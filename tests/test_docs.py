@@ -1,6 +1,4 @@
-"""Tests of the documentation: link targets and options exist, the Python examples run, and the table of mechanisms
-is that of the catalogue.
-"""
+"""Tests of the documentation: links, options, Python examples and generated tables are right."""
 
 import itertools
 import json

@@ -174,7 +174,8 @@ class QualityRow:
 class ClassRow:
     """Samples of a class, those that the judge `recognised`, and the judge's accuracy on its test images, if any."""
 
-    label: Annotated[int, Shown("class", names=True)]
+    label: int
+    name: Annotated[str, Shown("class", names=True)]
     samples: Annotated[int, Shown("samples", ",")]
     recognised: Annotated[int, Shown("recognised", ",")]
     accuracy: Annotated[float | None, Shown("judge's accuracy", format_percent)]
@@ -231,11 +232,12 @@ def measure_quality(
             smallest_distance=None if nearest is None else float(nearest.min()),
         )
         rows.append(row)
-    classes = []
+    classes, names = [], train.measured.class_names if train.measured else ()
     for label in range(judge.classes if asked is not None else 0):
         drawn, held_out = assigned["samples"][asked == label], right[test_labels == label]
         accuracy = float(held_out.mean()) if held_out.size else None
-        classes.append(ClassRow(label, len(drawn), int((drawn == label).sum()), accuracy))
+        name = names[label] if names else str(label)
+        classes.append(ClassRow(label, name, len(drawn), int((drawn == label).sum()), accuracy))
     return QualityReport(
         rows=rows,
         classes=classes,

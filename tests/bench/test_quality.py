@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from linformer_cli.bench.quality import Judge, JudgeRecipe, load_judge, measure_frechet_distance, measure_quality
 from linformer_cli.data.images import ImageSet
+from linformer_cli.data.look import Look
 
 RECIPE = JudgeRecipe(channels=4, features=16, updates=60, batch=16, learning_rate=0.01)
 SHAPE = (6, 5, 3)
@@ -92,6 +94,7 @@ def test_the_learning_rate_of_the_judge_rises_for_a_tenth_and_falls_to_0(cache, 
 
 def test_real_images_as_samples_are_as_good_as_real_images(cache) -> None:
     train, test = draw_set("train"), draw_set("test", 70)
+    train = replace(train, measured=Look(train.shape, class_names=("a", "b", "c")))
     judge = load_judge(train.images, train.labels, 3, RECIPE, lambda update: None)
     # All test images are the samples, so both have the same distribution.
     report = measure_quality(judge, test.images, test.labels, train, test, 1.5)
@@ -102,7 +105,7 @@ def test_real_images_as_samples_are_as_good_as_real_images(cache) -> None:
         assert getattr(samples, figure) == getattr(tested, figure)
     assert samples.nearest_distance == pytest.approx(tested.nearest_distance)
     assert samples.class_share == report.judge_accuracy and report.test_images == 70
-    assert [row.samples for row in report.classes] == [24, 23, 23]
+    assert [(row.name, row.samples) for row in report.classes] == [("a", 24), ("b", 23), ("c", 23)]
     assert [row.recognised / row.samples for row in report.classes] == [row.accuracy for row in report.classes]
     assert (samples.bits_per_dim, tested.bits_per_dim) == (1.5, None)
 
