@@ -111,7 +111,7 @@ class Schedule:
         return True
 
     def _allot(self, part: Part) -> float:
-        """The seconds for a new part: its share of the time not reserved for parts that have begun."""
+        """Return the seconds for a new part: its share of the time not reserved for parts that have begun."""
         promised = sum(
             max(0.0, other.share * self._budget_seconds - other.seconds)
             for other in self.parts

@@ -123,7 +123,7 @@ def _size_row(name: str, size: int | None, images: Pixels, **more: Any) -> Codec
 
 
 def _picture_format(name: str, kind: str, **options: Any) -> Format:
-    """A format of Pillow, with one file for each image."""
+    """Return a format of Pillow, with one file for each image."""
 
     def encode(image: Pixels) -> bytes:
         buffer = io.BytesIO()
@@ -138,7 +138,7 @@ def _picture_format(name: str, kind: str, **options: Any) -> Format:
 
 
 def _stream_format(name: str, compress: Callable[[bytes], bytes], expand: Callable[[bytes], bytes]) -> Format:
-    """A general compressor over the raw pixels of all images together."""
+    """Return a general compressor over the raw pixels of all images together."""
     return Format(
         name,
         lambda images: [compress(images.tobytes())],

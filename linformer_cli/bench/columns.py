@@ -63,7 +63,7 @@ QUALITY = ("bits_per_dim", "images_seen")
 
 
 def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequence[str] = ()) -> list[Column]:
-    """The `columns` that are not empty or in `keep`, in the words of the rows; none if all only identify a row."""
+    """Choose `columns` that are not empty or in `keep`, in the words of the rows; none if all only identify a row."""
     words = find_words(rows)
     full = [
         replace(column, title=column.title.replace(IMAGES.bits, words.bits).replace(IMAGES.item, words.item))
@@ -103,7 +103,7 @@ def list_growth_tables(
 
 
 def find_words(rows: Sequence[Record]) -> Words:
-    """What the sequences of `rows` are called: windows if all models are models of bytes."""
+    """Return what the sequences of `rows` are called: windows if all models are models of bytes."""
     return WINDOWS if all(find_value(row, "item") == WINDOWS.item for row in rows) else IMAGES
 
 
@@ -199,7 +199,7 @@ def _describe_batches(rows: Sequence[AttentionRow]) -> str:
 
 
 def _label_methods(rows: Sequence[ModelRow]) -> list[str]:
-    """The legend label of each row, with its engine for softmax and for names with several engines."""
+    """Return the legend label of each row, with its engine for softmax and for names with several engines."""
     several = len({row.precision for row in rows}) > 1
     methods = [f"{row.engine}, {row.precision}" if several else row.engine for row in rows]
     counts = Counter(name for name, _ in {(row.name, method) for row, method in zip(rows, methods, strict=True)})

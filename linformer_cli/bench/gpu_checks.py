@@ -129,7 +129,7 @@ def _build_small(name: str) -> PixelModel:
 
 
 def _replay_error(kind: type[CudaEngine], model: PixelModel, tokens: Tensor, expected: Tensor) -> float:
-    """The error of the third image of an engine: the first runs, the second records, the third replays."""
+    """Return the error of the third image of an engine: the first runs, the second records, the third replays."""
     engine = kind(model, len(tokens))
     for _ in range(3):
         engine.start()

@@ -93,7 +93,7 @@ class BenchModel:
     run: TrainedRun | None = None
 
     def find_quality(self, runs: Sequence[TrainedRun]) -> Quality:
-        """The bits/dim of the model's own run, or of the best of `runs` with exactly this model."""
+        """Return the bits/dim of the model's own run, or of the best of `runs` with exactly this model."""
         found = self.run or find_trained(runs, self.model.config)
         return Quality() if found is None else found.quality
 

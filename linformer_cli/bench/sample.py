@@ -108,7 +108,7 @@ def prepare(models: Sequence[BenchModel], asked: SamplingSettings, bench: Bench)
 
 
 def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
-    """The requested engines, each once, and the re-run of softmax."""
+    """Return the requested engines, each once, and the re-run of softmax."""
     plain = settings.formats.get(REFERENCE)
     engines = [choose_engine(AUTO, timed.model, plain).value if name == AUTO else name for name in settings.engines]
     if settings.rerun and plain is None and timed.model.config.attention == SOFTMAX:

@@ -46,7 +46,7 @@ class SpeechSettings:
 
 
 def parse_methods(entries: Sequence[str]) -> list[Variant]:
-    """A variant for each of `bi-lstm`, `linear` or `NAME=lsh:rounds=4`. Raises `UsageError` for impossible ones."""
+    """Parse variants such as `bi-lstm`, `linear` or `NAME=lsh:rounds=4`. Raises `UsageError` for impossible ones."""
     entries = [entry.strip() for entry in entries]
     if entries.count(BI_LSTM) > 1:
         raise UsageError(f"attention '{BI_LSTM}' is given twice")
@@ -208,7 +208,7 @@ class SpeechBench(BudgetBench[SpeechReport]):
         self._round_share = (self.elapsed_seconds() - began) / self._settings.budget_seconds
 
     def _progress(self, number: int, began: float, share: float) -> float:
-        """The share of the whole training when `share` of epoch `number` is done, by epochs or else by time."""
+        """Return the share of the whole training when `share` of epoch `number` is done, by epochs or else by time."""
         if self._settings.epochs is not None:
             return (number + share) / self._settings.epochs
         return (began / self._settings.budget_seconds + self._round_share * share) / _SCHEDULED_SHARE

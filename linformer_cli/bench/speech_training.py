@@ -86,7 +86,7 @@ class Trainee:
 
 
 def compare_epochs(trainees: Sequence[Trainee], others: Sequence[Trainee]) -> float | None:
-    """How many epochs `trainees` train in one of `others`: the median ratio over rounds and seeds."""
+    """Return how many epochs `trainees` train in one of `others`: the median ratio over rounds and seeds."""
     ratios = [
         theirs / own
         for one, other in zip(trainees, others, strict=True)

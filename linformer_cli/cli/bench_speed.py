@@ -105,7 +105,7 @@ def _check_options(asked: SampleOptions) -> None:
 
 
 def _choose_models(asked: SampleOptions, trained: "list[TrainedRun]") -> "tuple[list[BenchModel], dict[str, str]]":
-    """The models to time, and the checkpoint's path for the JSON document if there is one."""
+    """Return the models to time, and the checkpoint's path for the JSON document if there is one."""
     from linformer_cli.bench.models import build_models, load_models, preset_network, resize_network, with_softmax
     from linformer_cli.checkpoint import open_checkpoint, read_checkpoint
     from linformer_cli.system.device import choose_device, torch_dtype

@@ -184,7 +184,7 @@ def plan_entries(
 
 
 def _choose_lengths(plan: Plan, train: TrainConfig) -> dict[str, Any]:
-    """The length of a run, with one validation at its end and no samples."""
+    """Return the length of a run, with one validation at its end and no samples."""
     steps = None if plan.images is None else math.ceil(plan.images / (train.batch * train.accumulation))
     length = {"steps": steps} if steps else {"steps": None, "max_time": plan.max_time}
     return {**length, "evaluate_every": steps or LARGEST_STEP, "sample_every": 0}
@@ -240,7 +240,7 @@ def draw_samples(entry: Entry, device: str, check: Check = never_stop) -> bool:
 
 
 def _read_digest(entry: Entry) -> object:
-    """The digest of the weights that drew the samples of `entry`, or None if there are none."""
+    """Return the digest of the weights that drew the samples of `entry`, or None if there are none."""
     try:
         if entry.config.data.words is WINDOWS:
             return entry.samples_file.read_text(errors="replace").partition("\n")[0].removeprefix(f"{_DIGEST} ")

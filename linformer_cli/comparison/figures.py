@@ -40,7 +40,7 @@ def training_speed(entry: Entry, conditions: Conditions) -> Asked:
 
 
 def sampling_speed(checkpoint: Checkpoint, conditions: Conditions) -> Asked:
-    """The conditions of sampling times, with the sampled weights."""
+    """Return the conditions of sampling times, with the sampled weights."""
     return _describe_machine(conditions.device, "fp32", batch=conditions.batch, weights_sha256=checkpoint.digest)
 
 
@@ -98,7 +98,7 @@ def _add_sample(file: Path, asked: Asked, repeats: int, measure: Callable[[int],
 
 
 def read_figures(file: Path, asked: Asked, key: str = "samples_seconds") -> list[float]:
-    """The figures kept in `file`, such as seconds. The list is empty if their conditions were not those of `asked`."""
+    """Read the figures kept in `file`, such as seconds: none if their conditions were not those of `asked`."""
     try:
         record = read_json(file)
         same = all(record.get(name) == value for name, value in asked.items())
@@ -136,12 +136,12 @@ def _read_bits(entry: Entry, checkpoint: Checkpoint) -> list[float]:
 
 
 def _describe_bits(checkpoint: Checkpoint, images: int | None) -> Asked:
-    """What was validated: the weights with this checksum, and the number of images."""
+    """Return what was validated: the weights with this checksum, and the number of images."""
     return {"weights_sha256": checkpoint.digest, "images": images}
 
 
 def read_runs(entries: Sequence[Entry]) -> dict[str, Tensor]:
-    """The kept bits/dim [S, N] of N images and all S seeds, for each mechanism that has them."""
+    """Return the kept bits/dim [S, N] of N images and all S seeds, for each mechanism that has them."""
     found: dict[str, list[list[float]]] = {entry.name: [] for entry in entries}
     for entry in entries:
         with contextlib.suppress(LintxError):  # not finished, or damaged, which the row of the entry says

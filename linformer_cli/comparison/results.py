@@ -84,7 +84,7 @@ class ComparisonReport(Report):
 
 
 def describe_entries(entries: Sequence[Entry], conditions: Conditions, failures: dict[str, str]) -> list[ComparisonRow]:
-    """The row of each mechanism, from its runs with all seeds; `describe_entry` explains `failures`."""
+    """Return the row of each mechanism, from its runs with all seeds; `describe_entry` explains `failures`."""
     rows: dict[str, ComparisonRow] = {}
     for entry in entries:
         row = describe_entry(entry, conditions, failures)

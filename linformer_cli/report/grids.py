@@ -206,7 +206,7 @@ def require_images(images: NDArray[np.uint8]) -> None:
 
 
 def _near_square(count: int, height: int, width: int) -> int:
-    """The number of columns that makes a picture nearly square, or one more if fewer cells stay empty (8 images: 4)."""
+    """Count the columns that make a picture nearly square, or one more if fewer cells stay empty (8 images: 4)."""
     nearest = min(count, max(1, math.ceil(math.sqrt(count * height / width))))
     return min((nearest, min(count, nearest + 1)), key=lambda columns: -count % columns)
 

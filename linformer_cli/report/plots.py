@@ -62,7 +62,7 @@ class Curve:
 
 
 def with_error(x: float, y: float, error: float | None) -> tuple[float, float, float, float]:
-    """The point of a curve at (x, y) whose band has the width of the standard error on both sides."""
+    """Return the point of a curve at (x, y) whose band has the width of the standard error on both sides."""
     return x, y, y - (error or 0.0), y + (error or 0.0)
 
 

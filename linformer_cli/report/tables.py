@@ -204,7 +204,7 @@ def _is_number(value: object) -> TypeGuard[numbers.Real]:
 
 
 def _cell(value: Any, column: Column) -> str:
-    """A table cell: empty for None, `yes` or `no`, a formatted number, or what a function as format returns."""
+    """Return a table cell: empty for None, `yes` or `no`, a formatted number, or what a function as format returns."""
     if value is None:
         return ""
     if type(value).__module__ == "numpy":

@@ -139,7 +139,7 @@ class SafeText:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def decode(self, data: bytes, last: bool = False) -> str:
-        """The text of the next bytes. An incomplete character is kept for the next call, unless this is the `last`."""
+        """Return the next bytes' text. An incomplete character is kept for the next call, unless this is the `last`."""
         return "".join(_escape(character) for character in self._decoder.decode(data, last))
 
 

@@ -97,7 +97,7 @@ def _build(setup: PassSetup) -> Attention:
 
 
 def build_checked_model(setup: PassSetup) -> PixelModel:
-    """A small model to compare the forms of a mechanism. Raises `UsageError` for sizes that a model cannot have."""
+    """Build a small model to compare a mechanism's forms. Raises `UsageError` for sizes that a model cannot have."""
     sizes = {
         "attention": setup.variant.attention,
         "attention_options": setup.variant.options,

@@ -162,7 +162,7 @@ def count_state_bytes(model: PixelModel, batch: int, products: torch.dtype | Non
 
 
 def state_traffic_bytes(model: PixelModel, batch: int, products: torch.dtype | None = None) -> int | None:
-    """The bytes of state that a step reads and writes, a mean over an image, or None if the mechanism does not say."""
+    """Return the mean bytes of state that a step reads and writes, or None if the mechanism does not say."""
     share = find_mixer(model.config.attention).count_state_traffic(model.config.block_image.positions)
     whole = count_state_bytes(model, batch, products) // model.embedding.stride
     return None if share is None else round(share * whole)

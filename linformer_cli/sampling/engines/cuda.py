@@ -211,7 +211,7 @@ class CudaEngine(Engine):
         self._position += 1
 
     def _is_number(self, x: Tensor) -> bool:
-        """Whether a tensor of the state is a number that the host knows."""
+        """Return whether a tensor of the state is a number that the host knows."""
         return x.dim() == 0 and x is not self._place and x is not self._unit
 
     def _set_numbers(self, numbers: list[int]) -> None:
@@ -220,7 +220,7 @@ class CudaEngine(Engine):
         self._numbers = tuple(n if p is None or n < 2 * p else p + n % p for n, p in pairs)
 
     def _list_periods(self, block: Block, layer: Any) -> list[int | None]:
-        """The period of each number in the state of a block."""
+        """Return the period of each number in the state of a block."""
         period = block.inner.period if isinstance(block, InnerBlock) else None
         return [period for part in state_tensors(layer) if self._is_number(part)]
 
