@@ -159,7 +159,7 @@ def complete(
     label: int | None = None,
     particles: int = PARTICLES,
 ) -> NDArray[np.uint8]:
-    """`count` completions [count, H, W, C] of `image` [H, W, C] that keep its pixels `kept` bool [H, W].
+    """Return `count` completions [count, H, W, C] of `image` [H, W, C] that keep its pixels `kept` bool [H, W].
 
     `complete_values` explains `particles`. A `Sampler` in place of the model has a seed, filters and an engine.
     """

@@ -218,7 +218,7 @@ class ModelConfig(NetworkConfig):
 
 
 def _parse_sides(value: Any) -> Any:
-    """Height and width, from one side of a square, from a text such as `48x64`, or as they are."""
+    """Return height and width, from one side of a square, from a text such as `48x64`, or as they are."""
     sides = re.fullmatch(r"(\d+)(?:x(\d+))?", value) if isinstance(value, str) else None
     if sides is not None:
         return int(sides[1]), int(sides[2] or sides[1])

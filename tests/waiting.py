@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
+from linformer_cli.sampling.engines.cuda import Graphs
+
 
 class OnlyOn(TorchDispatchMode):
     """Checks that every operation has all its tensors on `device`, except single numbers that it does not copy."""
@@ -45,6 +47,20 @@ class Recorder(TorchDispatchMode):
         found = operation(*arguments, **(named or {}))
         self._calls.append((operation, arguments, named or {}, found))
         return found
+
+    @classmethod
+    def replace_graphs(cls, monkeypatch: Any) -> "list[Recorder]":
+        """The engine `cuda` records into these recorders, one for each graph."""
+        made: list[Recorder] = []
+
+        def record(graphs: Graphs, work: Any) -> Recorder:
+            made.append(cls())
+            with made[-1]:
+                work()
+            return made[-1]
+
+        monkeypatch.setattr(Graphs, "record", record)
+        return made
 
     @staticmethod
     def watch(module: ModuleType) -> Any:

@@ -154,7 +154,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: State | None = None, extra: Tensor | None = None
     ) -> Out[State]:
-        """Outputs [B, H, T, V] of T >= 1 positions that follow `state` (None: no positions), and the new state.
+        """Return outputs [B, H, T, V] of T >= 1 positions that follow `state` (None: no positions), and the new state.
 
         The result is differentiable, also with respect to `state`, which is not modified. A NaN or infinity in the
         inputs changes neither earlier outputs nor other images. If an output is NaN or infinite, outputs from the first
@@ -222,7 +222,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
     def attend_all(
         self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, extra: Tensor | None = None
     ) -> Tensor:
-        """Outputs [B, H, T, V] of the bidirectional form: a position sees all positions of its own sequence.
+        """Return outputs [B, H, T, V] of the bidirectional form: a position sees all positions of its own sequence.
 
         `lengths` (int64 [B], from 0 to T; None: all T) are the numbers of positions in the sequences. The positions
         after them are padding: their inputs change nothing, even if they are NaN, and get no gradient. Outputs at the
@@ -264,7 +264,7 @@ class Attention(nn.Module, ABC, Generic[Options, State]):
         """Compute what `step` returns."""
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        """Bytes of the state after `positions` positions, for inputs of `dtype`."""
+        """Return bytes of the state after `positions` positions, for inputs of `dtype`."""
         return measure_state_bytes(self.init_state(batch, positions, torch.device("meta"), dtype))
 
     def emit(self, inputs: MixInputs) -> None:

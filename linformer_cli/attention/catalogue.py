@@ -15,7 +15,7 @@ _NAMES = (
 
 
 def _import_mechanism(name: str) -> type[Attention]:
-    """`LongShortAttention` of long_short.py for `long_short`."""
+    """Return `LongShortAttention` of long_short.py for `long_short`."""
     return getattr(importlib.import_module(f".{name}", __package__), f"{name.title().replace('_', '')}Attention")
 
 

@@ -78,7 +78,7 @@ class FlashAttention(GatedAttention[FlashOptions, FlashState]):
         return y.unsqueeze(1), state
 
     def _attend_chunks(self, z: Tensor, v: Tensor, carried: Tensor, known: int) -> tuple[Tensor, Tensor]:
-        """Outputs of the last T positions of z [B, known + T, K] and v, after the sum `carried`, and the last sum."""
+        """Return outputs of the last T positions of z [B, known + T, K] and v, after `carried`, and the last sum."""
         chunk, length = self.options.chunk, z.shape[1]
         finished = length // chunk
         edge, sums, outputs = finished * chunk, carried.unsqueeze(1), []
@@ -93,7 +93,7 @@ class FlashAttention(GatedAttention[FlashOptions, FlashState]):
         return torch.cat(outputs, dim=1), sums[:, -1]
 
     def _mix_chunk(self, z: Tensor, v: Tensor, before: Tensor, first: int) -> Tensor:
-        """Outputs [N, R - first, V] of chunks z [N, R, K], v [N, R, V] after the sum `before` [N, K, V]."""
+        """Return outputs [N, R - first, V] of chunks z [N, R, K], v [N, R, V] after the sum `before` [N, K, V]."""
         rows = z[:, first:]
         inside = self.mix(self.query(rows), self.key(z), v, first)
         return torch.add(inside, self.linear_query(rows) @ before, alpha=self.linear_scale)

@@ -57,7 +57,7 @@ class GauAttention(GatedAttention[GauOptions, KeyValueCache], CachedAttention[Ga
         return self._mix_rows(q.to(dtype), keys, values, start), cache
 
     def _mix_rows(self, q: Tensor, keys: Tensor, values: Tensor, start: int, causal: bool = True) -> Tensor:
-        """Outputs [B, 1, T, V] of q [B, 1, T, K], the first at position `start`, for all keys [B, L, K]."""
+        """Return outputs [B, 1, T, V] of q [B, 1, T, K], the first at position `start`, for all keys [B, L, K]."""
         self._require_room(start + q.shape[2])
         blocks = []
         for rows in self.query(q).squeeze(1).split(ROWS_AT_ONCE, dim=1):

@@ -62,7 +62,7 @@ class GlaAttention(SumAttention[GlaOptions, GlaState]):
         self.gate_start = tuple(x - math.log(-math.expm1(x)) for x in log_sigmoids)
 
     def _log_decay(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """log a [B, H, .., K or 1] in `dtype` from the extra scalars x."""
+        """Return log a [B, H, .., K or 1] in `dtype` from the extra scalars x."""
         start = constant(self.gate_start, x.device, dtype)
         if self.options.gate == "scalar":
             start = start.view(-1, *[1] * (x.dim() - 2))
@@ -74,7 +74,7 @@ class GlaAttention(SumAttention[GlaOptions, GlaState]):
         return scale_outputs(sums, gates.get("output")), GlaState(s)
 
     def _sum(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor]:
-        """u [B, H, T, V] and the last s."""
+        """Return u [B, H, T, V] and the last s."""
         if sum_causally := kernel_for(CAUSAL_SUMS, q, k, v):
             return sum_causally(q, k, v, log_decay, carried, self.score_scale)
         dtype = log_decay.dtype

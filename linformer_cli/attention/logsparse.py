@@ -40,7 +40,7 @@ class _Grid(NamedTuple):
         return max(self.before * self.period + self.offsets[-1] - self.start, 0)
 
     def pad(self, x: Tensor) -> Tensor:
-        """Keys or values x [N, positions, W] with zeros before position 0 and after the last row."""
+        """Return keys or values x [N, positions, W] with zeros before position 0 and after the last row."""
         end = self.start + (self.rows - 1) * self.period + self.columns
         return functional.pad(x, (0, 0, self.front, end - x.shape[1]))
 
@@ -166,7 +166,7 @@ def _weigh(weights: Tensor, x: Tensor) -> Tensor:
 
 
 def _score(queries: Tensor, k: Tensor, grid: _Grid, first: int, stop: int) -> Tensor:
-    """Scores [N, columns, rows of queries, offsets, rows of keys] of queries [N, columns, rows, K]."""
+    """Return scores [N, columns, rows of queries, offsets, rows of keys] of queries [N, columns, rows, K]."""
     seen = stop + grid.before
     scores = queries.new_empty(*queries.shape[:3], len(grid.offsets), seen)
     for index, offset in enumerate(grid.offsets):

@@ -141,7 +141,7 @@ class LongShortAttention(Attention[LongShortOptions, LongShortState]):
     def _compress(
         self, k: Tensor, v: Tensor, scores: Tensor, state: LongShortState, start: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Means [B, H, chunks, rank, K + V] of the finished chunks, and `largest` and `sums` of the unfinished one."""
+        """Return means [B, H, chunks, rank, K + V] of full chunks, and `largest` and `sums` of the unfinished one."""
         chunk, length = self.options.chunk, k.shape[2]
         inside = start % chunk
         finished = (inside + length) // chunk

@@ -99,7 +99,7 @@ class LshAttention(Attention[LshOptions, LshState]):
         return attend_sorted_chunks(q, _scale_keys(q), wide, buckets, ends, options.window, options.average).view_as(v)
 
     def _hash(self, q: Tensor) -> Tensor:
-        """Buckets int64 [B, H, T, R] of q [B, H, T, K]."""
+        """Return buckets int64 [B, H, T, R] of q [B, H, T, K]."""
         # In float64, rounding rarely decides between two buckets. MPS has no float64.
         wide = torch.float32 if q.device.type == "mps" else torch.float64
         products = (q.to(wide) @ self.rotations.to(wide).flatten(2)).unflatten(-1, self.rotations.shape[2:])
@@ -172,7 +172,7 @@ class LshAttention(Attention[LshOptions, LshState]):
         )
 
     def list_states(self, state: LshState) -> list[Tensor]:
-        """Keys of length 1 / sqrt(K) and values with room for a whole image, and the rings."""
+        """Return keys of length 1 / sqrt(K) and values with room for a whole image, and the rings."""
         queries, values = (fit_rows(part, self.shape.positions) for part in state.cache[:2])
         return [_scale_keys(queries), values, state.rings]
 
@@ -180,7 +180,7 @@ class LshAttention(Attention[LshOptions, LshState]):
 def attend_sorted_chunks(
     q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, lengths: Tensor | None, chunk: int, average: bool
 ) -> Tensor:
-    """Outputs [N, T, V] for buckets [N, T, R]: positions see their chunk and, cyclically, the one before."""
+    """Return outputs [N, T, V] for buckets [N, T, R]: positions see their chunk and, cyclically, the one before."""
     count, length, _ = buckets.shape
     if lengths is None:
         lengths = torch.full((count,), length, device=q.device)

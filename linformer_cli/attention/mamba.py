@@ -107,7 +107,7 @@ class MambaAttention(SumAttention[MambaOptions, MambaState]):
         return _Steps(size, -size * rate, share, turns)
 
     def _prepare(self, x: Tensor, which: int, angle: Tensor | None) -> Tensor:
-        """Queries (`which` is 0) or keys (1) [B, H, T, K], normalised and rotated by the angles [B, H, T, R]."""
+        """Return queries (`which` is 0) or keys (1) [B, H, T, K], normalised and rotated by the angles [B, H, T, R]."""
         if self.gain is not None and self.bias is not None:
             gain, bias = (part[which].to(x.dtype).unsqueeze(1) for part in (self.gain, self.bias))
             x = functional.rms_norm(shrink_huge(x, (-1,)), x.shape[-1:], eps=_EPSILON) * gain + bias
@@ -177,13 +177,13 @@ class MambaAttention(SumAttention[MambaOptions, MambaState]):
 
 
 def _shift(x: Tensor, before: Tensor | None) -> Tensor:
-    """x [B, H, T, W] moved one position later: `before` [B, H, W] (None: 0) comes first, the last one is dropped."""
+    """Move x [B, H, T, W] one position later: `before` [B, H, W] (None: 0) comes first, the last is dropped."""
     first = torch.zeros_like(x[:, :, 0]) if before is None else before
     return torch.cat([first.unsqueeze(2), x[:, :, :-1]], dim=2)
 
 
 def _rotate(x: Tensor, angle: Tensor) -> Tensor:
-    """x [..., K] with coordinates 2 i and 2 i + 1 rotated by angle i. `angle` [..., R] is in turns."""
+    """Return x [..., K] with coordinates 2 i and 2 i + 1 rotated by angle i. `angle` [..., R] is in turns."""
     radians = angle * (2 * math.pi)
     sine, cosine = radians.sin(), radians.cos()
     pairs, rest = x.split([2 * angle.shape[-1], x.shape[-1] - 2 * angle.shape[-1]], dim=-1)

@@ -62,7 +62,7 @@ class MesaAttention(SumAttention[MesaOptions, MesaState]):
         self.ridge = nn.Parameter(torch.full((shape.heads, shape.key_width), math.log(math.expm1(1 - _LEAST_RIDGE))))
 
     def _gates(self, gates: Gates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """beta and log alpha, each [B, H, T], or [B, H] for one position."""
+        """Return beta and log alpha, each [B, H, T], or [B, H] for one position."""
         beta, decay = (gates[name].squeeze(-1) for name in ("write", "decay"))
         return beta.sigmoid(), functional.logsigmoid(decay + of_heads(self.gate_bias, dtype, decay.dim()))
 
@@ -112,7 +112,7 @@ class MesaAttention(SumAttention[MesaOptions, MesaState]):
 
 
 def _directions(x: Tensor) -> Tensor:
-    """x [..., K], scaled to length 1."""
+    """Return x [..., K], scaled to length 1."""
     return directions(shrink_huge(x, (-1,)))
 
 
@@ -136,19 +136,19 @@ class _System:
         return _System(*map_states(Tensor.detach, tensors), self.chunk)
 
     def multiply(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(h_t + Lambda) x_t for x [B, H, T, K], and h after the last position [B, H, K, K]."""
+        """Return (h_t + Lambda) x_t for x [B, H, T, K], and h after the last position [B, H, K, K]."""
         product, h = decayed_causal_sums(x, self.written, self.keys, self.log_decay, self.carried, self.chunk)
         return product + self.penalty.unsqueeze(1) * x, h
 
     def solve(self, right: Tensor, iterations: int) -> Tensor:
-        """x [B, H, T, K] with (h_t + Lambda) x_t near `right`, without gradients."""
+        """Return x [B, H, T, K] with (h_t + Lambda) x_t near `right`, without gradients."""
         if solve := kernel_for(MESA_SOLVER, right):
             return solve(right, self.keys, self.written, self.log_decay, self.carried, self.penalty, iterations)
         return _conjugate_gradients(lambda x: self.multiply(x)[0], right, iterations)
 
 
 def _conjugate_gradients(multiply: Callable[[Tensor], Tensor], right: Tensor, iterations: int) -> Tensor:
-    """x [..., K] with multiply(x) near `right`, where `multiply` applies a positive definite matrix [K, K].
+    """Return x [..., K] with multiply(x) near `right`, where `multiply` applies a positive definite matrix [K, K].
 
     In exact arithmetic, all residuals are orthogonal. Deviations by rounding could grow in every iteration, by up to
     the ratio of two eigenvalues, so each residual is made orthogonal to all earlier ones again. A residual as small as

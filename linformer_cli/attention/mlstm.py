@@ -64,7 +64,7 @@ class MlstmAttention(SumAttention[MlstmOptions, MlstmState]):
         self.gate_bias = nn.Parameter(bias if options.forget_gate == "sigmoid" else functional.logsigmoid(bias))
 
     def _log_gates(self, gates: Gates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """log i and log f, each [B, H, T], or [B, H] for one position."""
+        """Return log i and log f, each [B, H, T], or [B, H] for one position."""
         log_input, forget = (gates[name].squeeze(-1) for name in ("input", "forget"))
         forget = forget + of_heads(self.gate_bias, dtype, forget.dim())
         return log_input, functional.logsigmoid(forget) if self.options.forget_gate == "sigmoid" else forget
@@ -120,7 +120,7 @@ class MlstmAttention(SumAttention[MlstmOptions, MlstmState]):
 
 
 def _stabilise(log_input: Tensor, log_forget: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """m_t and log f_t + m_{t-1} - m_t, each [B, H, T], for log i and log f [B, H, T] and the m [B, H] before them.
+    """Return m_t and log f_t + m_{t-1} - m_t, each [B, H, T], for log i and log f [B, H, T] and m [B, H] before.
 
     For F_t, the sum of log f up to t, m_t - F_t is the largest of `before` and of max(log i_j, 0) - F_j over j <= t.
     The second result is its value before t minus that at t, so it is never positive.

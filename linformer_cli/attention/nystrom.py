@@ -40,7 +40,7 @@ class CausalConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(heads, kernel).uniform_(-(kernel**-0.5), kernel**-0.5))
 
     def attend(self, v: Tensor, recent: RecentValues | None, dtype: torch.dtype) -> tuple[Tensor, RecentValues]:
-        """y [B, H, T, V] in `dtype` for v [B, H, T, V] after `recent` (None: no positions), and the new ring."""
+        """Return y [B, H, T, V] in `dtype` for v [B, H, T, V] after `recent` (None: no positions), and the new ring."""
         ring, length = self.kernel - 1, v.shape[2]
         before = v.new_zeros(*v.shape[:2], ring, v.shape[3]) if recent is None else recent.ordered()
         values = torch.cat([before, v], dim=2)
@@ -70,7 +70,7 @@ class CausalConvolution(nn.Module):
 
     @torch.no_grad()
     def step(self, v_t: Tensor, recent: RecentValues, dtype: torch.dtype) -> Tensor:
-        """y_t [B, H, V] in `dtype`; writes v_t into the ring, in place."""
+        """Return y_t [B, H, V] in `dtype`; writes v_t into the ring, in place."""
         oldest, ring = int(recent.oldest), self.kernel - 1
         weight = self.weight.to(dtype)
         # Rotate the weights instead of the ring: weight i belongs to the value i places after the oldest.
@@ -257,7 +257,7 @@ class NystromAttention(Attention[NystromOptions, NystromState]):
 
 
 def _segment_weights(lengths: Tensor, positions: int, landmarks: int, dtype: torch.dtype) -> Tensor:
-    """Weights [B, 1, landmarks, positions] of `dtype` that average each segment of sequences of `lengths` [B].
+    """Return weights [B, 1, landmarks, positions] of `dtype` that average each segment of sequences of `lengths` [B].
 
     Position t of n belongs to segment t m / n, rounded down, of m = min(landmarks, n). Other weights are 0.
     """

@@ -102,7 +102,7 @@ class PerformerAttention(SumAttention[PerformerOptions, PerformerState]):
         return PerformerMap(self.directions, self.options.feature_map)
 
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
-        """Estimates [B, H, T, J] of exp(x_t . y_j) from q [B, H, T, K] and k [B, H, J, K]: scaled phi(x_t) . phi(y_j).
+        """Estimate exp(x_t . y_j) [B, H, T, J] from q [B, H, T, K] and k [B, H, J, K]: scaled phi(x_t) . phi(y_j).
 
         For inspection of moderate inputs: exponentials are not stabilised. `relu` does not estimate this kernel.
         """

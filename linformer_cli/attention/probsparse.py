@@ -143,7 +143,7 @@ class ProbsparseAttention(Attention[ProbsparseOptions, ProbsparseState]):
         return active, measures[:, :, -1].clone(), thresholds[:, :, -2].clone()
 
     def _measure(self, q: Tensor, keys: Tensor, first: int, sides: tuple[int, int]) -> Tensor:
-        """Measures [B, H, blocks, block] of the last queries; `sides` are the unused places before and after them."""
+        """Measure the last queries, [B, H, blocks, block]; `sides` are the unused places before and after them."""
         block, length = self.options.block, keys.shape[2]
         queries = functional.pad(q, (0, 0, *sides)).unflatten(2, (-1, block))
         own = functional.pad((q * keys[:, :, -q.shape[2] :]).sum(dim=-1), sides).unflatten(2, (-1, block))
@@ -244,7 +244,7 @@ class ProbsparseAttention(Attention[ProbsparseOptions, ProbsparseState]):
 
 
 def _without_nan(measures: Tensor) -> Tensor:
-    """`measures` with infinity in place of NaN: a query with NaN then attends, so its output is NaN too."""
+    """Return `measures` with infinity in place of NaN: a query with NaN then attends, so its output is NaN too."""
     return measures.masked_fill(measures.isnan(), math.inf)
 
 
@@ -270,13 +270,13 @@ def _attend_active(means: Tensor, active: Tensor, q: Tensor, k: Tensor, v: Tenso
 
 
 def _attend_rows(position: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Outputs [N, A, V] of queries [N, A, K] at positions [N, A]."""
+    """Return outputs [N, A, V] of queries [N, A, K] at positions [N, A]."""
     later = torch.arange(k.shape[1], device=k.device) > position.unsqueeze(-1)
     return (q @ k.transpose(1, 2)).masked_fill_(later, -math.inf).softmax(dim=-1) @ v
 
 
 def _attend_largest(q: Tensor, k: Tensor, v: Tensor, measures: Tensor, count: Tensor, lengths: Tensor) -> Tensor:
-    """Outputs of the `count` [B] scaled queries with the largest `measures` [B, H, T]; of others, the mean value."""
+    """Return outputs of the `count` [B] scaled queries with the largest `measures` [B, H, T]; else the mean value."""
     places = measures.topk(int(count.max()), dim=-1).indices
     chosen = q.gather(2, places.unsqueeze(-1).expand(-1, -1, -1, q.shape[-1]))
     found = join([weigh(chosen, k, v, find_padding(lengths, k.shape[2])[:, None, None])])

@@ -89,7 +89,7 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
         return torch.cat([first, scales[1:] * angles.cos(), scales[1:] * angles.sin()], dim=-1)
 
     def _log_decays(self, column: Tensor, dtype: torch.dtype) -> Tensor:
-        """log d_t [H, *] of every head for `column` [*]."""
+        """Return log d_t [H, *] of every head for `column` [*]."""
         fades = (column == 0) if self.plane else torch.ones_like(column)
         return constant(self.log_decay, column.device, dtype).view(-1, *[1] * column.dim()) * fades
 
@@ -101,7 +101,7 @@ class RetentionAttention(SumAttention[RetentionOptions, RetentionState]):
         return scale_outputs(sums, gates.get("output")), RetentionState(s, position + v.shape[2])
 
     def _sum(self, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, position: Tensor | int) -> tuple[Tensor, Tensor]:
-        """u [B, H, T, V] from `position` on, and the last s."""
+        """Return u [B, H, T, V] from `position` on, and the last s."""
         dtype = accumulator_dtype(q.dtype)
         column = (position + torch.arange(v.shape[2], device=v.device)) % self.shape.row
         log_decay = self._log_decays(column, dtype).unsqueeze(0)

@@ -62,7 +62,7 @@ class RfaAttention(SumAttention[RfaOptions, RfaState]):
         self.register_buffer("directions", draw_directions(self.frequencies, shape.key_width, orthogonal=False))
 
     def _features(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """phi(x) [..., 2 D] for x [..., K]; `sigma` broadcasts with x."""
+        """Return phi(x) [..., 2 D] for x [..., K]; `sigma` broadcasts with x."""
         scaled = functional.normalize(x, dim=-1) * sigma.to(x.dtype)
         return sine_features(scaled @ self.directions.to(x.dtype).transpose(0, 1))
 

@@ -76,11 +76,11 @@ class SingleHeadAttention(CachedAttention[SingleHeadOptions]):
         return self.value_gate
 
     def _scale(self) -> Tensor:
-        """sigmoid(a) * sigmoid(b), the factor [K] of normalised queries."""
+        """Return sigmoid(a) * sigmoid(b), the factor [K] of normalised queries."""
         return self.query_gate.sigmoid() * self.key_gate.sigmoid()
 
     def _queries(self, q: Tensor) -> Tensor:
-        """u of the class's formula, in the type of sums."""
+        """Return u of the class's formula, in the type of sums."""
         dtype, norm = accumulator_dtype(q.dtype), self.query_norm
         u = nn.functional.layer_norm(q.to(dtype), norm.normalized_shape, norm.weight.to(dtype), norm.bias.to(dtype))
         return u * self._scale().to(dtype)

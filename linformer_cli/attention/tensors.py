@@ -35,7 +35,7 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def host_number(value: int = 0) -> Tensor:
-    """`value` as a 0-d int64 tensor on the CPU: a number that decides what a step does, read without waiting."""
+    """Return `value` as a 0-d int64 tensor on the CPU: a number that decides what a step does, read without waiting."""
     return torch.tensor(value, device="cpu")
 
 
@@ -77,7 +77,7 @@ def find_padding(lengths: Tensor, positions: int) -> Tensor:
 
 
 def fill_padding(x: Tensor, lengths: Tensor | None, value: float = 0.0) -> Tensor:
-    """x [B, T, W] or [B, H, T, W], with `value` at the padding. Padding gets no gradient, even if it is NaN."""
+    """Return x [B, T, W] or [B, H, T, W], with `value` at the padding. Padding gets no gradient, even if it is NaN."""
     if lengths is None:
         return x
     hidden = find_padding(lengths, x.shape[-2]).unsqueeze(-1)

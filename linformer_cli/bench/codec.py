@@ -231,7 +231,7 @@ def draw_bits(model: PixelModel, images: Pixels, labels: Labels | None) -> Image
 
 
 def render_bits(images: NDArray[np.uint8], bits: NDArray[np.float64], scale: int | None = None) -> Image.Image:
-    """Images [N, H, W, C] in a row, above the bits of their pixels: black is 0, white the 99.5th percentile."""
+    """Return images [N, H, W, C] in a row, above the bits of their pixels: black is 0, white the 99.5th percentile."""
     by_pixel = bits.sum(axis=3, keepdims=True)
     most = max(float(np.quantile(by_pixel, 0.995)), 1e-9)
     maps = (by_pixel / most * 255).clip(0, 255).round().astype(np.uint8)

@@ -272,7 +272,7 @@ def _differentiate_plainly(attend: Callable[..., Any], inputs: Sequence[Tensor])
 
 
 def find_flash_linear_attention() -> Callable[..., Any] | None:
-    """flash-linear-attention's chunked form for [B, T, H, K], normalised, after the map in plain torch; or None."""
+    """Find flash-linear-attention's chunked form for [B, T, H, K], normalised after the map in plain torch; or None."""
     try:
         attend: Callable[..., Any] = importlib.import_module("fla.ops.linear_attn").chunk_linear_attn
     except (ImportError, AttributeError):

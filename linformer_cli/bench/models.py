@@ -168,7 +168,7 @@ def preset_network(name: str) -> tuple[str, ModelConfig]:
 
 
 def resize_network(name: str, network: ModelConfig, side: int) -> tuple[str, ModelConfig]:
-    """Return `network` for `side` x `side` pixels, and its name. Raises `UsageError` for too many pixels."""
+    """`network` for `side` x `side` pixels, and its name. Raises `UsageError` for too many pixels."""
     sizes = {**network.image.model_dump(), "height": side, "width": side}
     image = parse_config(ImageShape, sizes, f"--image-size {side}")
     return f"{name}, {side} x {side}", network.model_copy(update={"image": image})

@@ -85,7 +85,7 @@ def choose_lengths(seconds: float, methods: int) -> list[int]:
 
 
 def describe_scaling(lengths: Sequence[int], pass_positions: int) -> list[str]:
-    """Lines about lengths and positions of a pass, if they are fewer than in the paper."""
+    """Return lines about lengths and positions of a pass, if they are fewer than in the paper."""
     lines = []
     if len(lengths) < len(PAPER_LENGTHS):
         listed = ", ".join(f"{length:,}" for length in lengths)

@@ -124,7 +124,7 @@ class Coder:
 
     @torch.no_grad()
     def decode(self, lanes: Lanes, data: Sequence[bytes]) -> Integers:
-        """Values [B, T] from the data of each block, 0 after the end of a sequence. Damaged data give wrong values."""
+        """Decode values [B, T] from each block's data, 0 after a sequence ends. Damaged data give wrong values."""
         if not data:
             return np.zeros((0, 0), dtype=np.int64)
         decoders = [_Decoder(self._stream.queue, part) for part in data]

@@ -160,7 +160,7 @@ def _number_colours(pixels: Pixels, item: Item, shape: ImageShape) -> Pixels:
 
 
 def _clear(colours: Pixels) -> Pixels:
-    """Colours [..., 4], of which all transparent ones are 0."""
+    """Return colours [..., 4], of which all transparent ones are 0."""
     return np.where(colours[..., 3:] == 0, np.uint8(0), colours)
 
 
@@ -221,7 +221,7 @@ def _may_be_deep(picture: Image.Image) -> bool:
 
 
 def _to_values(images: Pixels, shape: ImageShape, name: str) -> NDArray[np.int64]:
-    """Values int64 [N, T] of images. Raises `DataError` if they have brightnesses that the model's levels lack."""
+    """Return values int64 [N, T] of images. Raises `DataError` for brightnesses that the model's levels lack."""
     values = images_to_values(images, shape)
     if shape.levels < 256 and not np.array_equal(values_to_images(values, shape), images):
         raise DataError(f"{name} has pixels that are not among the model's {shape.levels} levels of brightness")

@@ -250,7 +250,7 @@ def _read_digest(entry: Entry) -> object:
 
 
 def match_parameters(config: ModelConfig, wanted: int) -> ModelConfig:
-    """`config` with the feed-forward width for which the model has about `wanted` parameters.
+    """Return `config` with the feed-forward width for which the model has about `wanted` parameters.
 
     A gated block has no feed-forward network, so the width of its values changes instead. An LSTM chooses its own.
     Raises `UsageError` if the closest model differs by more than `_TOLERANCE`.

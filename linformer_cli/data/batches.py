@@ -40,7 +40,7 @@ class Batches:
         return np.concatenate(pieces)
 
     def shifts(self, start: int, size: int, most: int) -> NDArray[np.int64]:
-        """Shifts (down, right), int64 [size, 2], uniform over -most .. most pixels, of `batch(start, size)`."""
+        """Return shifts (down, right), int64 [size, 2], uniform over -most .. most pixels, of `batch(start, size)`."""
         # The remainder of a 64-bit word is uniform to within (2 * most + 1) / 2**64.
         chosen = self._draw(_SHIFTS, start, size)[:, :2] % np.uint64(2 * most + 1)
         return chosen.astype(np.int64) - most
@@ -71,7 +71,7 @@ class Batches:
 
 
 def shift_images(images: NDArray[np.uint8], shifts: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Images uint8 [N, H, W, C], shifted by `shifts` (down, right), int64 [N, 2]. Uncovered pixels repeat the edge."""
+    """Shift images uint8 [N, H, W, C] by `shifts` (down, right), int64 [N, 2]. Uncovered pixels repeat the edge."""
     count, height, width, _ = images.shape
     rows = (np.arange(height) - shifts[:, :1]).clip(0, height - 1)
     columns = (np.arange(width) - shifts[:, 1:]).clip(0, width - 1)
@@ -79,5 +79,5 @@ def shift_images(images: NDArray[np.uint8], shifts: NDArray[np.int64]) -> NDArra
 
 
 def flip_images(images: NDArray[np.uint8], flips: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Images uint8 [N, H, W, C], those of `flips`, bool [N], mirrored left to right."""
+    """Return images uint8 [N, H, W, C], those of `flips`, bool [N], mirrored left to right."""
     return np.where(flips[:, None, None, None], images[:, :, ::-1], images)

@@ -35,7 +35,7 @@ class JoinedFiles:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def read(self, start: int, length: int) -> NDArray[np.uint8]:
-        """Bytes `start` to `start + length - 1`, uint8 [length]. Raises `DataError` if a file has changed."""
+        """Return bytes `start` to `start + length - 1`, uint8 [length]. Raises `DataError` if a file has changed."""
         parts, end = [], start + length
         file = int(np.searchsorted(self.ends, start, side="right"))
         while start < end:

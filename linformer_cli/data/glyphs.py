@@ -31,7 +31,7 @@ _BRIGHTNESS = (144, 255)
 def draw_glyphs(
     split: Literal["train", "test"], size: int, start: int = 0, stop: int | None = None
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images start .. stop - 1 of a split, uint8 [N, size, size, 1], light on black, and labels int64 [N].
+    """Return images start .. stop - 1 of a split, uint8 [N, size, size, 1], light on black, and labels int64 [N].
 
     A label is the character's index in `CHARACTERS`. Raises `UsageError` if `size` is not from 8 to 512 pixels.
     """

@@ -121,7 +121,7 @@ _STORED = tuple(field.name for field in dataclasses.fields(Look) if field.name !
 
 
 def format_sides(sides: tuple[int, int]) -> str:
-    """Height and width as the value of `--image-size`: `48x64`, or `32` for a square."""
+    """Return height and width as the value of `--image-size`: `48x64`, or `32` for a square."""
     return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"
 
 
@@ -131,7 +131,7 @@ def name_colour(colour: NDArray[np.uint8]) -> str:
 
 
 def scale_numbers(pixels: Pixels, span: tuple[float, float] | None) -> NDArray[np.uint8]:
-    """Numbers from `span` scaled to 0 to 255, NaN and infinities to 0. Without a span, those up to 1 are fractions."""
+    """Scale numbers from `span` to 0 to 255, NaN and infinities to 0. Without a span, those up to 1 are fractions."""
     values = np.nan_to_num(np.asarray(pixels, dtype=np.float64), nan=0, posinf=0, neginf=0)
     if span is None:
         highest = float(values.max(initial=0))

@@ -203,7 +203,7 @@ def _fit_mask(mask: NDArray[np.uint8], size: tuple[int, int], look: Look, fit: F
 
 
 def border_brightness(image: NDArray[np.uint8]) -> float:
-    """Mean value, 0 to 255, of the outermost ring of pixels of uint8 [H, W, C]."""
+    """Return mean value, 0 to 255, of the outermost ring of pixels of uint8 [H, W, C]."""
     inside = np.zeros(image.shape[:2], dtype=bool)
     inside[1:-1, 1:-1] = True
     return float(image[~inside].mean())

@@ -41,7 +41,7 @@ def values_to_images(values: torch.Tensor, shape: ImageShape) -> NDArray[np.uint
 
 
 def paint(images: NDArray[np.uint8], shape: ImageShape) -> NDArray[np.uint8]:
-    """Images [N, H, W, 1] with a palette as RGBA [N, H, W, 4]; other images as they are."""
+    """Return images [N, H, W, 1] with a palette as RGBA [N, H, W, 4]; other images as they are."""
     return np.array(shape.colours, np.uint8)[images[..., 0]] if shape.palette else images
 
 

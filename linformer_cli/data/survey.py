@@ -195,7 +195,7 @@ class Survey:
 
 
 def describe_sizes(sizes: Mapping[tuple[int, int], int], look: Look) -> list[str]:
-    """Lines about the sizes (height x width) of pictures, and about what becomes of those that do not fit."""
+    """Return lines about the sizes (height x width) of pictures, and about what becomes of those that do not fit."""
     shape, total = look.shape, sum(sizes.values())
     common = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{count:,} of {height} x {width}" for (height, width), count in common[:3]]

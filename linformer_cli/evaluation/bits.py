@@ -123,7 +123,7 @@ def measure_nats(
 
 
 def block_nats(model: PixelModel, values: Tensor, labels: Tensor | None) -> Tensor:
-    """Nats [B, N] of values int64 [B, N], read in blocks of the model's T positions, for models without a bound."""
+    """Return nats [B, N] of values int64 [B, N] in blocks of the model's T positions, for models without a bound."""
     tokens, length = model.shift_values(values, labels), model.config.image.positions
     state, found = None, []
     for part, known in zip(tokens.split(length, dim=1), values.split(length, dim=1), strict=True):

@@ -32,7 +32,7 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(weight)
 
     def forward(self, x: Tensor, recent: Tensor | None) -> tuple[Tensor, Tensor]:
-        """y for x [B, T, columns] or [B, columns] after `recent` [B, width - 1, columns] (None: 0), and the new one."""
+        """Return y for x [B, T, columns] or [B, columns] after `recent` [B, width - 1, columns] (or 0), and the new."""
         if x.dim() == 2:
             y, recent = self(x.unsqueeze(1), recent)
             return y.squeeze(1), recent
@@ -157,7 +157,7 @@ class AttentionLayer(nn.Module):
         return self.output(y if gate is None else y * functional.silu(gate), residual=residual)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs [B, T, width] for x [B, T, width], from the start of a sequence."""
+        """Return outputs [B, T, width] for x [B, T, width], from the start of a sequence."""
         return self.attend(x, None)[0]
 
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -169,7 +169,7 @@ class AttentionLayer(nn.Module):
         return self.finish(y.transpose(1, 2), inputs.gate), inner if recent is None else LayerState(recent, inner)
 
     def attend_all(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Outputs [B, T, width] for x [B, T, width]; see `Attention.attend_all`. The short convolution stays causal."""
+        """Map x [B, T, width] to as many outputs; see `Attention.attend_all`. The short convolution stays causal."""
         inputs, _ = self.project(fill_padding(x, lengths))
         q, k, v, extra = (None if part is None else part.transpose(1, 2) for part in inputs[:4])
         assert q is not None and k is not None and v is not None
@@ -292,5 +292,5 @@ class _Split(torch.autograd.Function):
 
 
 def _normalise(x: Tensor) -> Tensor:
-    """x [..., K], scaled to length 1 with sums in at least float32."""
+    """Return x [..., K], scaled to length 1 with sums in at least float32."""
     return directions(x.to(accumulator_dtype(x.dtype))).to(x.dtype)

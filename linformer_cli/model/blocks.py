@@ -69,7 +69,7 @@ class Block(nn.Module, ABC):
         """Return the state before the first position; a growing state reserves room for `capacity` positions."""
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        """Bytes of the state after `positions` positions, for vectors of `dtype`."""
+        """Return bytes of the state after `positions` positions, for vectors of `dtype`."""
         return measure_state_bytes(self.init_state(batch, positions, torch.device("meta"), dtype))
 
     @abstractmethod
@@ -91,7 +91,7 @@ class Block(nn.Module, ABC):
     def add_branch(
         self, x: Vectors, norm: nn.LayerNorm, branch: Callable[[Tensor], tuple[Tensor, Any]], reads_copy: bool = True
     ) -> tuple[Vectors, Any]:
-        """x plus the output of `branch`, normalised, and its state. With `reads_copy`, it may read x rounded."""
+        """Return x plus the output of `branch`, normalised, and its state. With `reads_copy`, it may read x rounded."""
         copy = x.copy if isinstance(x, Rounded) and reads_copy else exact(x)
         x = exact(x)
         y, state = branch(norm(x) if self.pre else copy)
@@ -122,7 +122,7 @@ class InnerBlock(Block):
 
     @abstractmethod
     def attend_all(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Outputs [B, T, width] for x [B, T, width]; see `Attention.attend_all`."""
+        """Return outputs [B, T, width] for x [B, T, width]; see `Attention.attend_all`."""
 
     @property
     def unbounded(self) -> bool:

@@ -40,7 +40,7 @@ class ChannelNetwork(nn.Module):
     def forward(
         self, pixels: Tensor, tokens: Tensor, state: EmbeddingState, pixel: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Vectors [B, T, width] and predictions [B, T] in [-1, 1] at tokens int64 [B, T] that follow `state`.
+        """Return vectors [B, T, width] and predictions [B, T] in [-1, 1] at tokens int64 [B, T] that follow `state`.
 
         The third result is the vector [B, width] of the last pixel. `pixels` [B, pixels, width] begin at these tokens,
         and the first tokens may belong to `pixel` [B, width] before them.

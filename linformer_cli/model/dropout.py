@@ -26,14 +26,14 @@ Vectors = Tensor | Rounded | Unnormed
 
 
 def exact(x: Vectors) -> Tensor:
-    """x without its rounded copy, if it has one, and after its norm, if that was left out."""
+    """Return x without its rounded copy, if it has one, and after its norm, if that was left out."""
     if isinstance(x, Unnormed):
         return x.x if x.norm is None else x.norm(x.x)
     return x.exact if isinstance(x, Rounded) else x
 
 
 def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
-    """x plus `branch` (same shape) after dropout with `probability`. The compiled form draws other masks than torch."""
+    """Add `branch` to x after dropout with `probability`. The compiled form draws other masks than torch."""
     if probability == 0:
         return x + branch
     if _is_compiled(x, branch):

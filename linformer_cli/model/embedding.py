@@ -120,7 +120,7 @@ def find_same_channel(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> 
 
 
 def read_values(tokens: Tensor, state: EmbeddingState, sources: Tensor, missing: int) -> Tensor:
-    """Values int64 [B, n, slots] number `sources` [n, slots], of `tokens` or before them; -1 becomes `missing`."""
+    """Read values int64 [B, n, slots] at `sources` [n, slots], of `tokens` or before them; -1 becomes `missing`."""
     known = torch.cat([state.recent, tokens.to(torch.int16)], dim=1)
     columns = (sources - first_value(state.tokens, state.recent.shape[1])).clamp(min=0)
     values = known[:, columns.flatten()].unflatten(1, sources.shape).long()
@@ -304,7 +304,7 @@ class PixelEmbedding(nn.Module):
 
 
 def sinusoidal_table(positions: int, width: int) -> Tensor:
-    """Sines and cosines [positions, width] (Vaswani 2017, section 3.5), computed in float64 and rounded once."""
+    """Return sines and cosines [positions, width] (Vaswani 2017, section 3.5), computed in float64 and rounded once."""
     frequencies = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10_000.0) / width))
     angles = torch.arange(positions).unsqueeze(1) * frequencies
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).float()

@@ -22,7 +22,7 @@ class Head(nn.Module, ABC):
         self.projection.weight.data.mul_(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Parameters [..., P] from vectors [..., width]."""
+        """Return parameters [..., P] from vectors [..., width]."""
         return self.projection(x)
 
     @abstractmethod
@@ -35,7 +35,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        """Values int64 [B] drawn from this distribution, given parameters [B, P] and uniforms [B] in [0, 1)."""
+        """Return values int64 [B] drawn from this distribution, given parameters [B, P] and uniforms [B] in [0, 1)."""
 
 
 class CategoricalHead(Head):
@@ -78,7 +78,7 @@ class MixtureHead(Head):
         self.projection.bias.data[2 * self.mixtures :] = self.first_log_scale
 
     def move_means(self, parameters: Tensor, by: Tensor) -> Tensor:
-        """Parameters [..., P] in float32 or wider, with `by` [...] added to all means."""
+        """Return parameters [..., P] in float32 or wider, with `by` [...] added to all means."""
         logits, means, log_scales = _wide(parameters).split(self.mixtures, dim=-1)
         return torch.cat([logits, means + by.unsqueeze(-1), log_scales], dim=-1)
 
@@ -106,7 +106,7 @@ class MixtureHead(Head):
         return mass.to(_wide(parameters).dtype)
 
     def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        """Values int64 [B] of the mixture, each drawn with one uniform number, which also draws the component."""
+        """Draw values int64 [B] of the mixture, each with one uniform number, which also draws the component."""
         logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         component, place = invert_cumulative(logits.softmax(dim=-1), uniforms)
         mean, log_scale = (x.gather(-1, component.unsqueeze(-1)).squeeze(-1) for x in (means, log_scales))
@@ -139,10 +139,10 @@ def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, 
 
 
 def precise(x: Tensor) -> Tensor:
-    """x in float64, or in float32 if the device has no float64."""
+    """Return x in float64, or in float32 if the device has no float64."""
     return x.float() if x.device.type == "mps" else x.double()
 
 
 def _wide(parameters: Tensor) -> Tensor:
-    """`parameters` in float32 or wider; bfloat16 is too coarse for likelihoods summed over a thousand values."""
+    """Return `parameters` in float32 or wider; bfloat16 is too coarse for likelihoods summed over a thousand values."""
     return parameters if parameters.dtype == torch.float64 else parameters.float()

@@ -75,7 +75,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x [rows, K] times the transpose of `weight` [N, K], plus `bias`, all in bfloat16 with sums in float32."""
+    """Return x [rows, K] times the transpose of `weight` [N, K], plus `bias`, all in bfloat16 with sums in float32."""
     if not _has_one_dnn():
         return functional.linear(x, weight, bias)
     # The operation could apply ReLU as well, but oneDNN's ReLU of NaN is 0.

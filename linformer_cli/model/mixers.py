@@ -90,7 +90,7 @@ def _build_baseline(network: NetworkConfig, options: Config) -> LstmBlock | None
 
 
 def default_state_bytes(name: str, network: NetworkConfig, shape: AttentionShape) -> int:
-    """Bytes of one layer's state after one whole image, in float32, for mixer `name` with default options."""
+    """Return bytes of one layer's state after one whole image, in float32, for mixer `name` with default options."""
     options, meta = find_mixer(name).options_type(), torch.device("meta")
     with meta:  # only the size of the state is needed
         if baseline := _build_baseline(network, options):

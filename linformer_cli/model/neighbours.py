@@ -59,7 +59,7 @@ class Differences(NamedTuple):
         return torch.cat([differences.masked_fill(values == self.levels, 0), self._scale(references, dtype)], dim=-1)
 
     def predict(self, values: Tensor, channels: Tensor, dtype: torch.dtype) -> Tensor:
-        """Predictions [..., n] in [-1, 1] of channels int64 [n]: reference plus difference of the channel before."""
+        """Predict, [..., n] in [-1, 1], channels int64 [n]: reference plus difference of the channel before."""
         references = self._double_references(values)
         own, references_of_own = values[..., : self.own], references[..., : self.own]
         earlier = (2 * own - references_of_own).masked_fill(own == self.levels, 0)

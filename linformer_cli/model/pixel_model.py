@@ -85,12 +85,12 @@ class PixelModel(nn.Module):
         return labels.to(self.device, torch.int64)
 
     def shift_values(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Tokens [B, T] for values int64 [B, T]: the start token (see `start_tokens`), then all values but the last."""
+        """Return tokens [B, T] for values int64 [B, T]: the start token (see `start_tokens`), then all but the last."""
         unclassed = torch.full_like(values[:, :1], self.config.default_label)
         return torch.cat([unclassed if labels is None else labels.unsqueeze(1), values[:, :-1]], dim=1)
 
     def take_turns(self, indices: Sequence[int]) -> Tensor:
-        """Labels int64 [B] on the CPU for images `indices`: classes in turn, or none if the class is optional."""
+        """Return labels int64 [B] (CPU) for images `indices`: classes in turn, or none if the class is optional."""
         turns = torch.tensor(indices, dtype=torch.int64, device="cpu") % max(1, self.config.required_classes)
         return turns + self.config.default_label
 
@@ -154,14 +154,14 @@ class PixelModel(nn.Module):
         return parameters, pixel
 
     def nats(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Nats [B, T] of values int64 [B, T], given `labels` int64 [B]. Raises `ValueError` if a class is needed."""
+        """Return nats [B, T] of values int64 [B, T] given `labels` [B]. Raises `ValueError` if a class is needed."""
         if labels is None and self.config.required_classes:
             raise ValueError("a model with classes needs labels to compute a likelihood")
         parameters, _ = self.attend(self.shift_values(values, labels))
         return -self.head.log_likelihood(parameters, values)
 
     def state_bytes(self, batch: int, positions: int | None = None) -> int:
-        """Bytes of the state of `batch` images after `positions` positions (default: T)."""
+        """Return bytes of the state of `batch` images after `positions` positions (default: T)."""
         return measure_state_bytes(self.init_state(batch, positions, torch.device("meta")))
 
     def parameter_count(self) -> int:

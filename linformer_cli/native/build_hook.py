@@ -15,7 +15,7 @@ class LibrariesHook(BuildHookInterface[Any]):
     """Adds a library for each instruction set. Without a compiler, the package is pure Python."""
 
     def dependencies(self) -> list[str]:
-        """zig's compiler, where the system has none or the wheel is for another system."""
+        """Return zig's compiler, where the system has none or the wheel is for another system."""
         build = _import_build(self.root)
         return [] if build.find_system_compiler() and not os.environ.get(build.TARGET_VARIABLE) else ["ziglang"]
 

@@ -19,7 +19,7 @@ def has_triton(device: "torch.device") -> bool:
 
 @functools.cache
 def triton_refusal(device: "torch.device") -> str | None:
-    """Why Triton kernels may not be used for tensors of `device`; None if they may."""
+    """Return why Triton kernels may not be used for tensors of `device`; None if they may."""
     import torch
 
     if device.type != "cuda" or torch.version.cuda is None:

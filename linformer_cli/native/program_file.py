@@ -118,7 +118,7 @@ def _reals(*values: float) -> bytes:
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weights [rows, columns] in the layout of `project`: [rows / 16, words per row, 16] words of 32 bits.
+    """Return weights [rows, columns] in the layout of `project`: [rows / 16, words per row, 16] words of 32 bits.
 
     A word is one float, two bfloat16 numbers or four 8-bit integers, filled with zeros. A row of integers has two more
     words: its scale as a float, and the sum of its integers.
@@ -146,7 +146,7 @@ def _arrange(rows: Tensor) -> Tensor:
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers int8 [rows, columns] from -127 to 127, and the factor float32 [rows] of each row (NaN unless finite)."""
+    """Return int8 [rows, columns] from -127 to 127, and the factor float32 [rows] of each row (NaN unless finite)."""
     weight = weight.float()
     scales = weight.abs().amax(dim=1) / 127
     scales = scales.where(scales.isfinite(), torch.nan)

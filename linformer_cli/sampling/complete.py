@@ -61,7 +61,7 @@ def complete_values(
     tokens = torch.cat([starts.unsqueeze(1), original[:known].to(model.device).expand(len(starts), -1)], dim=1)
 
     def draw(indices: Sequence[int]) -> tuple[Tensor, Tensor, list[KeptImage]]:
-        """Completions with these indices from the exact distribution, [n, T], and the bits of their values."""
+        """Return completions with these indices from the exact distribution, [n, T], and the bits of their values."""
         copies = len(indices)
         with sampler.engines.start(copies * len(starts)) as engine:
             streams = UniformStreams(sampler.seed, indices)
@@ -99,6 +99,6 @@ def complete_values(
 
 
 def _bits(model: PixelModel, values: Tensor, label: Tensor | None) -> Tensor:
-    """Bits of each value, float64 [B, T] on the CPU, for values int64 [B, T] of one class int64 [1]."""
+    """Return bits of each value, float64 [B, T] on the CPU, for values int64 [B, T] of one class int64 [1]."""
     labels = None if label is None else label.expand(len(values)).to(model.device)
     return model.nats(values.to(model.device), labels).cpu().double() / math.log(2)

@@ -16,7 +16,7 @@ _LOW = 2**32 - 1
 
 
 def draw_uniforms(seed: int, indices: Sequence[int], first: int, count: int, device: torch.device) -> Tensor:
-    """Numbers first .. first + count - 1 of the streams of (seed, index): float64 [count, B] in [0, 1), as numpy's."""
+    """Draw numbers first .. first + count - 1 of streams (seed, index): float64 [count, B] in [0, 1), as numpy's."""
     # Each counter gives four words; numpy increments the counter before each draw.
     blocks = torch.arange(first // 4, -(-(first + count) // 4), device=device).unsqueeze(1) + 1
     keys = torch.tensor([list(indices)], dtype=torch.int64, device=device)

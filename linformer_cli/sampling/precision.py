@@ -17,7 +17,7 @@ _BATCH, _STEPS = 8, 4
 
 
 def choose_sampling_precision(model: PixelModel, engine: str) -> Choice:
-    """int8 or fp32 for `engine`: int8, whose images are the same everywhere, unless fp32 is clearly faster."""
+    """Return int8 or fp32 for `engine`: int8, whose images are the same everywhere, unless fp32 is clearly faster."""
     if engine != NATIVE or (refusal := NativeEngine.refusal(model, torch.int8)) is not None:
         return Choice("fp32", f"only the engine {NATIVE} supports int8" if engine != NATIVE else f"no int8: {refusal}")
     digest = hashlib.sha256(f"{model.config.model_dump_json()} {describe_library()}".encode()).hexdigest()

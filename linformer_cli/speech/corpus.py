@@ -77,7 +77,7 @@ def load_corpus(name: str, data_dir: str | None = None) -> Corpus:
 
 
 def split_speakers(speakers: Sequence[str], seed: int) -> tuple[list[str], list[str]]:
-    """Speakers for training, and one of three (or of two) held out, so that three seeds hold out each of them once."""
+    """Return speakers for training, and one of three (or two) held out, so that three seeds hold out each once."""
     folds = min(3, len(speakers))
     held_out = list(speakers[seed % folds :: folds])
     return [speaker for speaker in speakers if speaker not in held_out], held_out

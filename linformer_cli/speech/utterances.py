@@ -101,7 +101,7 @@ class Batch:
 
 
 def group_by_length(utterances: Sequence[Utterance], frames: int) -> list[list[Utterance]]:
-    """Groups of similar length, longest first, of at most `frames` frames with padding, or of one utterance."""
+    """Return groups of similar length, longest first, of at most `frames` frames with padding, or of one utterance."""
     groups: list[list[Utterance]] = []
     for one in sorted(utterances, key=lambda one: one.frames, reverse=True):
         if groups and groups[-1][0].frames * (len(groups[-1]) + 1) <= frames:

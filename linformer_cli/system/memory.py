@@ -41,7 +41,7 @@ def give_back_freed_memory() -> None:
 
 
 def allocate_zeros(shape: tuple[int, ...], dtype: "torch.dtype") -> "torch.Tensor":
-    """Zeros on the CPU, in pages of 2 MiB where there are any: large caches of keys and values are then read faster."""
+    """Return zeros on the CPU, in pages of 2 MiB where there are any, which makes large caches faster to read."""
     import torch
 
     size = math.prod(shape) * dtype.itemsize
@@ -121,7 +121,7 @@ def _work_if_memory_allows(work: Callable[[Sequence[int]], Result], indices: Seq
 
 
 def measure_free_memory(device: str) -> int | None:
-    """Bytes that can still be allocated on a CUDA device, or in this process's container. None if unknown."""
+    """Return bytes that can still be allocated on a CUDA device, or in this process's container. None if unknown."""
     if device.startswith("cuda"):
         import torch
 

@@ -43,7 +43,7 @@ class Teachers:
 
     @torch.no_grad()
     def predict(self, values: Tensor, labels: Tensor | None) -> Tensor:
-        """Probabilities [B, T, levels] of the next value, for values int64 [B, T] and labels int64 [B].
+        """Return probabilities [B, T, levels] of the next value, for values int64 [B, T] and labels int64 [B].
 
         They are proportional to the geometric mean of the models' probabilities. For a model without classes, a class
         changes its log probabilities as it does those of the others, on average over those with an optional class.

@@ -80,7 +80,7 @@ def _move_name(name: str, places: Sequence[int] | Mapping[int, int]) -> str:
 def split_projections(
     model: PixelModel, source: PixelModel, places: Sequence[int]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Tensors of both models as views by name. Blocks of `source` are named after their `places` in `model`.
+    """Return tensors of both models as views by name. Blocks of `source` are named after their `places` in `model`.
 
     One Linear projects to queries, keys, values, the extra scalars of a mechanism and the output gate. If the layouts
     differ, and a part fits, the tensor is split into `name[q]`, `name[k]`, `name[v]`, `name[qk]` (shared by queries and

@@ -232,15 +232,7 @@ FAST = ["linear", "gau", "flash"]
 @pytest.mark.parametrize("name", first_fast([*FAST, *(name for name in list_mixers() if name not in FAST)], len(FAST)))
 def test_replayed_steps_of_every_mechanism_match_the_model(build_tiny_model, monkeypatch, name) -> None:
     """Later images replay the recorded operations, which know nothing of the numbers on the host."""
-    recorded: list[Recorder] = []
-
-    def record(graphs: Graphs, work: Callable[[], None]) -> Recorder:
-        recorded.append(Recorder())
-        with recorded[-1]:
-            work()
-        return recorded[-1]
-
-    monkeypatch.setattr(Graphs, "record", record)
+    recorded = Recorder.replace_graphs(monkeypatch)
     monkeypatch.setattr(cuda, "_ROOM", 16)
     options, count = GRAPHS[name]
     model = build_tiny_model(attention=name, attention_options=options, layers=1, classes=3)

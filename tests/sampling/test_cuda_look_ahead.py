@@ -127,16 +127,8 @@ def test_the_engine_continues_from_a_state_of_attend(build) -> None:
 
 def test_replayed_passes_draw_the_same_images(build, monkeypatch) -> None:
     """Later passes replay the recorded operations and kernels, which know nothing of the numbers on the host."""
-    recorded: list[Recorder] = []
-
-    def record(graphs: Graphs, work: Callable[[], None]) -> Recorder:
-        recorded.append(Recorder())
-        with recorded[-1]:
-            work()
-        return recorded[-1]
-
+    recorded = Recorder.replace_graphs(monkeypatch)
     load = registry._triton
-    monkeypatch.setattr(Graphs, "record", record)
     monkeypatch.setattr(registry, "_triton", lambda module: Recorder.watch(load(module)))
     model = build()
     engine, plain = AheadEngine(model, 1), ReferenceEngine(model, 1)

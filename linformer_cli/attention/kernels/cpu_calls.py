@@ -59,7 +59,7 @@ def require_sums_fit(q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tenso
 
 
 def with_dense_rows(x: Tensor) -> Tensor:
-    """x, copied only if its last dimension is not contiguous; kernels accept any other strides."""
+    """Return x, copied only if its last dimension is not contiguous; kernels accept any other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

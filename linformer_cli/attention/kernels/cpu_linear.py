@@ -47,7 +47,7 @@ class _Form(NamedTuple):
 def attend(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs [B, H, T, V] for q, k [B, H, T, C] and v [B, H, T, V], and s [B, H, C, V], z [B, H, C] after them.
+    """Return outputs [B, H, T, V] for q, k [B, H, T, C] and v [B, H, T, V], and s [B, H, C, V], z [B, H, C] after them.
 
     `s` and `z` are the sums before these positions (None: 0), in the accumulator type of q, k, v and y. `feature_map`
     is one of `COMPILED_MAPS`. Differentiable once, in all inputs. Raises the errors of `require_sums_fit`.
@@ -58,7 +58,7 @@ def attend(
 
 
 def attend_all(q: Tensor, k: Tensor, v: Tensor, feature_map: str) -> Tensor:
-    """Outputs of the bidirectional form, else as `attend`. A key of minus infinity has the features 0."""
+    """Return outputs of the bidirectional form, else as `attend`. A key of minus infinity has the features 0."""
     require_fit(q, k, v, None, narrow=True)
     return _attend(q, k, v, None, None, _Form(COMPILED_MAPS[feature_map], whole=True))[0]
 

@@ -16,7 +16,7 @@ _MESA = Kernels("attention/kernels/mesa.cpp", "MesaCall", "BHTK")
 def sum_causally(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, carried: Tensor | None = None, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """y [B, H, T, V], times `scale`, and the last s [B, H, C, V] for q, k [B, H, T, C], v [B, H, T, V].
+    """Return y [B, H, T, V], times `scale`, and the last s [B, H, C, V] for q, k [B, H, T, C], v [B, H, T, V].
 
     log d is [B or 1, H, T, 1 or C] (None: no decay), and `carried` is s before these positions (None: 0). q, k and v
     have one type of `CPU_TYPES` in registry.py, the others its accumulator type. Differentiable once, in all inputs.
@@ -33,7 +33,7 @@ def sum_causally(
 def follow_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_a: Tensor, d: Tensor | None, carried: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """y [B, H, T, V] and the last s [B, H, C, V] for q, k and d [B, H, T, C] (None: k), v [B, H, T, V].
+    """Return y [B, H, T, V] and the last s [B, H, C, V] for q, k and d [B, H, T, C] (None: k), v [B, H, T, V].
 
     beta [B, H, T, 1] and log a [B, H, T, 1 or C] may broadcast. `carried` is s before these positions (None: 0). All
     are float32, or all float64. Differentiable once, in all inputs. Raises what `require_fit` raises.
@@ -54,7 +54,7 @@ def solve(
     penalty: Tensor,
     iterations: int,
 ) -> Tensor:
-    """x [B, H, T, K] with (h_t + Lambda) x_t near `right`, without gradients. h_t is the decayed sum of written keys^T.
+    """Return x [B, H, T, K] with (h_t + Lambda) x_t near `right`, detached. h_t is the decayed sum of written keys^T.
 
     `right`, `keys` and `written` are [B, H, T, K], `log_decay` is [B, H, T], `carried` is h before these positions
     (None: 0), and `penalty` is the diagonal of Lambda [H, K]. All are float32 or float64. Raises as `require_fit`.

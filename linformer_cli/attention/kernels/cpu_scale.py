@@ -10,7 +10,7 @@ _KERNELS = Kernels("attention/kernels/scale.cpp", "ScaleCall", "BHTV")
 
 
 def scale(sums: Tensor, gate: Tensor, epsilon: float) -> Tensor:
-    """sums / rms(sums) * SiLU(gate) for sums [B, H, T, V] of the accumulator type of `gate`; differentiable once."""
+    """Return sums / rms(sums) * SiLU(gate) for sums [B, H, T, V] of the accumulator type; differentiable once."""
     return _Scale.apply(sums, gate, epsilon)
 
 

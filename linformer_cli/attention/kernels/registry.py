@@ -149,7 +149,7 @@ def find_kernel(
 
 
 def kernel_for(operation: Operation[F], *inputs: Tensor, feature_map: str | None = None) -> F | None:
-    """`find_kernel` for a call with `inputs` [..., width], such as queries, keys and values."""
+    """Call `find_kernel` for a call with `inputs` [..., width], such as queries, keys and values."""
     if not operation.fits(*inputs):
         return None
     last = inputs[-1]

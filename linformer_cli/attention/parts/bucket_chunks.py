@@ -75,7 +75,7 @@ def sort_by_bucket(
 def attend_in_buckets(
     queries: Tensor, keys: Tensor, values: Tensor, layout: BucketLayout, known: int, window: int
 ) -> Tensor:
-    """Outputs [N, T, V] of new positions for all queries, keys and values; v of a position that sees no key.
+    """Return outputs [N, T, V] of new positions for all queries, keys and values; v of a position that sees no key.
 
     In chunks of `window` slots, slot i sees the slots before i in its own chunk, and the slots from i on in the
     previous chunk. One matrix [window, window] per chunk holds all scores: those of the chunk are below the diagonal.

@@ -83,12 +83,12 @@ class CachedAttention(Attention[Options, KeyValueCache]):
         return init_cache(batch, self.shape, capacity, device, dtype)
 
     def list_states(self, state: KeyValueCache) -> list[Tensor]:
-        """Keys and values [B, H, T, .] with room for a whole image."""
+        """Return keys and values [B, H, T, .] with room for a whole image."""
         return [fit_rows(part, self.shape.positions) for part in state[:2] if part.shape[3]]
 
 
 def fit_rows(x: Tensor, rows: int) -> Tensor:
-    """x [B, H, T, W] cut or padded to T = `rows`."""
+    """Return x [B, H, T, W] cut or padded to T = `rows`."""
     return functional.pad(x[:, :, :rows], (0, 0, 0, max(rows - x.shape[2], 0)))
 
 
@@ -118,7 +118,7 @@ def extend_cache(cache: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueC
 
 
 def _own(x: Tensor) -> Tensor:
-    """x, copied if its storage holds anything else."""
+    """Return x, copied if its storage holds anything else."""
     return x if x.untyped_storage().nbytes() == x.nbytes else x.clone(memory_format=torch.contiguous_format)
 
 
@@ -131,7 +131,7 @@ def push_in_place(cache: KeyValueCache, k_t: Tensor, v_t: Tensor) -> tuple[KeyVa
 
 
 def make_room(keys: Tensor, values: Tensor, rows: int, least: int = 1) -> tuple[Tensor, Tensor]:
-    """Keys and values [B, H, capacity, .], in copies of twice the capacity (at least `least` more) for `rows` rows."""
+    """Copy keys and values [B, H, capacity, .] to twice the capacity (at least `least` more) for `rows` rows."""
     if rows <= keys.shape[2]:
         return keys, values
     room = (0, 0, 0, max(keys.shape[2], least))
@@ -139,7 +139,7 @@ def make_room(keys: Tensor, values: Tensor, rows: int, least: int = 1) -> tuple[
 
 
 def attend_cached(q: Tensor, cache: KeyValueCache, values: Tensor) -> Tensor:
-    """Averages [B, H, T, V] of `values`, the cache's values or keys, for queries q of its last T positions."""
+    """Return averages [B, H, T, V] of `values`, the cache's values or keys, for queries q of its last T positions."""
     length, block = int(cache.position), q.shape[2]
     # Under autocast, the inputs and the cache can have different types.
     keys, values, q = cache.keys[:, :, :length], values[:, :, :length], q.to(cache.keys.dtype)

@@ -15,7 +15,7 @@ from linformer_cli.attention.base import Chunk
 
 
 def cut_chunks(x: Tensor, chunk: int, value: float = 0.0) -> Tensor:
-    """x [..., T, W] as [..., chunks, chunk, W], with `value` after the last position. Copies only if needed."""
+    """Return x [..., T, W] as [..., chunks, chunk, W], with `value` after the last position. Copies only if needed."""
     fill = -x.shape[-2] % chunk
     return (functional.pad(x, (0, 0, 0, fill), value=value) if fill else x).unflatten(-2, (-1, chunk))
 
@@ -41,7 +41,7 @@ def iter_halves(positions: int) -> Iterator[int]:
 
 
 def split_halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
-    """Views [..., R / (2 half), half, C] of the first and the second half of each piece of x [..., R, C]."""
+    """Return views [..., R / (2 half), half, C] of the first and the second half of each piece of x [..., R, C]."""
     first, second = x.unflatten(-2, (-1, 2, half)).unbind(-3)
     return first, second
 

@@ -55,7 +55,7 @@ class Updates(NamedTuple):
 
 
 def delta_sums(q: Tensor, updates: Updates, carried: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-    """y [B, H, T, V] and the last s [B, H, K, V], for q [B, H, T, K].
+    """Return y [B, H, T, V] and the last s [B, H, K, V], for q [B, H, T, K].
 
     `carried` is s before these positions (None: 0). `chunk` must be a power of two if a_t has one number per row.
 
@@ -77,7 +77,7 @@ def delta_sums(q: Tensor, updates: Updates, carried: Tensor | None, chunk: int) 
     chunk = min(chunk, 1 << (length - 1).bit_length() if per_row else length)
 
     def cut(x: Tensor) -> Tensor:
-        """x [B, H, T, N] as [B H, chunks, chunk, N]; in the padding, beta = 0 writes nothing and log a = 0 keeps s."""
+        """Cut x [B, H, T, N] into [B H, chunks, chunk, N]; in padding, beta = 0 writes nothing, log a = 0 keeps s."""
         return cut_chunks(x, chunk).flatten(0, 1)
 
     q, k, v, beta, log_a = (cut(x) for x in (q, *updates[:4]))
@@ -108,7 +108,7 @@ def delta_sums(q: Tensor, updates: Updates, carried: Tensor | None, chunk: int) 
 
 
 def delta_step(q: Tensor, updates: Updates, s: Tensor) -> Tensor:
-    """y [B, H, 1, V] of one position (T = 1); updates s [B, H, K, V] in place."""
+    """Return y [B, H, 1, V] of one position (T = 1); updates s [B, H, K, V] in place."""
     k, v, beta, log_a, d = updates
     if step := kernel_for(STEP_SUMS, s, v):
         beta_t, log_a_t, d_t = (None if x is None else x.squeeze(2) for x in (beta, log_a, d))
@@ -167,7 +167,7 @@ class DeltaAttention(SumAttention[Options, DeltaState]):
 
 
 def finish(sums: Tensor, bonus: Tensor | None) -> Tensor:
-    """Sums [B, H, T, V] divided by their root mean square, plus the bonus."""
+    """Return sums [B, H, T, V] divided by their root mean square, plus the bonus."""
     y = functional.rms_norm(sums, sums.shape[-1:], eps=OUTPUT_FLOOR)
     return y if bonus is None else y + bonus
 

@@ -22,7 +22,7 @@ class FeatureMap(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
-        """phi(x); x must be float32 or wider."""
+        """Return phi(x); x must be float32 or wider."""
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class Relu(FeatureMap):
 
 
 def _clamp_huge(x: Tensor) -> Tensor:
-    """x clamped to +-(largest number of its type)^(1/5)."""
+    """Return x clamped to +-(largest number of its type)^(1/5)."""
     limit = torch.finfo(x.dtype).max ** 0.2
     return x.clamp(-limit, limit)
 

@@ -37,7 +37,7 @@ class ScaleOffset(nn.Module):
         nn.init.normal_(self.scale, mean=start, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x * scale + offset [..., width], in the type of `x`."""
+        """Return x * scale + offset [..., width], in the type of `x`."""
         return torch.addcmul(self.offset.to(x.dtype), x, self.scale.to(x.dtype))
 
 
@@ -81,11 +81,11 @@ class GatedAttention(Attention[Options, State]):
         return ScaleOffset(self.shape.key_width, 0.0 if self.options.scale == "length" else 1.0)
 
     def activate(self, scores: Tensor) -> Tensor:
-        """Weights from scores; a score of minus infinity gives a weight of exactly 0 and a gradient of 0."""
+        """Return weights from scores; a score of minus infinity gives a weight of exactly 0 and a gradient of 0."""
         return scores.relu().square()
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, first: int | Tensor, causal: bool = True) -> Tensor:
-        """Outputs [N, R, V] of queries [N, R, K] from position `first` on (a number, or one on their device).
+        """Return outputs [N, R, V] of queries [N, R, K] from position `first` on (a number, or one on their device).
 
         Keys and values start at position 0. Without `causal`, queries see later keys too, with the bias of |d|.
         """

@@ -23,7 +23,7 @@ _GATHERED = 32  # how many times the keys of a sequence may be gathered at once
 
 
 def run_within(limit: int, scores: int, run: Callable[..., Tensor], *x: Tensor) -> Tensor:
-    """run(*x) of `scores` scores. Above `limit`, only `x` is saved, as by `torch.utils.checkpoint`, a slow import."""
+    """Call run(*x), of `scores` scores. Above `limit`, save only `x`, as `torch.utils.checkpoint`, a slow import."""
     return run(*x) if scores <= limit or not torch.is_grad_enabled() else _Recomputed.apply(run, *x)
 
 
@@ -61,7 +61,7 @@ def weigh_once(hidden: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
-    """Outputs [..., V] of the softmax over all sets of keys; 0 for a query that sees no key."""
+    """Return outputs [..., V] of the softmax over all sets of keys; 0 for a query that sees no key."""
     tops = torch.stack([part[..., -1:].detach() for part in parts])
     scales = (tops - tops.amax(dim=0)).exp()
     sums = torch.stack([part[..., :-1] * scale for part, scale in zip(parts, scales, strict=True)]).sum(dim=0)
@@ -125,7 +125,7 @@ def _gather_and_weigh(queries: Tensor, keys: Tensor, hidden: Tensor, q: Tensor, 
 
 
 def gather_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """[B, H, groups, S, W] for x [B, H, T, W] and rows [H or 1, groups, S]."""
+    """Return [B, H, groups, S, W] for x [B, H, T, W] and rows [H or 1, groups, S]."""
     heads, length = x.shape[1:3]
     at = rows.clamp(0, length - 1) + torch.arange(heads, device=x.device).view(-1, 1, 1) * length
     return x.flatten(1, 2).index_select(1, at.flatten()).unflatten(1, at.shape)

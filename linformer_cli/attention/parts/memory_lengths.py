@@ -9,7 +9,7 @@ from linformer_cli.attention.base import AttentionOptions, AttentionShape, setti
 
 
 def log_memories(shape: AttentionShape, count: int, least: int = 1) -> Tensor:
-    """Logarithms of `count` memory lengths, at least `least`, evenly spaced from a whole image down to an image row."""
+    """Return logarithms of `count` memory lengths, at least `least`, evenly spaced from an image down to a row."""
     longest, shortest = (math.log(max(least, memory)) for memory in (shape.positions, shape.row))
     return torch.linspace(longest, shortest, count)
 
@@ -20,7 +20,7 @@ def of_heads(parameter: Tensor, dtype: torch.dtype, axes: int) -> Tensor:
 
 
 def inverse_softplus(y: Tensor) -> Tensor:
-    """x with softplus(x) = y, for y > 0."""
+    """Return x with softplus(x) = y, for y > 0."""
     return y.expm1().log()
 
 
@@ -44,7 +44,7 @@ class FadingOptions(AttentionOptions):
             raise ValueError(f"the shortest memory must not be longer than the longest, found {found}")
 
     def memory_lengths(self, shape: AttentionShape, count: int) -> list[float]:
-        """`count` lengths, spaced geometrically from the longest down; a buffer would be rounded in bfloat16."""
+        """Return `count` lengths, spaced geometrically from the longest down; a buffer would be rounded in bfloat16."""
         # A given length bounds the default of the other. With a single decay, there is only one length.
         if count == 1 and self.shortest_memory and not self.longest_memory:
             return [self.shortest_memory]

@@ -141,7 +141,7 @@ class _NearAndRows(torch.autograd.Function):
 
 
 def _blocks(x: Tensor, block: int) -> Tensor:
-    """x [N, T, W] as [N T / block, block, W]."""
+    """Return x [N, T, W] as [N T / block, block, W]."""
     return x.reshape(-1, block, x.shape[-1])
 
 
@@ -168,14 +168,14 @@ def _hide(scores: Tensor, hidden: Tensor) -> None:
 
 
 def _add_product(offset: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """offset [N, T, 1] + left [N, T, W] right^T with right [N, S, W], in one call."""
+    """Return offset [N, T, 1] + left [N, T, W] right^T with right [N, S, W], in one call."""
     return torch.baddbmm(offset.expand(-1, -1, right.shape[1]), left, right.transpose(-1, -2))
 
 
 def attend_near_and_rows(
     q: Tensor, near: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor], pattern: Pattern
 ) -> Tensor:
-    """Outputs [B, H, T, V] of scaled queries [B, H, T, K], with T a multiple of `pattern.block`.
+    """Return outputs [B, H, T, V] of scaled queries [B, H, T, K], with T a multiple of `pattern.block`.
 
     `near` are keys and values [B, H, before + T, .], and `rows` [B, H, R, .]. No query sees more than R rows.
     """

@@ -24,7 +24,7 @@ WEIGHT_FLOOR = 0.1
 def draw_directions(
     count: int, width: int, orthogonal: bool, normal: Callable[[int, int, int], Tensor] = torch.randn
 ) -> Tensor:
-    """`count` directions w [count, width], each N(0, I); `normal(*shape)` draws standard normal numbers.
+    """Return `count` directions w [count, width], each N(0, I); `normal(*shape)` draws standard normal numbers.
 
     Orthogonal directions come in blocks of `width`. Their lengths are independent of their angles, so each is N(0, I).
     """
@@ -102,7 +102,7 @@ class PerformerMap(NamedTuple):
         return self.directions.shape[1]
 
     def columns(self, dtype: torch.dtype) -> Tensor:
-        """w_i K^(-1/4), as columns [K, directions]."""
+        """Return w_i K^(-1/4), as columns [K, directions]."""
         return (self.directions.to(dtype) * self.width**-0.25).transpose(0, 1)
 
     def exponent_columns(self, dtype: torch.dtype) -> Tensor:
@@ -111,29 +111,29 @@ class PerformerMap(NamedTuple):
         return torch.cat([columns, -columns], dim=1) if self.name == "hyperbolic" else columns
 
     def project(self, q: Tensor) -> Tensor:
-        """w_i . x [..., directions]."""
+        """Return w_i . x [..., directions]."""
         return q @ self.columns(q.dtype)
 
     def half_square(self, q: Tensor) -> Tensor:
-        """|x|^2 / 2 [...]."""
+        """Return |x|^2 / 2 [...]."""
         # The clamp keeps the result finite if squares overflow, because infinity minus infinity is NaN.
         squares = q.square().sum(dim=-1).clamp(max=torch.finfo(q.dtype).max / 4)
         return squares * (0.5 / math.sqrt(self.width))
 
     def log_query(self, q: Tensor) -> Tensor:
-        """Logarithms [..., m] of a query's features, without -|x|^2 / 2, which cancels in the quotient."""
+        """Return logarithms [..., m] of a query's features, without -|x|^2 / 2, which cancels in the quotient."""
         a = self.project(q)
         return torch.cat([a, -a], dim=-1) if self.name == "hyperbolic" else a
 
     def log_key(self, k: Tensor) -> Tensor:
-        """Logarithms [..., m] of a key's features."""
+        """Return logarithms [..., m] of a key's features."""
         # |x|^2 / 2 is subtracted in the same product, which is faster than subtracting it from every feature.
         columns = self.exponent_columns(k.dtype)
         extended = torch.cat([k, self.half_square(k).unsqueeze(-1)], dim=-1)
         return extended @ torch.cat([columns, -torch.ones_like(columns[:1])])
 
     def relu(self, q: Tensor) -> Tensor:
-        """max(w_i . x, 0) + 1e-3 [..., m]."""
+        """Return max(w_i . x, 0) + 1e-3 [..., m]."""
         return self.project(q).relu() + RELU_OFFSET
 
 
@@ -141,7 +141,7 @@ PAIRWISE_CHUNK = 8  # positions
 
 
 def exp_below_maximum(exponents: Tensor, lengths: Tensor | None) -> Tensor:
-    """exp(x - maximum of x over the sequence) for x [B, H, T, C], and 0 at the padding."""
+    """Return exp(x - maximum of x over the sequence) for x [B, H, T, C], and 0 at the padding."""
     exponents = fill_padding(exponents, lengths, -math.inf)
     return (exponents - exponents.detach().amax(dim=2, keepdim=True)).exp()
 
@@ -174,7 +174,7 @@ def replace_vanished(
     values: Tensor,
     before: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """y [B, H, T, V], recomputed for the images and heads that have too small a denominator `weight` [B, H, T].
+    """Return y [B, H, T, V], recomputed for the images and heads that have too small a denominator `weight` [B, H, T].
 
     Key features are divided by their maximum over all positions. From `smallest_weight` on, features that underflow add
     up to less than a rounding error. Where some keys outweigh earlier ones by many orders of magnitude,
@@ -201,7 +201,7 @@ def smallest_weight(dtype: torch.dtype) -> float:
 
 
 def attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: tuple[Tensor, Tensor] | None) -> Tensor:
-    """y [R, T, V] from log features a, b [R, T, C] and values [R, T, V + 1]; numerically stable for all finite inputs.
+    """Return y [R, T, V] from log features a, b [R, T, C] and values [R, T, V + 1]; stable for all finite inputs.
 
     `before` holds s and c of the earlier positions, as in `PerformerState`. Chunks are short, because the log weight of
     j at t in a chunk is the logsumexp of a_ti + b_ji over features i. The sums of earlier chunks are divided by the

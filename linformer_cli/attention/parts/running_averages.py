@@ -39,7 +39,7 @@ def read_running_averages(
 
 
 def _accumulate_logs(scores: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """l [B, H, N, L, m], and l before every chunk and after the last one [B, H, N + 1, m]."""
+    """Return l [B, H, N, L, m], and l before every chunk and after the last one [B, H, N + 1, m]."""
     logs = scores.clone(memory_format=torch.contiguous_format)
     for size in iter_halves(scores.shape[3]):
         first, second = split_halves(logs, size)
@@ -125,7 +125,7 @@ class _ReadRunningAverages(torch.autograd.Function):
 
 
 def _factors(scores: Tensor, logs: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """exp(e - a) of each first half and exp(a - l) of each second half, where a is l in the middle of the block."""
+    """Return exp(e - a) of each first half and exp(a - l) of each second half, where a is l in the middle."""
     middle = split_halves(logs, size)[0][..., -1:, :]
     return (split_halves(scores, size)[0] - middle).exp_(), (middle - split_halves(logs, size)[1]).exp_()
 

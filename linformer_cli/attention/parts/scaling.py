@@ -14,12 +14,12 @@ SUM_FLOOR = 1e-6
 
 
 def directions(x: Tensor) -> Tensor:
-    """x [..., K], scaled to length 1. Vectors that are nearly 0 stay shorter."""
+    """Return x [..., K], scaled to length 1. Vectors that are nearly 0 stay shorter."""
     return x * (x.square().sum(dim=-1, keepdim=True) + KEY_FLOOR).rsqrt()
 
 
 def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """x, scaled down by a common factor over `dims` where the sum of squares could overflow.
+    """Return x, scaled down by a common factor over `dims` where the sum of squares could overflow.
 
     x is unchanged up to the fourth root of the type's largest number (4e9 in float32). Normalised vectors do not depend
     on the scale of x, but the scores of `lsh` do.
@@ -29,7 +29,7 @@ def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 def scale_outputs(sums: Tensor, output_gate: Tensor | None) -> Tensor:
-    """Sums [..., V] divided by their root mean square, times SiLU of `output_gate` [..., V], in the type of either.
+    """Divide sums [..., V] by their root mean square, times SiLU of `output_gate` [..., V], in the type of either.
 
     Sums are not divided by their total weight, because the weights of signed queries and keys can add up to any number.
     """

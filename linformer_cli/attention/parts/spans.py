@@ -57,7 +57,7 @@ def stack_spans(spans: list[Span], stop: Tensor) -> Tensor:
 
 
 def share_keys(table: Tensor, apart: int, block: int, start: int = 0) -> Lists:
-    """Lists of keys for up to `block` of T queries from `start` on, `apart` from each other, by their spans."""
+    """Return lists of keys for up to `block` of T queries from `start` on, `apart` from each other, by their spans."""
     length = table.shape[1]
     apart = min(apart, length)
     # Blocks of neighbours start at multiples of their length, like those of a pattern.
@@ -134,7 +134,7 @@ class SpanAttention(CachedAttention[Options]):
     def attend_spans(
         self, q: Tensor, k: Tensor, v: Tensor, start: int, locate: Callable[[Tensor], Tensor] = lambda x: x
     ) -> Tensor:
-        """Outputs [B, H, T, V] of queries from position `start` on; position p is in row locate(p) of k and v."""
+        """Return outputs [B, H, T, V] of queries from position `start`; position p is in row locate(p) of k and v."""
         if q.device.type == "cpu":
             # On a CPU, products of small blocks are slower and less accurate in bfloat16 than in float32.
             k, v = k.to(accumulator_dtype(k.dtype)), v.to(accumulator_dtype(v.dtype))

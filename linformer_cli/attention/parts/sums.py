@@ -26,7 +26,7 @@ from .chunks import corners, cut_chunks, iter_halves, split_halves
 
 
 def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-    """y [B, H, T, V] for phi_q, phi_k [B, H, T, C] and v [B, H, T, V], and the last sum of phi(k_j) v_j^T [B, H, C, V].
+    """Return y [B, H, T, V] for phi_q, phi_k [B, H, T, C] and v [B, H, T, V], and the last s [B, H, C, V].
 
     Both include `carried` [B, H, C, V], the sum before these positions (None: 0). A column of ones appended to v gives
     the normaliser phi(q_t) . z_t from the same products.
@@ -49,14 +49,14 @@ def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None,
 
 
 def read_whole_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """phi_q s [B, H, T, V] and phi_q . z [B, H, T], where s and z are the sums over all positions."""
+    """Return phi_q s [B, H, T, V] and phi_q . z [B, H, T], where s and z are the sums over all positions."""
     phi_k = fill_padding(phi_k, lengths)
     weights = phi_q @ phi_k.sum(dim=2).unsqueeze(-1)
     return phi_q @ (phi_k.transpose(-1, -2) @ v), weights.squeeze(-1)
 
 
 def sum_both_ways(run: Callable[..., Tensor], *x: Tensor) -> Tensor:
-    """run(*x) plus its result for reversed `x` [B, H, T, W], whose padding comes first, is 0 and adds nothing."""
+    """Return run(*x) plus that for reversed `x` [B, H, T, W], whose padding comes first, is 0 and adds nothing."""
     return run(*x) + run(*(part.flip(2) for part in x)).flip(2)
 
 
@@ -71,7 +71,7 @@ def update_and_read(s: Tensor, query: Tensor, key: Tensor, value: Tensor, decay:
 
 
 def divide_by_weight(numerator: Tensor, weight: Tensor) -> Tensor:
-    """numerator [..., V] / weight [...], and 0 where the weight is exactly 0."""
+    """Return numerator [..., V] / weight [...], and 0 where the weight is exactly 0."""
     weight = weight.unsqueeze(-1)
     nothing = weight == 0
     return (numerator / torch.where(nothing, torch.ones_like(weight), weight)).masked_fill(nothing, 0)
@@ -100,7 +100,7 @@ class _ScanWithDecay(torch.autograd.Function):
 
 
 def scan_with_decay(parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
-    """states [R, N + 1, C, V]: `first`, then decay[n] states[n] + parts[n], with decay [R, N, C or 1, 1]."""
+    """Return states [R, N + 1, C, V]: `first`, then decay[n] states[n] + parts[n], with decay [R, N, C or 1, 1]."""
     return _ScanWithDecay.apply(parts, decay, first)
 
 
@@ -113,7 +113,7 @@ def decayed_causal_sums(
     chunk: int,
     factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """y [B, H, T, V] and the last s [B, H, C, V], for phi_q, phi_k [B, H, T, C], v [B, H, T, V], log d [B or 1, H, T].
+    """Return y [B, H, T, V] and the last s [B, H, C, V] for phi_q, phi_k [.., T, C], v [.., T, V], log d [B|1, H, T].
 
     `carried` is s before these positions. Weights inside a chunk are exp(c_t - c_j), where c is the sum of log d from
     the start of the chunk, and never a quotient of two numbers that can underflow.
@@ -154,7 +154,7 @@ def sum_logs(logs: Tensor, dim: int) -> Tensor:
 
 
 def decay_weights(c: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(c_t - c_j) [.., R, R] in type `dtype` for j <= t, else 0, for logs c [.., R] that do not increase."""
+    """Return exp(c_t - c_j) [.., R, R] in type `dtype` for j <= t, else 0, for logs c [.., R] that do not increase."""
     return _DecayWeights.apply(c, dtype)
 
 
@@ -219,7 +219,7 @@ def sum_later(logs: Tensor) -> Tensor:
 
 
 def pairwise_products(q: Tensor, k: Tensor, log_decay: Tensor) -> Tensor:
-    """a[t, j] = sum over features of q_t k_j w_tj for j <= t, else 0; q, k, log d [..., R, C], a [..., R, R].
+    """Return a[t, j] = sum over features of q_t k_j w_tj for j <= t, else 0; q, k, log d [..., R, C], a [..., R, R].
 
     w_tj is the product of d over positions j + 1 to t, and R a power of two. In pieces of 2, 4, .. R positions, queries
     of the second half are multiplied by keys of the first half. For these pairs, w_tj = w_tm w_mj, where m is the last

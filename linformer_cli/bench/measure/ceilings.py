@@ -140,7 +140,7 @@ def list_products(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def count_product_flops(model: nn.Module) -> int:
-    """FLOPs (2 for a multiply-add) of the matrix products of a forward pass at one value, on average."""
+    """Return FLOPs (2 for a multiply-add) of the matrix products of a forward pass at one value, on average."""
     total = sum_flops(model)
     if isinstance(model, PixelModel):
         shared = sum_flops(model.embedding) + sum_flops(model.blocks)

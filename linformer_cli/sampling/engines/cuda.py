@@ -225,7 +225,7 @@ class CudaEngine(Engine):
         return [period for part in state_tensors(layer) if self._is_number(part)]
 
     def _fix(self, state: PixelState) -> PixelState:
-        """`state` in the form in which steps update it in place."""
+        """Return `state` in the form in which steps update it in place."""
 
         def fix(block: Block, layer: Any) -> Any:
             if isinstance(layer, LayerState):
