@@ -76,7 +76,7 @@ def _stored_type(buffer: Buffer) -> torch.dtype:
 def _count_numbers(buffer: Buffer) -> int:
     if buffer.kind != Kind.WEIGHTS or buffer.tensor is None:
         return buffer.width
-    return count_words(buffer.tensor, buffer.dtype)
+    return count_packed_words(buffer.tensor, buffer.dtype)
 
 
 def _encode_facts(program: Program, images: Images) -> bytes:
@@ -133,7 +133,7 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat((_arrange(integers), _arrange(tail)), dim=1)
 
 
-def count_words(weight: Tensor, dtype: torch.dtype) -> int:
+def count_packed_words(weight: Tensor, dtype: torch.dtype) -> int:
     rows, columns = weight.shape
     numbers = 4 // dtype.itemsize
     return (rows + -rows % TILE_ROWS) * (-(-columns // numbers) + (2 if dtype == torch.int8 else 0))
