@@ -15,7 +15,7 @@ from linformer_cli.system.signals import StopRequest
 from . import options
 from .config_options import Fields, count, option, with_fields
 from .display import TrainingDisplay
-from .output import info
+from .output import info, warn
 from .reports import run_and_show
 from .session import load_training_images
 
@@ -71,7 +71,7 @@ def compare(asked: CompareOptions) -> None:
 
     - `lintx compare --data mnist --images 16000 --runs runs/comparison`
     - `lintx compare --attention softmax,linear,linear:feature_map=relu --max-time 20m --match-parameters`
-    - `lintx compare --runs runs/comparison --no-train --format md --plot comparison.png`
+    - `lintx compare --data mnist --runs runs/comparison --no-train --format md --plot comparison.png`
 
     All runs have the same network except for the attention, the same settings, and the same images in the same order.
     The table shows final validation bits/dim, their difference from the first row on the same images, parameters,
@@ -88,6 +88,11 @@ def compare(asked: CompareOptions) -> None:
     entries, sets = plan_entries(
         options.choose_variants(asked.names, baselines=True), plan, lambda settings: load_training_images(settings.data)
     )
+    train = entries[0].config.train
+    if asked.train and train.steps is not None and 4 * train.warmup_steps > train.steps:
+        warn(
+            f"the learning rate warms up for {train.warmup_steps} of {train.steps} steps; give more --images to compare"
+        )
     for entry in entries if asked.retime else []:
         forget_speeds(entry)
 

@@ -164,8 +164,8 @@ def load_picture(
             notes.append("shows no drawing on a plain background, so it is not framed")
         done = "resized" if look.smooth else "pixel art brought"
         notes.append(
-            f"{done} from {picture.width} x {picture.height} to {shape.width} x {shape.height} pixels "
-            f"({fit or look.fit})"
+            f"{done} from {picture.height} x {picture.width} to {shape.height} x {shape.width} pixels "
+            f"(height x width; {fit or look.fit})"
         )
     image = look.finish(picture, fit)
     if shape.palette:

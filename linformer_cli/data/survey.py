@@ -219,7 +219,11 @@ def describe_sizes(sizes: Mapping[tuple[int, int], int], look: Look) -> list[str
             changed["padded"] += (height < shape.height or width < shape.width) * count
     if changed.total():
         parts = ", ".join(f"{count:,} {what}" for what, count in changed.items() if count)
-        lines.append(f"{parts} to {shape.height} x {shape.width}; --image-size and --fit change this")
+        height, width = (max(sides) for sides in zip(*sizes, strict=True))
+        small = (height, width) != (shape.height, shape.width) and max(height, width) <= _LARGEST_SIDE
+        whole = f"--image-size {format_sides((height, width))} --fit pad keeps them whole"
+        hint = whole if small else "--image-size and --fit change this"
+        lines.append(f"{parts} to {shape.height} x {shape.width}; {hint}")
     return lines
 
 

@@ -44,7 +44,8 @@ class Copying:
         return (
             f"nearest training images: median distance {self.median_distance:,.0f} for samples, "
             f"{self.held_out_median_distance:,.0f} for held-out images; {self.nearer} of "
-            f"{count_words(self.samples, 'sample')} nearer than 95 % of the held-out images"
+            f"{count_words(self.samples, 'sample')} nearer than 95 % of the held-out images, "
+            "as about 5 % are by chance"
         )
 
 

@@ -250,7 +250,7 @@ def test_an_image_of_another_size_is_resized_and_a_note_says_so(tmp_path: Path) 
     for fit in ("crop", "pad", "stretch"):
         picture = load_picture(path, GREY, fit)
         assert (picture.image == 77).all()
-        assert picture.notes == (f"resized from 40 x 60 to 4 x 6 pixels ({fit})",)
+        assert picture.notes == (f"resized from 60 x 40 to 6 x 4 pixels (height x width; {fit})",)
 
 
 def test_crop_keeps_the_middle(tmp_path: Path) -> None:
