@@ -86,7 +86,7 @@ def train(
         warnings.warn(note, stacklevel=2)
     shape, classes = images[0].shape, images[0].classes
     if settings.data.name.startswith("folder:"):
-        settings = merge_settings(given, pictures=Pictures(shape, classes))
+        settings = merge_settings(given, pictures=Pictures(shape, classes, len(images[0])))
     run = settings.build(shape, classes)
     device = choose_device(run.train.device).value
     precision = choose_precision(run.train.precision, device, run.model.width, run.model.feed_forward).value

@@ -72,6 +72,9 @@ FOLDER_RECIPE: dict[str, Any] = {
 }
 # The share of pictures that are trained on without their class, if their folders or labels.csv name classes.
 FOLDER_HIDE_CLASS = 0.2
+# With fewer training images, a new run decays its weights more (docs/notes/own-pictures.md#weight-decay).
+SCARCE_PICTURES = 1000
+SCARCE_WEIGHT_DECAY = 0.5
 FEW_PICTURES = 300  # with fewer training images, a run says what to expect (docs/guide/your-pictures.md)
 
 # Default learning rates of optimizers whose learning rate differs from AdamW's. `RECIPES` may override them.

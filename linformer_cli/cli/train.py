@@ -192,8 +192,9 @@ def _begin(asked: TrainOptions, team: "Team") -> "Trainer[PixelTask]":
     images = load_training_images(merged.data, team, merged.look)
     shape, classes = images[0].shape, images[0].classes
     if asked.run is not None or merged.data.name.startswith("folder:"):
-        merged = merge_settings(_read_given(asked), asked.config, source, pictures=Pictures(shape, classes))
-        _explain_choice(merged, len(images[0]))
+        pictures = Pictures(shape, classes, len(images[0]))
+        merged = merge_settings(_read_given(asked), asked.config, source, pictures=pictures)
+        _explain_choice(merged, pictures.count)
     return _build_trainer(merged.build(shape, classes, teachers), folder, images, team, source)
 
 
@@ -205,7 +206,8 @@ def _explain_choice(settings: "Settings", count: int) -> None:
     classes = f", classes hidden for {train.hide_class:g} (--no-classes: none)" if settings.data.labels else ""
     patience = f"; ends after {train.patience} validations in a row without a better one (--patience)"
     limits = f"at most {' or '.join(lengths)}{patience if train.patience else ''}"
-    info(f"chosen: --preset {settings.preset}, --batch {train.batch}, {limits}{classes}")
+    decay = f"--weight-decay {train.weight_decay:g}"
+    info(f"chosen: --preset {settings.preset}, --batch {train.batch}, {decay}, {limits}{classes}")
     if count < FEW_PICTURES:
         hint = "compare samples with training images by lintx sample --nearest"
         info(f"{count_words(count, 'training image')}: expect rough shapes and, if trained for longer, copies; {hint}")

@@ -30,6 +30,8 @@ from linformer_cli.presets import (
     FOLDER_RECIPE,
     RECIPES,
     RENAMED_PRESETS,
+    SCARCE_PICTURES,
+    SCARCE_WEIGHT_DECAY,
     complete_recipe,
     find_default_preset,
     find_preset,
@@ -133,10 +135,11 @@ def _check_teacher(teacher: Checkpoint, config: ModelConfig) -> None:
 
 @dataclass(frozen=True)
 class Pictures:
-    """The shape and the number of classes of a folder of pictures, on which its settings depend."""
+    """What settings depend on in a folder of pictures: their shape, and the numbers of classes and training images."""
 
     shape: ImageShape
     classes: int
+    count: int
 
 
 def merge_settings(
@@ -171,6 +174,7 @@ def merge_settings(
         if pictures is not None:
             data = {"labels": pictures.classes > 0, **data}
             recipe |= {"hide_class": FOLDER_HIDE_CLASS} if data["labels"] else {}
+            recipe |= {"weight_decay": SCARCE_WEIGHT_DECAY} if pictures.count < SCARCE_PICTURES else {}
         if name is None:
             name = find_default_preset(str(data.get("name")), images_preset)
         network = find_preset(name).model_dump()

@@ -262,7 +262,8 @@ def test_a_folder_of_arrays_gets_the_settings_of_pictures(lintx, tmp_path):
     np.save(tmp_path / "train-labels.npy", np.arange(20) % 2)
     outcome = lintx("train", tmp_path, "--dry-run", "--patience", 0)
     assert (
-        "chosen: --preset colour-pixel, --batch 8, at most 8 epochs or 15 min 0 s, classes hidden" in outcome.stderr
+        "chosen: --preset colour-pixel, --batch 8, --weight-decay 0.5, at most 8 epochs or 15 min 0 s, classes hidden"
+        in outcome.stderr
     ), outcome.stderr
 
 

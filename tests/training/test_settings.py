@@ -279,12 +279,12 @@ def test_images_may_have_another_shape_but_bytes_are_refused(source, raises_one_
 def test_a_folder_of_pictures_chooses_its_settings() -> None:
     given = Given(data={"name": "folder:x"})
     for channels, classes, preset in ((1, 0, "mnist-wide"), (3, 5, "colour-pixel"), (4, 0, "colour-pixel")):
-        pictures = Pictures(ImageShape(height=8, width=8, channels=channels), classes)
+        pictures = Pictures(ImageShape(height=8, width=8, channels=channels), classes, 999 + classes)
         chosen = merge_settings(given, pictures=pictures)
         assert (chosen.preset, chosen.data.labels) == (preset, classes > 0)
         train = chosen.train
         assert (train.max_time, train.epochs, train.patience, train.flip) == (900, 8, 3, False)
-        assert train.hide_class == (0.2 if classes else 0)
+        assert (train.hide_class, train.weight_decay) == ((0.2, 0.05) if classes else (0, 0.5))
         chosen.build(pictures.shape, classes)
     asked = merge_settings(
         replace(given, preset="tiny", train={"epochs": 2, "flip": True, "save_every": 9}), pictures=pictures
