@@ -18,8 +18,8 @@ from linformer_cli.data.pictures import load_picture
 
 SHAPE = ImageShape(height=28, width=28)
 DARK = Frame(ground=0, ink=250.0, box=20.0, centre=(14.5, 14.5))
-# Every third photograph has each paper, desk, shadow and ink; $LINTX_FULL takes all.
-SOME = range(0, len(CASES), 3)
+# Every fifth photograph has each paper, desk, shadow and ink; $LINTX_FULL takes all.
+SOME = range(0, len(CASES), 5)
 LIGHT = DARK.model_copy(update={"ground": 255})
 
 
