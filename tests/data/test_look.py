@@ -107,12 +107,7 @@ def test_one_ground_is_chosen_for_the_whole_set_and_said(tmp_path: Path) -> None
     ("sizes", "settings", "shape", "line"),
     [
         ([(20, 14)] * 9, {}, (20, 14), ""),
-        (
-            [(16, 16)] * 9 + [(20, 16)],
-            {},
-            (16, 16),
-            "1 cropped to 16 x 16; --image-size 20x16 --fit pad keeps them whole",
-        ),
+        ([(16, 16)] * 9 + [(20, 16)], {}, (16, 16), "1 cropped to 16 x 16; --image-size 20x16 --fit pad"),
         ([(16, 16)] * 9 + [(12, 20)], {}, (16, 16), "1 cropped, 1 padded to 16 x 16"),
         ([(16, 16)] * 9, {"image_size": "10x12"}, (10, 12), "9 cropped to 10 x 12"),
         ([(16, 16)] * 9, {"image_size": 8, "fit": "stretch"}, (8, 8), "9 stretched to 8 x 8"),
