@@ -89,10 +89,8 @@ def compare(asked: CompareOptions) -> None:
         options.choose_variants(asked.names, baselines=True), plan, lambda settings: load_training_images(settings.data)
     )
     train = entries[0].config.train
-    if asked.train and train.steps is not None and 4 * train.warmup_steps > train.steps:
-        warn(
-            f"the learning rate warms up for {train.warmup_steps} of {train.steps} steps; give more --images to compare"
-        )
+    if asked.train and train.steps is not None and 4 * train.warmup_steps > train.steps and not train.warmup_share:
+        warn(f"the learning rate warms up for {train.warmup_steps} of {train.steps} steps; compare more --images")
     for entry in entries if asked.retime else []:
         forget_speeds(entry)
 

@@ -109,7 +109,7 @@ def test_other_machines_draw_the_same_images(machine: Machine, cases, tmp_path: 
     # Machines without dot products run the same C++ but for the products, which every kind of network has.
     few = machine == MACHINES[NEON.name]
     files = [NATIVE_FOLDER / f"{name}.cpp" for name in ("draw", "runner", "threads")]
-    compile_files(machine.compiler, drawer, *files, level="-O1")
+    compile_files(machine.compiler, drawer, *files, level="-O1" if few else "-O3")
     if machine.compiler[0] == ARM_COMPILER[0]:
         command = ("aarch64-linux-gnu-objdump", "--disassemble", drawer)
         listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
