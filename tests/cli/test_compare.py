@@ -43,7 +43,7 @@ def test_compare_trains_each_mechanism_once(lintx, finished, tmp_path, monkeypat
     assert first.code == 0, first.stderr
     outcome = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--json")
     assert "softmax: training" not in outcome.stderr and "linear-16: training" in outcome.stderr
-    assert "warms up for 100 of" in outcome.stderr
+    assert "warms up for 100 steps" in outcome.stderr
     rows = outcome.document["rows"]
     assert [row["name"] for row in rows] == ["softmax", "linear-16"]
     assert rows[0] == first.document["rows"][0]
