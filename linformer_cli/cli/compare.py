@@ -90,9 +90,7 @@ def compare(asked: CompareOptions) -> None:
     )
     train = entries[0].config.train
     if asked.train and train.steps is not None and 4 * train.warmup_steps > train.steps and not train.warmup_share:
-        warn(
-            f"the learning rate warms up for {train.warmup_steps} steps, and a run has {train.steps}; give more --images"
-        )
+        warn(f"the learning rate warms up for {train.warmup_steps} steps, a run has {train.steps}; give more --images")
     for entry in entries if asked.retime else []:
         forget_speeds(entry)
 
