@@ -339,7 +339,7 @@ class TrainConfig(Config):
         given = [name for name in LENGTHS if getattr(self, name) is not None]
         if not given or {"steps", "epochs"} <= set(given):
             raise ValueError(f"set the length by steps or epochs, by max_time, or by both, found {given or 'none'}")
-        # Other optimizers overflow to infinity, which the next loss shows; torch's Muon fails instead.
+        # Other optimizers overflow to infinity, which the next loss shows; Muon fails instead.
         if self.optimizer == "muon" and self.learning_rate * max(1, self.weight_decay) > _LARGEST_MUON_RATE:
             bound = f"at most {_LARGEST_MUON_RATE:g} with optimizer 'muon'"
             raise ValueError(f"learning_rate, also times weight_decay, must be {bound}")

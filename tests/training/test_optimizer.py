@@ -8,7 +8,7 @@ from loops import loop_over
 from torch import nn
 
 from linformer_cli.config import TrainConfig
-from linformer_cli.training.optimizer import build_optimizer
+from linformer_cli.training.optimizer import Muon, build_optimizer
 
 
 def configure(name: str, **changes: object) -> TrainConfig:
@@ -70,6 +70,27 @@ def test_muon_trains_a_mixture_head_slowly(build_tiny_model) -> None:
         shares = {id(p): group.get("lr_share", 1) for group in groups for p in group["params"]}
         for path, parameter in model.named_parameters():
             assert shares[id(parameter)] == (share if path.startswith("head.") else 1), path
+
+
+def test_muon_equals_the_muon_of_torch_in_bf16() -> None:
+    models = [nn.Sequential(nn.Linear(24, 8), nn.Linear(8, 40)) for _ in range(3)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    weights = [[layer.weight for layer in model] for model in models]
+    reference = torch.optim.Muon(weights[1], lr=0.02, weight_decay=0.3, adjust_lr_fn="match_rms_adamw")
+    rounded, single = (Muon(weights[i], dtype, 0.02, 0.3) for i, dtype in ((0, torch.bfloat16), (2, torch.float32)))
+    for model, optimizer in zip(models, [rounded, reference, single], strict=True):
+        take_steps(model, optimizer, 4, seed=0)
+    for own, wanted, precise in zip(*weights, strict=True):
+        torch.testing.assert_close(own, wanted, rtol=0, atol=0)
+        torch.testing.assert_close(precise, wanted, rtol=0, atol=2e-3)
+        assert not torch.equal(precise, wanted)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_muon_orthogonalises_in_the_precision_of_training(build_tiny_model, precision) -> None:
+    joined = build_optimizer(build_tiny_model(), configure("muon", precision=precision))
+    assert joined.parts[0].dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
 
 
 def test_a_step_of_muon_makes_the_singular_values_nearly_equal(build_tiny_model) -> None:
