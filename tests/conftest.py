@@ -92,16 +92,8 @@ def damage_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Attention]], 
 @pytest.fixture(scope="session")
 def tiny_model_config() -> ModelConfig:
     """A model that trains in seconds. Its 64 positions fill four chunks of 16."""
-    return ModelConfig(
-        attention_options={"chunk": 16},
-        layers=2,
-        heads=2,
-        width=16,
-        head_width=8,
-        feed_forward=32,
-        mixtures=3,
-        image=ImageShape(height=8, width=8, levels=16),
-    )
+    sizes = {"layers": 2, "heads": 2, "width": 16, "head_width": 8, "feed_forward": 32, "mixtures": 3}
+    return ModelConfig(attention_options={"chunk": 16}, image=ImageShape(height=8, width=8, levels=16), **sizes)
 
 
 @pytest.fixture(scope="session")

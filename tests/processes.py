@@ -32,27 +32,11 @@ from linformer_cli.training.run_folder import RunFolder
 
 STEPS = 9
 IMAGES = ImageSet("glyphs", "train", *draw_glyphs("train", 8, 0, 30))
-MODEL = ModelConfig(
-    attention_options={"chunk": 16},
-    layers=2,
-    heads=2,
-    width=16,
-    head_width=8,
-    feed_forward=32,
-    image=ImageShape(height=8, width=8, levels=16),
-)
+SIZES = {"layers": 2, "heads": 2, "width": 16, "head_width": 8, "feed_forward": 32}
+MODEL = ModelConfig(attention_options={"chunk": 16}, image=ImageShape(height=8, width=8, levels=16), **SIZES)
 # A batch of five images is split into two and three.
-TRAIN = TrainConfig(
-    steps=STEPS,
-    batch=5,
-    accumulation=2,
-    learning_rate=1e-2,
-    warmup_steps=2,
-    log_every=2,
-    evaluate_every=4,
-    save_every=4,
-    ema=0.9,
-)
+LENGTHS = {"steps": STEPS, "warmup_steps": 2, "log_every": 2, "evaluate_every": 4, "save_every": 4}
+TRAIN = TrainConfig(batch=5, accumulation=2, learning_rate=1e-2, ema=0.9, **LENGTHS)
 
 
 def build(folder: Path, team: Team, precision: str = "fp32", **model: Any) -> Trainer[PixelTask]:

@@ -273,6 +273,8 @@ def _run(trainer: "Trainer[PixelTask]", path: Path, json: bool) -> None:
     if trainer.has_lost_patience:
         hint = "best/ has the best weights, and --resume continues with --patience 0"
         info(f"ended early: {progress.worse_validations} validations without a better one; {hint}")
+    elif trainer.share_without_time < 1:
+        info(f"ended by --max-time, {trainer.share_without_time:.0%} of the way to --steps or --epochs")
     if trainer.peak_learning_rate:
         info(f"peak learning rate {trainer.peak_learning_rate:.3g}")
     info(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} {words.bits}; try")

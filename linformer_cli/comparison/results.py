@@ -13,6 +13,7 @@ from linformer_cli.errors import CheckpointError
 from linformer_cli.evaluation.bits import measure_mean
 from linformer_cli.report.plots import Curve, Panel, PlotFormat, render_plot, with_error
 from linformer_cli.report.tables import Column, Output, RecordTable, Report, Shown, TableStyle, list_columns
+from linformer_cli.sampling.engines import AUTO, choose_engine
 from linformer_cli.system.timing import Timing
 from linformer_cli.units import IMAGES, Words, format_bits, format_bytes, format_count, format_duration
 from .entries import Conditions, Entry
@@ -23,9 +24,9 @@ from .figures import TIMED_STEPS, find_groups, read_figures, read_runs, sampling
 class ComparisonRow:
     """The figures of one mechanism. Unknown figures are None, and `missing` gives the reason.
 
-    `steps` and `images` are those of the last checkpoint. Samples are times of `TIMED_STEPS` steps, or of a batch.
-    `difference` is bits/dim minus those of the first row, on the same images. With several seeds, bits/dim are means
-    over them, and the other figures are those of the first seed.
+    `steps` and `images` are those of the last checkpoint. Samples are times of `TIMED_STEPS` steps, or of a batch that
+    `engine` draws. `difference` is bits/dim minus those of the first row, on the same images. With several seeds,
+    bits/dim are means over them, and the other figures are those of the first seed.
     """
 
     name: Annotated[str, Shown("attention")]
@@ -49,6 +50,7 @@ class ComparisonRow:
     training_images_per_second_quartiles: list[float] | None = None
     training_samples_seconds: Sequence[float] = ()
     batch: int
+    engine: Annotated[str | None, Shown("engine")] = None
     images_per_second: float | None = None
     images_per_second_quartiles: list[float] | None = None
     samples_seconds: Sequence[float] = ()
@@ -121,7 +123,7 @@ def describe_entry(entry: Entry, conditions: Conditions, failures: dict[str, str
     )
     try:
         saved, finished = entry.saved, entry.finished
-        model = None if finished is None else load_weights(finished)
+        model = None if finished is None else load_weights(finished, conditions.device)
     except CheckpointError as error:
         return replace(row, missing=failures.setdefault(row.name, str(error)))
     failure = failures.get(row.name)
@@ -141,6 +143,7 @@ def describe_entry(entry: Entry, conditions: Conditions, failures: dict[str, str
         validation_images=training.validation_images,
         parameters=model.parameter_count(),
         state_bytes_per_image=model.state_bytes(1),
+        engine=choose_engine(AUTO, model).value if drawn else None,
         missing=failure or (f"{untimed} not timed" if untimed and entry.is_timed and conditions.repeats else None),
         **_describe_speed("training_", trained, TIMED_STEPS * entry.step_images),
         **_describe_speed("", drawn, conditions.batch),
@@ -168,7 +171,9 @@ def _list_table_columns(rows: Sequence[ComparisonRow], words: Words) -> tuple[Co
         "training_images_per_second": Shown(f"train {short}/s", format_count),
         "images_per_second": Shown(f"draw {short}/s", format_count),
     }
-    keys = f"name bits paired group parameters state_bytes_per_image {' '.join(rates)} missing".split()
+    keys = f"name bits paired group parameters state_bytes_per_image {' '.join(rates)} engine missing".split()
+    if len({row.engine for row in rows if row.engine}) < 2:
+        keys.remove("engine")
     known = [key for key in keys if any(getattr(row, key) is not None for row in rows)]
     return list_columns(ComparisonRow, " ".join(known), {"bits": Shown(words.bits), **rates})
 
@@ -177,7 +182,7 @@ _CSV_COLUMNS = list_columns(
     ComparisonRow,
     "name attention attention_options images bits_per_dim standard_error validation_images difference "
     "difference_standard_error group parameters state_bytes_per_image device training_batch training_precision "
-    "training_images_per_second training_images_per_second_quartiles batch images_per_second "
+    "training_images_per_second training_images_per_second_quartiles batch engine images_per_second "
     "images_per_second_quartiles missing",
 )
 

@@ -40,6 +40,12 @@ class Trainer(Learner[AnyTask]):
     def has_lost_patience(self) -> bool:
         return 0 < self.task.settings.patience <= self.progress.worse_validations
 
+    @property
+    def share_without_time(self) -> float:
+        """The finished share of the steps or epochs in [0, 1]; 1 if only a time is given."""
+        settings = self.task.settings.model_copy(update={"max_time": None})
+        return measure_progress(settings, self.progress.step, 0.0, self.task.items)
+
     def run(self, reporter: Reporter, stop: StopRequest) -> Progress:
         """Train to the end of the schedule. If `stop` is set, save and raise `Interrupted`."""
         for _ in self.steps(reporter, stop):

@@ -69,7 +69,10 @@ AnyTask = TypeVar("AnyTask", bound=Task[Any, Any])
 def measure_progress(
     config: TrainConfig, step: int, elapsed_seconds: float, train_items: int, ending_seconds: float = 0.0
 ) -> float:
-    """Return the finished share of a run in [0, 1], the largest by steps, images and time less `ending_seconds`."""
+    """Return the finished share of a run in [0, 1], the largest by steps, images and time less `ending_seconds`.
+
+    It is 1 if there is none of these limits.
+    """
     done = []
     if config.steps is not None:
         done.append(step / config.steps)
@@ -77,7 +80,7 @@ def measure_progress(
         done.append(step * config.batch * config.accumulation / (config.epochs * train_items))
     if config.max_time is not None:
         done.append(elapsed_seconds / max(config.max_time - ending_seconds, config.max_time / 2))
-    return min(max(done), 1.0)
+    return min(max(done, default=1.0), 1.0)
 
 
 def learning_rate_at(config: TrainConfig, step: int, share: float) -> float:

@@ -426,7 +426,13 @@ def test_a_run_without_patience_left_says_how_to_continue(lintx, tmp_path):
     outcome = lintx("train", *SMALL, *still, "--out", tmp_path / "run")
     assert outcome.code == 0 and "--resume continues with --patience 0" in outcome.stderr
     assert lintx("train", "--resume", tmp_path / "run", "--json").document["steps"] < 5
-    assert lintx("train", "--resume", tmp_path / "run", "--patience", 0, "--json").document["steps"] == 9
+    resumed = lintx("train", "--resume", tmp_path / "run", "--patience", 0, "--json")
+    assert resumed.document["steps"] == 9 and "ended" not in resumed.stderr
+
+
+def test_a_run_that_its_time_ends_says_how_far_it_came(lintx, tmp_path):
+    outcome = lintx("train", *SMALL, "--steps", 10**6, "--max-time", "1s", "--out", tmp_path / "run")
+    assert outcome.code == 0 and "ended by --max-time, 0% of the way to --steps or --epochs" in outcome.stderr
 
 
 @pytest.mark.smoke

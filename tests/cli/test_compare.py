@@ -58,6 +58,7 @@ def test_compare_trains_each_mechanism_once(lintx, finished, tmp_path, monkeypat
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
     assert max(map(len, table.stdout.splitlines())) <= 80 and "missing" not in table.stdout
     assert "linear-16" in table.stdout and f"{rows[1]['bits_per_dim']:.3f} +- " in table.stdout
+    assert "engine" not in table.stdout
     again = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--retime", "--json").document["rows"]
     for old, new in zip(rows, again, strict=True):
         assert new["samples_seconds"] != old["samples_seconds"] and new["bits_per_dim"] == old["bits_per_dim"]

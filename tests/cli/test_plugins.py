@@ -73,6 +73,9 @@ def test_a_plugin_is_trained_sampled_and_measured(lintx, monkeypatch) -> None:
     assert outcome.code == 0 and "engine reference" in outcome.stderr
     assert lintx("check", "run", "--plugin", "mine.py").code == 0
     assert "sum with a fixed decay" in lintx("attentions", "decay", "--plugin", "mine.py").stdout
+    rows = ("--format", "md", "--attention", "softmax,decay", "--images", 2, "--batch", 1, "--repeats", 1)
+    table = lintx("compare", *train[1:7], *rows, "--plugin", "mine.py", "--runs", "both").stdout
+    assert [line.split()[-2] for line in table.splitlines() if "--" not in line] == ["engine", "native", "reference"]
     CATALOGUE.pop("decay")
     monkeypatch.setenv(plugins.VARIABLE, "")
     outcome = lintx("sample", "run", "-n", 1, "-o", "grid.png")
