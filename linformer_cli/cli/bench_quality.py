@@ -175,7 +175,7 @@ def codec(
     info(f"{len(images):,} of {len(found):,} {split} images of {name}")
     at_once = min(batch, len(images))
     settings = CodecSettings(len(images), at_once, repeats, at_once)
-    shown = images[:_DRAWN], None if labels is None else labels[:_SHOWN]
+    shown = images[:_DRAWN], None if labels is None else labels[:_DRAWN]
     pictures: dict[str, Any] = {}
 
     def run(stop: StopRequest) -> "CodecReport":

@@ -24,11 +24,13 @@ def command(lintx, run_folder, tmp_path):
 
 
 @pytest.mark.smoke
-def test_the_rows_and_the_picture(command, run_folder) -> None:
+def test_the_rows_and_the_picture(command, lintx, tmp_path) -> None:
     document = command("--json").document
     assert [row["name"] for row in document["rows"]][:2] == ["raw pixels", "lintx"]
     with Image.open(document["picture"]) as picture:
         assert picture.format == "PNG"
+    lintx("train", "--data", "glyphs", "--preset", "tiny", "--classes", "--steps", 1, "--out", tmp_path / "run")
+    assert command("--checkpoint", tmp_path / "run", "--limit", 13).code == 0  # it shows 12
 
 
 def test_ctrl_c_leaves_out_the_picture(command, monkeypatch, tmp_path) -> None:
